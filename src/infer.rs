@@ -1,0 +1,117 @@
+//! The one request and response type that every way into the server uses: HTTP, gRPC and, later, ensembles.
+
+use bytes::Bytes;
+
+use crate::tensor::Tensor;
+use crate::timeline::Timeline;
+
+/// The value of a request's or response's parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parameter {
+    /// A truth value.
+    Bool(bool),
+    /// A signed integer.
+    Int(i64),
+    /// An unsigned integer that does not fit [`Parameter::Int`].
+    Uint(u64),
+    /// A double.
+    Double(f64),
+    /// Text.
+    String(String),
+}
+
+/// Named parameters in the order given.
+pub type Parameters = Vec<(String, Parameter)>;
+
+/// A correlation id (`sequence_id`): zero and the empty string mean "no sequence".
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CorrelationId {
+    /// A number.
+    Uint(u64),
+    /// A text.
+    String(String),
+}
+
+impl Default for CorrelationId {
+    fn default() -> Self {
+        Self::Uint(0)
+    }
+}
+
+/// One input of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InferInput {
+    /// The input's name in the model's configuration.
+    pub name: String,
+    /// Its tensor.
+    pub tensor: Tensor,
+}
+
+/// One output that the client asks for.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct RequestedOutput {
+    /// The output's name in the model's configuration.
+    pub name: String,
+    /// Whether the client wants it as binary data (HTTP only); `None` leaves it to the request's default.
+    pub binary_data: Option<bool>,
+    /// The number of classes to return instead of the tensor; 0 for the tensor.
+    pub classification: u64,
+}
+
+/// An inference request, free of protocols.
+#[derive(Clone, Debug, Default)]
+pub struct InferRequest {
+    /// The model's name.
+    pub model_name: String,
+    /// The version as the client wrote it; empty for "the server chooses".
+    pub model_version: String,
+    /// The client's id; may be empty.
+    pub id: String,
+    /// Inputs in the client's order.
+    pub inputs: Vec<InferInput>,
+    /// The body of a raw binary request (`Inference-Header-Content-Length: 0`): the model's configuration says what its
+    /// one input is. `inputs` is empty then, until the model's check has deduced it.
+    pub raw_body: Option<Bytes>,
+    /// Outputs asked for; empty means all.
+    pub outputs: Vec<RequestedOutput>,
+    /// Free parameters for the backend (those with a meaning of their own are fields below).
+    pub parameters: Parameters,
+    /// `priority`; 0 means the model's default.
+    pub priority: u64,
+    /// `timeout` in microseconds; 0 means none.
+    pub timeout_us: u64,
+    /// `sequence_id`.
+    pub correlation_id: CorrelationId,
+    /// `sequence_start`.
+    pub sequence_start: bool,
+    /// `sequence_end`.
+    pub sequence_end: bool,
+    /// The stamps so far.
+    pub timeline: Timeline,
+}
+
+/// One output of a response. Its `tensor.data` may point into a worker's arena.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InferOutput {
+    /// The output's name.
+    pub name: String,
+    /// Its tensor.
+    pub tensor: Tensor,
+}
+
+/// An inference response, free of protocols.
+#[derive(Clone, Debug, Default)]
+pub struct InferResponse {
+    /// The model's name.
+    pub model_name: String,
+    /// The version that answered, as text.
+    pub model_version: String,
+    /// The request's id, repeated.
+    pub id: String,
+    /// Parameters of the response.
+    pub parameters: Parameters,
+    /// Outputs in the order asked for, or of the configuration.
+    pub outputs: Vec<InferOutput>,
+    /// The stamps of the request.
+    pub timeline: Timeline,
+}

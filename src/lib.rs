@@ -1,0 +1,10 @@
+//! The core of Pharos: every decision the server takes and every fact it keeps, without I/O.
+//!
+//! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in, and get
+//! decisions out. `frontend/` and `worker/` do what is decided here. See ARCHITECTURE.md for the map.
+
+pub mod error;
+pub mod id;
+pub mod infer;
+pub mod tensor;
+pub mod timeline;

@@ -1,0 +1,217 @@
+//! Tensors: datatype, shape and data.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+/// The closed list of datatypes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum DataType {
+    /// One byte, 0 or 1.
+    Bool = 1,
+    /// Unsigned, 8 bits.
+    Uint8 = 2,
+    /// Unsigned, 16 bits.
+    Uint16 = 3,
+    /// Unsigned, 32 bits.
+    Uint32 = 4,
+    /// Unsigned, 64 bits.
+    Uint64 = 5,
+    /// Signed, 8 bits.
+    Int8 = 6,
+    /// Signed, 16 bits.
+    Int16 = 7,
+    /// Signed, 32 bits.
+    Int32 = 8,
+    /// Signed, 64 bits.
+    Int64 = 9,
+    /// IEEE 754 half precision.
+    Fp16 = 10,
+    /// IEEE 754 single precision.
+    Fp32 = 11,
+    /// IEEE 754 double precision.
+    Fp64 = 12,
+    /// Strings of bytes; serialized as a 4-byte little-endian length and the bytes, for each element.
+    Bytes = 13,
+    /// bfloat16: the upper half of a single.
+    Bf16 = 14,
+}
+
+impl DataType {
+    /// Every datatype, in the order of the protobuf enum.
+    pub const ALL: [DataType; 14] = [
+        Self::Bool,
+        Self::Uint8,
+        Self::Uint16,
+        Self::Uint32,
+        Self::Uint64,
+        Self::Int8,
+        Self::Int16,
+        Self::Int32,
+        Self::Int64,
+        Self::Fp16,
+        Self::Fp32,
+        Self::Fp64,
+        Self::Bytes,
+        Self::Bf16,
+    ];
+
+    /// Bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
+    pub fn size(self) -> Option<usize> {
+        match self {
+            Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
+            Self::Uint16 | Self::Int16 | Self::Fp16 | Self::Bf16 => Some(2),
+            Self::Uint32 | Self::Int32 | Self::Fp32 => Some(4),
+            Self::Uint64 | Self::Int64 | Self::Fp64 => Some(8),
+            Self::Bytes => None,
+        }
+    }
+
+    /// The protocol's name, for example `INT32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::Uint8 => "UINT8",
+            Self::Uint16 => "UINT16",
+            Self::Uint32 => "UINT32",
+            Self::Uint64 => "UINT64",
+            Self::Int8 => "INT8",
+            Self::Int16 => "INT16",
+            Self::Int32 => "INT32",
+            Self::Int64 => "INT64",
+            Self::Fp16 => "FP16",
+            Self::Fp32 => "FP32",
+            Self::Fp64 => "FP64",
+            Self::Bytes => "BYTES",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    /// The datatype with this protocol name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|datatype| datatype.name() == name)
+    }
+
+    /// The number in `inference.DataType` of the model configuration, also used on the worker wire.
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The datatype with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|datatype| datatype.number() == number)
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The number of elements of a shape; `None` if a dimension is negative or the product passes `i64::MAX`.
+pub fn element_count(shape: &[i64]) -> Option<u64> {
+    shape.iter().try_fold(1u64, |product, &dim| {
+        let next = product.checked_mul(u64::try_from(dim).ok()?)?;
+        (next <= i64::MAX as u64).then_some(next)
+    })
+}
+
+/// The number of bytes of a fixed-size tensor; `None` for BYTES and when [`element_count`] or the product overflows.
+pub fn byte_size(datatype: DataType, shape: &[i64]) -> Option<u64> {
+    element_count(shape)?.checked_mul(datatype.size()? as u64)
+}
+
+/// A shape as Triton prints it in messages: `[1,16]`.
+pub fn format_shape(shape: &[i64]) -> String {
+    let dims: Vec<String> = shape.iter().map(i64::to_string).collect();
+    format!("[{}]", dims.join(","))
+}
+
+/// A tensor: what it is made of and its bytes (little-endian, row-major; BYTES elements length-prefixed).
+///
+/// Cloning is cheap: `data` is shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// What the elements are.
+    pub datatype: DataType,
+    /// Dimensions, the batch first if the model batches. Not negative in a checked tensor.
+    pub shape: Vec<i64>,
+    /// The bytes.
+    pub data: Bytes,
+}
+
+/// Splits the serialized elements of a BYTES tensor.
+///
+/// Yields each element's bytes; the first framing error (a length that passes the end) ends the iteration with `Err`
+/// holding the byte position.
+pub fn bytes_elements(data: &[u8]) -> impl Iterator<Item = Result<&[u8], usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= data.len() {
+            return None;
+        }
+        let element = data.get(at..at + 4).and_then(|prefix| {
+            let length = u32::from_le_bytes(prefix.try_into().ok()?) as usize;
+            data.get(at + 4..(at + 4).checked_add(length)?)
+        });
+        match element {
+            Some(bytes) => {
+                at += 4 + bytes.len();
+                Some(Ok(bytes))
+            }
+            None => {
+                let failed_at = at;
+                at = data.len();
+                Some(Err(failed_at))
+            }
+        }
+    })
+}
+
+/// Appends one element of a BYTES tensor in its serialized form.
+///
+/// Elements are limited to `u32::MAX` bytes by the format; a longer one is cut off by the caller's own size limits long
+/// before, and is refused here with `false`.
+pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
+    let Ok(length) = u32::try_from(element.len()) else { return false };
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(element);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_round_trip() {
+        for datatype in DataType::ALL {
+            assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
+            assert_eq!(DataType::from_number(datatype.number()), Some(datatype));
+        }
+        assert_eq!(DataType::from_name("INT"), None);
+        assert_eq!(DataType::from_number(0), None);
+    }
+
+    #[test]
+    fn element_counts_do_not_overflow() {
+        assert_eq!(element_count(&[]), Some(1));
+        assert_eq!(element_count(&[3, 0, 5]), Some(0));
+        assert_eq!(element_count(&[-1, 2]), None);
+        assert_eq!(element_count(&[i64::MAX, 2]), None);
+        assert_eq!(byte_size(DataType::Fp64, &[i64::MAX]), None);
+        assert_eq!(byte_size(DataType::Int16, &[2, 3]), Some(12));
+    }
+
+    #[test]
+    fn bytes_elements_stop_at_a_framing_error() {
+        let mut data = Vec::new();
+        assert!(push_bytes_element(&mut data, b"ab"));
+        assert!(push_bytes_element(&mut data, b""));
+        data.extend_from_slice(&[9, 0, 0, 0, 1]);
+        let elements: Vec<_> = bytes_elements(&data).collect();
+        assert_eq!(elements, vec![Ok(&b"ab"[..]), Ok(&b""[..]), Err(10)]);
+    }
+}
