@@ -23,7 +23,6 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
-use tower::Service as _;
 
 use self::health::HealthService;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
@@ -120,7 +119,11 @@ where
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);
         }
-        if request.headers().contains_key("grpc-encoding") { self.compressing.call(request) } else { self.plain.call(request) }
+        if request.headers().contains_key("grpc-encoding") {
+            self.compressing.call(request)
+        } else {
+            self.plain.call(request)
+        }
     }
 }
 

@@ -52,7 +52,7 @@ impl Drop for Running {
 }
 
 /// The answers of a stream.
-pub struct Answers {
+pub(super) struct Answers {
     queue: mpsc::Receiver<Running>,
     first: Option<Running>,
     /// The client wants an error to be the stream's status (`triton_grpc_error: true`).

@@ -74,7 +74,8 @@ async fn what_is_asked_of_server_and_models_is_answered() {
     assert_eq!((server.name.as_str(), server.extensions.len()), ("triton", 13));
     let named = |name: &str| (name.to_owned(), String::new());
     let (name, version) = named("echo");
-    let metadata: ModelMetadataResponse = call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
+    let metadata: ModelMetadataResponse =
+        call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
     assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
     let (name, version) = named("echo");
     // The configuration's bytes pass through: they read as any message with a name in field 1.
@@ -98,7 +99,10 @@ async fn an_unknown_model_is_not_ready_and_cannot_infer() {
     let engine = Engine::default();
     let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("nope", ""));
     let status = result.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "Request for unknown model: 'nope' is not found"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "Request for unknown model: 'nope' is not found")
+    );
     assert_eq!(counted(&engine), (Route::ModelInfer, 3, Some(Reason::UnknownModel)));
 }
 
@@ -164,7 +168,11 @@ async fn health_and_reflection_answer() {
     assert!(answer.is_ok());
 }
 
-async fn stream(engine: &Engine, messages: Vec<ModelInferRequest>, status: bool) -> Vec<Result<ModelStreamInferResponse, Status>> {
+async fn stream(
+    engine: &Engine,
+    messages: Vec<ModelInferRequest>,
+    status: bool,
+) -> Vec<Result<ModelStreamInferResponse, Status>> {
     let mut client = client(engine);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
@@ -179,13 +187,17 @@ async fn stream(engine: &Engine, messages: Vec<ModelInferRequest>, status: bool)
 #[tokio::test]
 async fn a_stream_answers_in_order_with_errors_in_band() {
     let engine = Engine::default();
-    let messages: Vec<_> = (0..200).map(|n| if n == 100 { "fail".into() } else { n.to_string() }).map(|id: String| infer_request("echo", &id)).collect();
+    let messages: Vec<_> = (0..200)
+        .map(|n| if n == 100 { "fail".into() } else { n.to_string() })
+        .map(|id: String| infer_request("echo", &id))
+        .collect();
     let answers = stream(&engine, messages, false).await;
     assert_eq!(answers.len(), 200);
     for (n, answer) in answers.into_iter().enumerate() {
         let answer = answer.unwrap();
         let response = answer.infer_response.unwrap();
-        let expected = if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
+        let expected =
+            if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
         assert_eq!((response.id, answer.error_message.as_str()), expected);
         let last = response.parameters["triton_final_response"].parameter_choice.clone();
         assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
@@ -226,7 +238,10 @@ async fn answers_are_compressed_only_for_who_compresses() {
         let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
         match encoding {
             Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),
-            Some(_) => client = client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate),
+            Some(_) => {
+                client =
+                    client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate)
+            }
             None => {}
         }
         client.ready().await.unwrap();

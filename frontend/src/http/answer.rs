@@ -66,7 +66,8 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response {
 
 /// A value as JSON with status 200.
 pub(super) fn json_of(value: &impl serde::Serialize) -> Result<Response, InferError> {
-    let body = serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
+    let body =
+        serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
     Ok(json(body))
 }
 

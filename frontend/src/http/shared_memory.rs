@@ -12,14 +12,17 @@ use super::unbuilt::refusal;
 use super::{Edge, answer};
 use crate::engine::Route;
 
-const KINDS: [(&str, &str, Route); 2] =
-    [("systemsharedmemory", "system", Route::SystemSharedMemory), ("cudasharedmemory", "cuda", Route::CudaSharedMemory)];
+const KINDS: [(&str, &str, Route); 2] = [
+    ("systemsharedmemory", "system", Route::SystemSharedMemory),
+    ("cudasharedmemory", "cuda", Route::CudaSharedMemory),
+];
 
 /// Adds the routes of both kinds.
 pub(super) fn routes(router: Router<Edge>) -> Router<Edge> {
     let mut router = router;
     for (segment, ..) in KINDS {
-        let mut add = |path: String, method: MethodRouter<Edge>| router = std::mem::take(&mut router).route(&path, method);
+        let mut add =
+            |path: String, method: MethodRouter<Edge>| router = std::mem::take(&mut router).route(&path, method);
         add(format!("/v2/{segment}/status"), get(status));
         add(format!("/v2/{segment}/region/{{region}}/status"), get(region_status));
         add(format!("/v2/{segment}/unregister"), post(unregister));
