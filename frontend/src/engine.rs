@@ -1,0 +1,220 @@
+//! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use pharos::error::{InferError, Reason};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::statistics::{self, ModelStatistics};
+use pharos::metrics::{exposition, record};
+use pharos::model::ModelMetadata;
+use pharos::repository::IndexEntry;
+use pharos::timeline::Instant;
+
+pub use pharos::metrics::record::{Protocol, Route};
+
+use crate::clock;
+use crate::repository::{self, Repository, Serving};
+use crate::scheduler::Timer;
+
+/// What the server is started with, apart from its listeners.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name that clients see (`--id`).
+    pub name: String,
+    /// Whether readiness asks for every model (`--strict-readiness`).
+    pub strict_readiness: bool,
+    /// The metrics' definition; `None` for the shipped one.
+    pub metrics: Option<PathBuf>,
+    /// The models.
+    pub repository: repository::Settings,
+}
+
+/// Where the server is in its life.
+const LOADING: u8 = 0;
+const SERVING: u8 = 1;
+const EXITING: u8 = 2;
+
+struct Inner {
+    settings: Settings,
+    cache: Arc<Cache>,
+    repository: Arc<Repository>,
+    phase: AtomicU8,
+}
+
+/// The server. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+impl Engine {
+    /// A server that has loaded no models yet.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn new(settings: Settings, cache: Arc<Cache>) -> std::io::Result<Self> {
+        let timer = Timer::start()?;
+        let repository = Arc::new(Repository::new(settings.repository.clone(), cache.clone(), timer));
+        Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
+    }
+
+    /// Loads all models. Returns those that could not be loaded, with the reasons.
+    ///
+    /// # Errors
+    /// A repository cannot be read.
+    pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
+        self.0.repository.load_all().await?;
+        let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(self.0.repository.failures())
+    }
+
+    /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of
+    /// requests that were left unanswered.
+    pub async fn shut_down(&self, patience: Duration) -> usize {
+        self.0.phase.store(EXITING, Ordering::Relaxed);
+        self.0.repository.shut_down(patience).await
+    }
+
+    /// Whether the server runs and is not exiting.
+    pub fn live(&self) -> bool {
+        !self.exiting()
+    }
+
+    /// Whether requests can be answered: all models are loaded and living, unless readiness is not strict.
+    pub fn ready(&self) -> bool {
+        self.phase() == SERVING && (!self.0.settings.strict_readiness || self.0.repository.all_ready())
+    }
+
+    /// Whether the server is on its way out.
+    pub fn exiting(&self) -> bool {
+        self.phase() == EXITING
+    }
+
+    fn phase(&self) -> u8 {
+        self.0.phase.load(Ordering::Relaxed)
+    }
+
+    /// The name that clients see.
+    pub fn server_name(&self) -> &str {
+        &self.0.settings.name
+    }
+
+    /// Whether a version of a model (empty: the latest) can answer.
+    ///
+    /// # Errors
+    /// The server itself cannot answer now.
+    pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
+        self.open()?;
+        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| serving.instances.ready() > 0))
+    }
+
+    /// What a model takes and gives.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
+        let serving = self.serving(name, version)?;
+        Ok(serving.config.metadata(&self.0.repository.ready_versions(name)))
+    }
+
+    /// A model's completed configuration as JSON.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_config_json(&self, name: &str, version: &str) -> Result<String, InferError> {
+        Ok(self.serving(name, version)?.config.to_json())
+    }
+
+    /// A model's completed configuration as bytes of `inference.ModelConfig`.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_config_proto(&self, name: &str, version: &str) -> Result<Vec<u8>, InferError> {
+        Ok(self.serving(name, version)?.config.encode())
+    }
+
+    /// Checks a request, executes it and records it. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
+    /// answer itself ([`Engine::record_answered`] is the caller's).
+    pub async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, InferError> {
+        let serving = self.serving(&request.model_name, &request.model_version)?;
+        record::request_accepted(&serving.driver.series);
+        let checked = serving.config.check(&mut request)?;
+        if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
+            let text = format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
+            return Err(InferError::unsupported(text));
+        }
+        serving.driver.infer(request, checked).await
+    }
+
+    /// Statistics of a model's version (empty: every ready version), or of all models (both empty).
+    ///
+    /// # Errors
+    /// The model or version is not available.
+    pub fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
+        self.open()?;
+        let all = self.0.repository.all();
+        if name.is_empty() {
+            return Ok(all.iter().map(|serving| statistics::of(&serving.driver.series)).collect());
+        }
+        let of_name: Vec<_> = all.iter().filter(|serving| &*serving.driver.model.name == name).collect();
+        if of_name.is_empty() {
+            return Err(InferError::new(
+                pharos::error::ErrorCode::InvalidArg,
+                Reason::UnknownModel,
+                format!("requested model '{name}' is not available"),
+            ));
+        }
+        let chosen = of_name.iter().filter(|s| version.is_empty() || s.driver.model.version.to_string() == version);
+        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
+        if chosen.is_empty() {
+            return Err(InferError::new(
+                pharos::error::ErrorCode::InvalidArg,
+                Reason::UnknownModel,
+                format!("requested model version is not available for model '{name}'"),
+            ));
+        }
+        Ok(chosen)
+    }
+
+    /// Every model and version with its state.
+    pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
+        self.0.repository.index(ready_only)
+    }
+
+    /// Everything that is in the metrics now, as Prometheus or OpenMetrics text.
+    pub fn metrics_text(&self, openmetrics: bool) -> String {
+        for serving in self.0.repository.all() {
+            serving.driver.drain_metrics(&self.0.cache);
+        }
+        exposition::text(&self.0.cache, openmetrics)
+    }
+
+    /// Records an answer; to be called once for each, refusals and malformed requests included.
+    pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+        record::request_answered(&self.0.cache, protocol, route, code, reason);
+    }
+
+    /// Now, on the clock of all stamps.
+    pub fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        self.open()?;
+        self.0.repository.serving(name, version)
+    }
+
+    /// Refuses while models are being loaded and when the server exits.
+    fn open(&self) -> Result<(), InferError> {
+        match self.phase() {
+            SERVING => Ok(()),
+            LOADING => Err(InferError::not_ready("Server not ready")),
+            _ => Err(InferError::not_ready("Server exiting")),
+        }
+    }
+}
