@@ -6,5 +6,6 @@
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod shm;
 pub mod tensor;
 pub mod timeline;
