@@ -7,6 +7,7 @@ pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod shm;
 pub mod tensor;
 pub mod timeline;
 pub mod wire;
