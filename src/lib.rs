@@ -7,6 +7,7 @@ pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+#[allow(unsafe_code)]
 pub mod shm;
 pub mod tensor;
 pub mod timeline;
