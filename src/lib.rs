@@ -6,5 +6,7 @@
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod scheduler;
+pub mod supervisor;
 pub mod tensor;
 pub mod timeline;
