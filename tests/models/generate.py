@@ -79,6 +79,7 @@ def special():
                 "  default_queue_policy { default_timeout_microseconds: 100000 }\n}\n")
     yield model("crash", "crash", one_to_one("UINT8"), batch=0)
     yield model("fail", "fail", fp32, batch=0)
+    yield model("one_string", "identity", one_to_one("BYTES", [1]), batch=0)
     yield model("two_dims", "identity", one_to_one("INT32", [-1, -1]), batch=0)
     yield model("fixed_and_free", "identity", one_to_one("INT32", [2, -1]), batch=0)
     optional = tensor("input", "INPUT1", "FP32", [-1], "    optional: true\n")

@@ -157,7 +157,7 @@ def raw_requests():
     """Header length 0: the body is the only input."""
     zero = {"Inference-Header-Content-Length": "0"}
     for model, body in [("identity_fp32_nobatch", RAW_VALUES["FP32"]), ("identity_fp32", RAW_VALUES["FP32"]),
-                        ("fixed_and_free", RAW_ROW), ("identity_bytes_nobatch", b"text"), ("simple_identity", b"text")]:
+                        ("fixed_and_free", RAW_ROW), ("one_string", b"text")]:
         yield infer(f"raw {model}", model, body, headers=zero)
 
 
