@@ -57,7 +57,8 @@ def difference(case, ours: Answer, theirs: Answer) -> str:
 
 def reason_for(name: str):
     """The deliberate difference that names this case, if there is one."""
-    return next((entry for entry in DIFFERENCES if fnmatch.fnmatchcase(name, entry.cases)), None)
+    matches = (entry for entry in DIFFERENCES if any(fnmatch.fnmatchcase(name, cases) for cases in entry.cases))
+    return next(matches, None)
 
 
 def normal(case, answer: Answer):

@@ -15,7 +15,6 @@ from wire import GrpcCase, HttpCase, byte_strings, grpc_infer, grpc_tensor, infe
 UNKNOWN_MODEL = "Request for unknown model: 'no_such_model' is not found"
 UNKNOWN_VERSION = "Request for unknown model: 'simple' version 99 is not found"
 BAD_VERSION = "failed to get model version from specified version string"
-NO_ID = "[request id: <id_unknown>] "
 
 
 def routes():
@@ -90,82 +89,84 @@ def tensors():
         ("output twice", simple(outputs=[output("OUTPUT0")] * 2), "output 'OUTPUT0' already exists in request"),
         ("wrong datatype", changed(0, datatype="FP32"),
          "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'"),
-        ("unknown datatype", changed(0, datatype="INT31"), "INT31"),
-        ("datatype in lower case", changed(0, datatype="int32"), "int32"),
+        ("unknown datatype", changed(0, datatype="INT31"), "invalid datatype for input INPUT0"),
+        ("datatype in lower case", changed(0, datatype="int32"), "invalid datatype for input INPUT0"),
         ("wrong shape", changed(0, shape=[1, 8], data=ROW[:8]),
          "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]."),
         ("shape without batch", {"inputs": [tensor(n, "INT32", [16], ROW) for n in ("INPUT0", "INPUT1")]},
-         "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [16]."),
+         "inference request batch-size must be <= 8 for 'simple'"),
         ("shape of rank 3", changed(0, shape=[1, 4, 4]), "got [1,4,4]"),
         ("empty shape", changed(0, shape=[], data=[1]), "INPUT0"),
-        ("batch 0", {"inputs": [tensor(n, "INT32", [0, 16], []) for n in ("INPUT0", "INPUT1")]}, ""),
+        ("batch 0", {"inputs": [tensor(n, "INT32", [0, 16], []) for n in ("INPUT0", "INPUT1")]},
+         "input byte size mismatch for input 'INPUT"),
         ("batch too large", {"inputs": [tensor(n, "INT32", [9, 16], ROW * 9) for n in ("INPUT0", "INPUT1")]},
          "inference request batch-size must be <= 8 for 'simple'"),
         ("batches differ", changed(1, shape=[2, 16], data=ROW * 2),
-         "input 'INPUT1' batch size does not match other inputs for 'simple'"),
-        ("negative dimension", changed(0, shape=[1, -1]), ""),
-        ("negative batch", changed(0, shape=[-1, 16]), ""),
+         "batch size does not match other inputs for 'simple'"),
         ("dimension too large", changed(0, shape=[1, 2**62]), ""),
         ("element count overflows", changed(0, shape=[2**40, 2**40]), ""),
-        ("dimension beyond 64 bits", changed(0, shape=[1, 2**64]), ""),
     ]
     for name, request, text in rows:
         yield infer(f"tensor: {name}", "simple", request, status=400, fragment=text)
+    for name, shape in [("negative dimension", [1, -1]), ("negative batch", [-1, 16]), ("dimension beyond 64 bits", [1, 2**64])]:
+        yield infer(f"tensor: {name}", "simple", changed(0, shape=shape), status=500, fragment="Unable to parse 'shape'")
     yield infer("tensor: optional given, required missing", "optional", optional, status=400,
                 fragment="but missing required input(s) ['INPUT0']")
     yield infer("tensor: rank of model without batch", "two_dims", one("INT32", [4], ROW[:4]), status=400,
                 fragment="unexpected shape for input 'INPUT0' for model 'two_dims'. Expected [-1,-1], got [4].")
-    yield infer("tensor: with id", "simple", simple(id="my id", outputs=[output("OUTPUT7")]), status=400,
-                fragment="[request id: my id] unexpected inference output 'OUTPUT7' for model 'simple'")
+    yield infer("tensor: unknown output, with id", "simple", simple(id="my id", outputs=[output("OUTPUT7")]), status=400,
+                fragment='"unexpected inference output \'OUTPUT7\' for model \'simple\'')
+    yield infer("tensor: wrong datatype, with id", "simple", changed(0, datatype="FP32") | {"id": "my id"}, status=400,
+                fragment="[request id: my id] inference input 'INPUT0' data-type is 'FP32'")
 
 
 def json_bodies():
     """JSON that is none, or has the wrong form."""
     rows = [
         ("empty body", b"", 400, ""),
-        ("no JSON", b"{", 400, ""),
-        ("text after the JSON", json.dumps(simple()).encode() + b"x", 400, ""),
-        ("not UTF-8", b'{"inputs":"\xff"}', 400, ""),
-        ("an array", b"[]", 400, ""),
-        ("null", b"null", 400, ""),
-        ("no inputs", {}, 400, ""),
-        ("inputs an object", {"inputs": {}}, 400, ""),
+        ("no JSON", b"{", 500, "failed to parse the request JSON buffer"),
+        ("text after the JSON", json.dumps(simple()).encode() + b"x", 500, "failed to parse the request JSON buffer"),
+        ("not UTF-8", b'{"inputs":"\xff"}', 500, ""),
+        ("an array", b"[]", 500, "Unable to parse 'inputs'"),
+        ("null", b"null", 500, "Unable to parse 'inputs'"),
+        ("no inputs", {}, 500, "Unable to parse 'inputs'"),
+        ("inputs an object", {"inputs": {}}, 500, "Unable to parse 'inputs'"),
         ("input a number", {"inputs": [1]}, 400, ""),
-        ("input without name", {"inputs": [{"shape": [1, 16], "datatype": "INT32", "data": ROW}]}, 400, ""),
-        ("input without shape", {"inputs": [{"name": "INPUT0", "datatype": "INT32", "data": ROW}]}, 400, ""),
-        ("input without datatype", {"inputs": [{"name": "INPUT0", "shape": [1, 16], "data": ROW}]}, 400, ""),
-        ("name a number", changed(0, name=1), 400, ""),
-        ("shape a number", changed(0, shape=16), 400, ""),
-        ("shape of strings", changed(0, shape=["1", "16"]), 400, ""),
-        ("shape of fractions", changed(0, shape=[1, 1.5]), 400, ""),
-        ("id a number", simple(id=1), 400, ""),
-        ("outputs an object", simple(outputs={}), 400, ""),
-        ("output without name", simple(outputs=[{}]), 400, ""),
-        ("parameters an array", simple(parameters=[]), 400, ""),
+        ("input without name", {"inputs": [{"shape": [1, 16], "datatype": "INT32", "data": ROW}]}, 500, "Unable to parse 'name'"),
+        ("input without shape", {"inputs": [{"name": "INPUT0", "datatype": "INT32", "data": ROW}]}, 500, "Unable to parse 'shape'"),
+        ("input without datatype", {"inputs": [{"name": "INPUT0", "shape": [1, 16], "data": ROW}]}, 500, "Unable to parse 'datatype'"),
+        ("name a number", changed(0, name=1), 500, "Unable to parse 'name'"),
+        ("shape a number", changed(0, shape=16), 500, "Unable to parse 'shape'"),
+        ("shape of strings", changed(0, shape=["1", "16"]), 500, "Unable to parse 'shape'"),
+        ("shape of fractions", changed(0, shape=[1, 1.5]), 500, "Unable to parse 'shape'"),
+        ("id a number", simple(id=1), 500, "Unable to parse 'id'"),
+        ("outputs an object", simple(outputs={}), 500, "Unable to parse 'outputs'"),
+        ("output without name", simple(outputs=[{}]), 500, "Unable to parse 'name'"),
+        ("parameters an array", simple(parameters=[]), 500, ""),
         ("parameter an object", simple(parameters={"a": {}}), 400,
          "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."),
         ("parameter null", simple(parameters={"a": None}), 400, "parameter 'a' has invalid type"),
         ("reserved parameter", simple(parameters={"triton_a": 1}), 400,
          "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."),
-        ("binary_data_output a number", simple(parameters={"binary_data_output": 1}), 400, ""),
-        ("binary_data a number", simple(outputs=[output("OUTPUT0", binary_data=1)]), 400, ""),
+        ("binary_data_output a number", simple(parameters={"binary_data_output": 1}), 500, "Unable to parse 'binary_data_output'"),
+        ("binary_data a number", simple(outputs=[output("OUTPUT0", binary_data=1)]), 500, "Unable to parse 'binary_data'"),
         ("binary_data_size a text", changed(0, parameters={"binary_data_size": "64"}), 400, ""),
-        ("priority a text", simple(parameters={"priority": "x"}), 400, ""),
-        ("timeout a text", simple(parameters={"timeout": "x"}), 400, ""),
-        ("sequence_start a number", simple(parameters={"sequence_id": 1, "sequence_start": 1}), 400, ""),
+        ("priority a text", simple(parameters={"priority": "x"}), 500, "Unable to parse 'priority'"),
+        ("timeout a text", simple(parameters={"timeout": "x"}), 500, "Unable to parse 'timeout'"),
+        ("sequence_start a number", simple(parameters={"sequence_id": 1, "sequence_start": 1}), 500, "Unable to parse 'sequence_start'"),
         ("data missing", {"inputs": [tensor("INPUT0", "INT32", [1, 16]), simple()["inputs"][1]]}, 400,
          "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
          "'shared_memory_region' in 'parameters'. But no field is set"),
         ("too many elements", changed(0, data=ROW + [1]), 500,
          "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ("too few elements", changed(0, data=ROW[:8]), 500, "does not match true shape"),
-        ("data a number", changed(0, data=1), 400, ""),
-        ("data a text", changed(0, data="abc"), 400, ""),
-        ("text for integer", changed(0, data=["x"] * 16), 500, ""),
-        ("fraction for integer", changed(0, data=[1.5] * 16), 500, ""),
-        ("null for integer", changed(0, data=[None] * 16), 500, ""),
-        ("integer out of range", changed(0, data=[2**31] * 16), 400, ""),
-        ("nested objects", changed(0, data=[{"a": 1}] * 16), 500, ""),
+        ("data a number", changed(0, data=1), 500, "Unable to parse 'data'"),
+        ("data a text", changed(0, data="abc"), 500, "Unable to parse 'data'"),
+        ("text for integer", changed(0, data=["x"] * 16), 500, "signed-integer"),
+        ("fraction for integer", changed(0, data=[1.5] * 16), 500, "signed-integer"),
+        ("null for integer", changed(0, data=[None] * 16), 500, "signed-integer"),
+        ("integer out of range", changed(0, data=[2**31] * 16), 500, "Unable to parse 'data'"),
+        ("nested objects", changed(0, data=[{"a": 1}] * 16), 500, "Unable to parse 'data'"),
     ]
     for name, request, status, text in rows:
         yield infer(f"json: {name}", "simple", request, status=status, fragment=text)
@@ -176,8 +177,9 @@ def json_bodies():
         ("BYTES", 1, "attempt to access JSON non-string as string"),
         ("UINT8", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ("UINT64", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
-        ("FP32", "x", "attempt to access JSON non-double as double"),
-        ("INT8", 128, ""), ("UINT8", 256, ""), ("INT64", 2**63, ""), ("FP32", 1e39, ""),
+        ("FP32", "x", "attempt to access JSON non-number as double"),
+        ("INT8", 128, "Unable to parse 'data'"), ("UINT8", 256, "Unable to parse 'data'"),
+        ("INT64", 2**63, "attempt to access JSON non-signed-integer as signed-integer"),
     ]:
         model = f"identity_{datatype.lower()}_nobatch"
         yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=500, fragment=text)
@@ -200,19 +202,20 @@ def binary_bodies():
         ("short", "simple", simple_binary(), blobs[:-4], "unexpected size for input 'INPUT1', expecting"),
         ("size too small for the shape", "simple", changed(0, parameters={"binary_data_size": 60}), RAW_ROW[:60], ""),
         ("data and binary", "simple", changed(0, parameters={"binary_data_size": 64}), RAW_ROW, "'data'"),
-        ("negative size", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=-1)]}, RAW_ROW, ""),
         ("huge size", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=2**63 - 1)]}, RAW_ROW, ""),
     ]
     for name, model, request, body, text in rows:
         yield infer(f"binary: {name}", model, request, body, status=400, fragment=text)
+    negative = {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=-1)]}
+    yield infer("binary: negative size", "simple", negative, RAW_ROW, status=500, fragment="Unable to parse 'binary_data_size'")
     mismatch = {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=60), simple()["inputs"][1]]}
     yield infer("binary: byte size mismatch", "simple", mismatch, RAW_ROW[:60], status=400,
                 fragment="input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 60")
     for name, count, raw, text in [
         ("length cut", 1, b"\1\0", "incomplete string length indicator for inference input 'INPUT0' for model "
          "'identity_bytes_nobatch', expecting 4 bytes but only 2 bytes available"),
-        ("string cut", 1, byte_strings(b"abc")[:-1], "incomplete string data for inference input 'INPUT0' for model "
-         "'identity_bytes_nobatch', expecting string of length 3 but only 2 bytes available"),
+        ("string cut", 1, byte_strings(b"abc")[:-1], "incomplete string data for inference input 'INPUT0', "
+         "expecting string of length 3 but only 2 bytes available"),
         ("too many strings", 2, byte_strings(b"a", b"b", b"c"),
          "unexpected number of string elements 3 for inference input 'INPUT0' for model 'identity_bytes_nobatch', expecting 2"),
         ("too few strings", 2, byte_strings(b"a"),
@@ -225,11 +228,12 @@ def binary_bodies():
         ("no number", "x", "Unable to parse Inference-Header-Content-Length, got: x"),
         ("negative", -1, "inference header size should be in range (0, "),
         ("too large", len(head) + 129, "inference header size should be in range (0, "),
-        ("beyond 64 bits", 2**64, "Unable to parse Inference-Header-Content-Length"),
-        ("inside the JSON", len(head) - 5, ""),
+        ("beyond 64 bits", 2**64, "18446744073709551616"),
         ("inside the blobs", len(head) + 5, ""),
     ]:
         yield infer(f"header length: {name}", "simple", head, blobs, headers=length(value), status=400, fragment=text)
+    yield infer("header length: inside the JSON", "simple", head, blobs, headers=length(len(head) - 5), status=500,
+                fragment="failed to parse the request JSON buffer")
     yield infer("raw: two inputs", "simple", RAW_ROW, headers=length(0), status=400,
                 fragment="Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'simple' model")
     yield infer("raw: two free dimensions", "two_dims", RAW_ROW, headers=length(0), status=400)
@@ -237,7 +241,6 @@ def binary_bodies():
     yield infer("raw: odd size", "identity_fp32_nobatch", b"12345", headers=length(0), status=400)
     yield infer("raw: strings of a free dimension", "identity_bytes_nobatch", b"text", headers=length(0), status=400,
                 fragment="For BYTE datatype raw input 'INPUT0', the model must have input shape [1]")
-    yield infer("raw: empty body", "identity_fp32_nobatch", b"", headers=length(0), status=400)
 
 
 def compression():
@@ -293,11 +296,10 @@ def grpc_tensors():
          "contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'simple'"),
         ("no data", bare, [], {}, "unable to find data for input tensor 'INPUT0' for model 'simple' in request."),
         ("one blob missing", bare, [RAW_ROW], {}, "INPUT1"),
-        ("one blob too many", bare, [RAW_ROW, RAW_ONES, RAW_ONES], {}, ""),
         ("blob too short", bare, [RAW_ROW[:-4], RAW_ONES], {},
          "input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 60"),
         ("wrong typed field", [entry(0, fp32_contents=[1.0] * 16), good], [], {},
-         "unexpected explicit tensor data for input tensor 'INPUT0' for model 'simple' of type 'INT32', expected"),
+         "unexpected explicit tensor data for input tensor 'INPUT0' for model 'simple' of type 'FP32', expected datatype 'INT32'"),
         ("two typed fields", [entry(0, int_contents=ROW, fp32_contents=[1.0]), good], [], {}, "INPUT0"),
         ("too few elements", [entry(0, int_contents=ROW[:8]), good], [], {}, "INPUT0"),
         ("too many elements", [entry(0, int_contents=ROW + [1]), good], [], {}, "INPUT0"),
@@ -309,7 +311,7 @@ def grpc_tensors():
         ("output twice", [typed, good], [], {"outputs": ["OUTPUT0", "OUTPUT0"]}, "already exists in request"),
         ("wrong datatype", [entry(0, "FP32", fp32_contents=[1.0] * 16), good], [], {},
          "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'"),
-        ("unknown datatype", [entry(0, "INT31", int_contents=ROW), good], [], {}, "INT31"),
+        ("unknown datatype", [entry(0, "INT31", int_contents=ROW), good], [], {}, "INPUT0"),
         ("wrong shape", [entry(0, shape=(1, 8), int_contents=ROW[:8]), good], [], {},
          "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]."),
         ("negative dimension", [entry(0, shape=(1, -1), int_contents=ROW), good], [], {}, ""),
@@ -321,7 +323,9 @@ def grpc_tensors():
         ("timeout of a wrong type", [typed, good], [], {"parameters": {"timeout": "x"}}, "timeout"),
         ("priority of a wrong type", [typed, good], [], {"parameters": {"priority": "x"}}, "priority"),
         ("classification 0", [typed, good], [], {"outputs": [("OUTPUT0", {"classification": 0})]}, "classification"),
-        ("with id", [typed, good], [], {"id": "my id", "outputs": ["OUTPUT7"]}, "[request id: my id] unexpected"),
+        ("unknown output, with id", [typed, good], [], {"id": "my id", "outputs": ["OUTPUT7"]}, "unexpected inference output"),
+        ("wrong datatype, with id", [entry(0, "FP32", fp32_contents=[1.0] * 16), good], [], {"id": "my id"},
+         "[request id: my id] inference input 'INPUT0' data-type is 'FP32'"),
     ]
     for name, inputs, raw, more, text in rows:
         yield grpc_infer(f"grpc: {name}", "simple", inputs, raw, status="INVALID_ARGUMENT", fragment=text, **more)
@@ -333,12 +337,6 @@ def grpc_tensors():
                      status="INVALID_ARGUMENT", fragment="incomplete string data for inference input 'INPUT0'")
     yield grpc_infer("grpc: model fails", "fail", [entry(0, "FP32", (1,), fp32_contents=[1.0])], status="INTERNAL",
                      fragment="requested failure")
-
-
-def grpc_extensions():
-    """gRPC: calls of extensions with wrong arguments."""
-    yield GrpcCase("grpc: load without control", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="simple"),
-                   "UNAVAILABLE")
 
 
 HTTP_ERRORS = [*routes(), *models(), *tensors(), *json_bodies(), *binary_bodies(), *compression(), *execution()]

@@ -149,6 +149,7 @@ def binary_requests():
     yield infer("not a number, binary", "identity_fp32_nobatch", one("FP32", [3], binary_data_size=12) | {
         "parameters": {"binary_data_output": True}}, special)
     yield infer("not a number, as json", "identity_fp32_nobatch", one("FP32", [3], binary_data_size=12), special)
+    yield infer("json beyond FP32", "identity_fp32_nobatch", one("FP32", [2], [1e39, -1e39]))
     yield infer("bytes that are no text, as json", "identity_bytes_nobatch", one("BYTES", [1], binary_data_size=6),
                 byte_strings(b"\xff\xfe"))
 
@@ -159,6 +160,7 @@ def raw_requests():
     for model, body in [("identity_fp32_nobatch", RAW_VALUES["FP32"]), ("identity_fp32", RAW_VALUES["FP32"]),
                         ("fixed_and_free", RAW_ROW), ("one_string", b"text")]:
         yield infer(f"raw {model}", model, body, headers=zero)
+    yield infer("raw empty body", "identity_fp32_nobatch", b"", headers=zero)
 
 
 def compressed_requests():
@@ -206,6 +208,7 @@ def grpc_requests():
                              [grpc_tensor("INPUT0", datatype, [len(values)], **contents)])
     yield grpc_infer("grpc typed BYTES", "identity_bytes_nobatch",
                      [grpc_tensor("INPUT0", "BYTES", [3], bytes_contents=[b"", b"a", bytes(range(256))])])
+    yield grpc_infer("grpc one blob too many", "simple", inputs, [RAW_ROW, RAW_ONES, RAW_ONES])
     yield grpc_infer("grpc no element", "identity_fp32_nobatch", [grpc_tensor("INPUT0", "FP32", [0])], [b""])
     yield grpc_infer("grpc optional input absent", "optional",
                      [grpc_tensor("INPUT0", "FP32", [1, 2], fp32_contents=[1, 2])])
