@@ -65,7 +65,8 @@ def normal(case, answer: Answer):
     """The body without what may differ: the server's name and version, the backend's name, the order of input names
     in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Objects keep their key order."""
     try:
-        value = json.loads(answer.text, object_pairs_hook=list, parse_float=lambda text: Single(text, case))
+        value = json.loads(answer.text, object_pairs_hook=list, parse_constant=str,
+                           parse_float=lambda text: Single(text, case))
     except ValueError:
         return sorted_names(answer.text)
     return replace(value)
@@ -86,7 +87,7 @@ class Single:
         return repr(struct.unpack("<f", self.value)[0] if isinstance(self.value, bytes) else self.value)
 
 
-NAMES = {"version", "backend", "platform", "default_model_filename", "kind", "extensions"}
+NAMES = {"version", "backend", "platform", "default_model_filename", "instance_group", "extensions"}
 """Keys of metadata and configuration whose values are each server's own."""
 
 
