@@ -78,6 +78,7 @@ def special():
     yield model("queue_timeout", "delay", fp32, batch=1, delay_ms=300, extra="dynamic_batching {\n"
                 "  default_queue_policy { default_timeout_microseconds: 100000 }\n}\n")
     yield model("crash", "crash", one_to_one("UINT8"), batch=0)
+    yield model("hang", "hang", one_to_one("UINT8"), batch=0)
     yield model("fail", "fail", fp32, batch=0)
     yield model("one_string", "identity", one_to_one("BYTES", [1]), batch=0)
     yield model("two_dims", "identity", one_to_one("INT32", [-1, -1]), batch=0)
