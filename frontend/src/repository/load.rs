@@ -131,6 +131,7 @@ impl Repository {
                 ..supervisor::Settings::default()
             },
             cache: self.cache.clone(),
+            metrics: self.metrics.clone(),
         });
         match Instances::start(plan, &names, &driver).await {
             Ok((instances, loaded)) => {
@@ -142,7 +143,7 @@ impl Repository {
                 Ok(Serving { config, driver, instances })
             }
             Err(reason) => {
-                self.cache.model_unloaded(&model);
+                self.cache.model_unloaded(&series);
                 Err(reason)
             }
         }
