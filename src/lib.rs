@@ -6,5 +6,7 @@
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod model;
+pub mod repository;
 pub mod tensor;
 pub mod timeline;
