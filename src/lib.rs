@@ -7,6 +7,8 @@ pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod model;
+pub mod repository;
 pub mod scheduler;
 #[allow(unsafe_code)]
 pub mod shm;
