@@ -3,8 +3,16 @@
 //! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in, and get
 //! decisions out. `frontend/` and `worker/` do what is decided here. See ARCHITECTURE.md for the map.
 
+pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod model;
+pub mod repository;
+pub mod scheduler;
+#[allow(unsafe_code)]
+pub mod shm;
+pub mod supervisor;
 pub mod tensor;
 pub mod timeline;
+pub mod wire;

@@ -1,256 +1,219 @@
-//! A stand-in for the engine, for the unit tests of the protocol edges only.
+//! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
-use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::error::{InferError, Reason};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::statistics::{self, ModelStatistics};
+use pharos::metrics::{exposition, record};
+use pharos::model::ModelMetadata;
+use pharos::repository::IndexEntry;
 use pharos::timeline::Instant;
 
-/// Which protocol a request came over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    /// HTTP/REST.
-    Http,
-    /// gRPC.
-    Grpc,
-}
+pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 
-/// What a request asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Route {
-    ServerLive,
-    ServerReady,
-    ServerMetadata,
-    ModelReady,
-    ModelMetadata,
-    ModelConfig,
-    ModelInfer,
-    ModelStreamInfer,
-    Generate,
-    GenerateStream,
-    Statistics,
-    RepositoryIndex,
-    RepositoryLoad,
-    RepositoryUnload,
-    SystemSharedMemory,
-    CudaSharedMemory,
-    Trace,
-    Logging,
-    Health,
-    Reflection,
-    Unknown,
-}
+use crate::clock;
+use crate::metrics::Definition;
+use crate::repository::{self, Repository, Serving};
+use crate::scheduler::Timer;
 
-/// What `ModelMetadata` answers.
-#[derive(Clone, Debug, Default)]
-#[allow(missing_docs)]
-pub struct ModelMetadata {
-    pub name: String,
-    pub versions: Vec<String>,
-    pub platform: String,
-    pub inputs: Vec<TensorMetadata>,
-    pub outputs: Vec<TensorMetadata>,
-}
-
-/// One tensor of it.
+/// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct TensorMetadata {
+pub struct Settings {
+    /// The name that clients see (`--id`).
     pub name: String,
-    pub datatype: &'static str,
-    pub shape: Vec<i64>,
+    /// Whether readiness asks for every model (`--strict-readiness`).
+    pub strict_readiness: bool,
+    /// The models.
+    pub repository: repository::Settings,
 }
 
-/// One entry of the repository index.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct IndexEntry {
-    pub name: String,
-    pub version: Option<String>,
-    pub state: Option<&'static str>,
-    pub reason: Option<String>,
+/// Where the server is in its life.
+const LOADING: u8 = 0;
+const SERVING: u8 = 1;
+const EXITING: u8 = 2;
+
+struct Inner {
+    settings: Settings,
+    cache: Arc<Cache>,
+    repository: Arc<Repository>,
+    phase: AtomicU8,
 }
 
-/// A count and a sum.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct StatisticDuration {
-    pub count: u64,
-    pub ns: u64,
-}
-
-/// Sums of one model version.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct InferStatistics {
-    pub success: StatisticDuration,
-    pub fail: StatisticDuration,
-    pub queue: StatisticDuration,
-    pub compute_input: StatisticDuration,
-    pub compute_infer: StatisticDuration,
-    pub compute_output: StatisticDuration,
-    pub cache_hit: StatisticDuration,
-    pub cache_miss: StatisticDuration,
-}
-
-/// Sums of one response index.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct ResponseStatistics {
-    pub compute_infer: StatisticDuration,
-    pub compute_output: StatisticDuration,
-    pub success: StatisticDuration,
-    pub fail: StatisticDuration,
-    pub empty_response: StatisticDuration,
-    pub cancel: StatisticDuration,
-}
-
-/// Sums of one batch size.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct BatchStatistics {
-    pub batch_size: u64,
-    pub compute_input: StatisticDuration,
-    pub compute_infer: StatisticDuration,
-    pub compute_output: StatisticDuration,
-}
-
-/// Memory of one kind.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct MemoryUsage {
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub id: i64,
-    pub byte_size: u64,
-}
-
-/// The statistics of one model version.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-#[allow(missing_docs)]
-pub struct ModelStatistics {
-    pub name: String,
-    pub version: String,
-    pub last_inference: u64,
-    pub inference_count: u64,
-    pub execution_count: u64,
-    pub inference_stats: InferStatistics,
-    pub response_stats: std::collections::BTreeMap<String, ResponseStatistics>,
-    pub batch_stats: Vec<BatchStatistics>,
-    pub memory_usage: Vec<MemoryUsage>,
-}
-
-/// One recorded answer.
-pub type Record = (Protocol, Route, u16, Option<Reason>);
-
-/// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
-#[derive(Clone, Default)]
-pub struct Engine {
-    records: Arc<Mutex<Vec<Record>>>,
-}
+/// The server. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
 
 impl Engine {
-    /// Every answer recorded so far.
-    pub fn records(&self) -> Vec<Record> {
-        self.records.lock().map(|records| records.clone()).unwrap_or_default()
+    /// A server that has loaded no models yet.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn new(settings: Settings, metrics: Definition, hostname: &str) -> std::io::Result<Self> {
+        let cache = Arc::new(Cache::new(metrics.catalog, hostname));
+        let timer = Timer::start()?;
+        let repository = Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
+        Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
     }
-    /// Whether the process is alive.
+
+    /// Loads all models. Returns those that could not be loaded, with the reasons.
+    ///
+    /// # Errors
+    /// A repository cannot be read.
+    pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
+        self.0.repository.load_all().await?;
+        let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(self.0.repository.failures())
+    }
+
+    /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of
+    /// requests that were left unanswered.
+    pub async fn shut_down(&self, patience: Duration) -> usize {
+        self.0.phase.store(EXITING, Ordering::Relaxed);
+        self.0.repository.shut_down(patience).await
+    }
+
+    /// Whether the server runs and is not exiting.
     pub fn live(&self) -> bool {
-        true
+        !self.exiting()
     }
-    /// Whether every model is ready.
+
+    /// Whether requests can be answered: all models are loaded and living, unless readiness is not strict.
     pub fn ready(&self) -> bool {
-        true
+        self.phase() == SERVING && (!self.0.settings.strict_readiness || self.0.repository.all_ready())
     }
-    /// Whether the server is stopping.
+
+    /// Whether the server is on its way out.
     pub fn exiting(&self) -> bool {
-        false
+        self.phase() == EXITING
     }
-    /// `--id`.
+
+    fn phase(&self) -> u8 {
+        self.0.phase.load(Ordering::Relaxed)
+    }
+
+    /// The name that clients see.
     pub fn server_name(&self) -> &str {
-        "triton"
+        &self.0.settings.name
     }
-    fn known(&self, name: &str) -> Result<(), InferError> {
-        if matches!(name, "echo" | "slow") {
-            return Ok(());
+
+    /// Whether a version of a model (empty: the latest) can answer.
+    ///
+    /// # Errors
+    /// The server itself cannot answer now.
+    pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
+        self.open()?;
+        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| serving.instances.ready() > 0))
+    }
+
+    /// What a model takes and gives.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
+        let serving = self.serving(name, version)?;
+        Ok(serving.config.metadata(&self.0.repository.ready_versions(name)))
+    }
+
+    /// A model's completed configuration as JSON.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_config_json(&self, name: &str, version: &str) -> Result<String, InferError> {
+        Ok(self.serving(name, version)?.config.to_json())
+    }
+
+    /// A model's completed configuration as bytes of `inference.ModelConfig`.
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub fn model_config_proto(&self, name: &str, version: &str) -> Result<Vec<u8>, InferError> {
+        Ok(self.serving(name, version)?.config.encode())
+    }
+
+    /// Checks a request, executes it and records it. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
+    /// answer itself ([`Engine::record_answered`] is the caller's).
+    pub async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, InferError> {
+        let serving = self.serving(&request.model_name, &request.model_version)?;
+        record::inference_requested(&serving.driver.series);
+        let checked = serving.config.check(&mut request)?;
+        if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
+            let text = format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
+            return Err(InferError::unsupported(text));
         }
-        let message = format!("Request for unknown model: '{name}' is not found");
-        Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
+        serving.driver.infer(request, checked).await
     }
-    /// Whether a model version is ready.
-    pub fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
-        self.known(name).map(|()| true)
-    }
-    /// Metadata.
-    pub fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {
-        self.known(name)?;
-        let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
-        Ok(ModelMetadata {
-            name: name.into(),
-            versions: vec!["1".into()],
-            platform: "builtin".into(),
-            inputs: vec![tensor("INPUT0")],
-            outputs: vec![tensor("OUTPUT0")],
-        })
-    }
-    /// Configuration as JSON.
-    pub fn model_config_json(&self, name: &str, _version: &str) -> Result<String, InferError> {
-        self.known(name).map(|()| format!("{{\"name\":\"{name}\"}}"))
-    }
-    /// Configuration as protobuf: field 1 is the name.
-    pub fn model_config_proto(&self, name: &str, _version: &str) -> Result<Vec<u8>, InferError> {
-        self.known(name)?;
-        let mut bytes = vec![0x0a, name.len() as u8];
-        bytes.extend_from_slice(name.as_bytes());
-        Ok(bytes)
-    }
-    /// Echo. The model `slow` never answers.
-    pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, InferError> {
-        self.known(&request.model_name)?;
-        if request.model_name == "slow" {
-            std::future::pending::<()>().await;
+
+    /// Statistics of a model's version (empty: every ready version), or of all models (both empty).
+    ///
+    /// # Errors
+    /// The model or version is not available.
+    pub fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
+        self.open()?;
+        let all = self.0.repository.all();
+        if name.is_empty() {
+            return Ok(all.iter().map(|serving| statistics::of(&serving.driver.series)).collect());
         }
-        if request.id == "fail" {
-            return Err(InferError::invalid("asked to fail").with_request_id(&request.id));
+        let of_name: Vec<_> = all.iter().filter(|serving| &*serving.driver.model.name == name).collect();
+        if of_name.is_empty() {
+            return Err(InferError::new(
+                pharos::error::ErrorCode::InvalidArg,
+                Reason::UnknownModel,
+                format!("requested model '{name}' is not available"),
+            ));
         }
-        let inputs = request.inputs.into_iter();
-        let outputs = inputs.map(|i| InferOutput { name: i.name.replace("INPUT", "OUTPUT"), tensor: i.tensor });
-        Ok(InferResponse {
-            model_name: request.model_name,
-            model_version: "1".into(),
-            id: request.id,
-            parameters: request.parameters,
-            outputs: outputs.collect(),
-            timeline: request.timeline,
-        })
-    }
-    /// Statistics.
-    pub fn statistics(&self, name: &str, _version: &str) -> Result<Vec<ModelStatistics>, InferError> {
-        if !name.is_empty() {
-            self.known(name)?;
+        let chosen = of_name.iter().filter(|s| version.is_empty() || s.driver.model.version.to_string() == version);
+        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
+        if chosen.is_empty() {
+            return Err(InferError::new(
+                pharos::error::ErrorCode::InvalidArg,
+                Reason::UnknownModel,
+                format!("requested model version is not available for model '{name}'"),
+            ));
         }
-        Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
+        Ok(chosen)
     }
-    /// The repository index.
+
+    /// Every model and version with its state.
     pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        let ready = IndexEntry { name: "echo".into(), version: Some("1".into()), state: Some("READY"), reason: None };
-        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: None };
-        if ready_only { vec![ready] } else { vec![ready, never] }
+        self.0.repository.index(ready_only)
     }
-    /// `/metrics`.
+
+    /// Everything that is in the metrics now, as Prometheus or OpenMetrics text.
     pub fn metrics_text(&self, openmetrics: bool) -> String {
-        if openmetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
-    }
-    /// Counts an answer.
-    pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
-        if let Ok(mut records) = self.records.lock() {
-            records.push((protocol, route, code, reason));
+        for serving in self.0.repository.all() {
+            serving.driver.drain_metrics(&self.0.cache);
         }
+        exposition::text(&self.0.cache, openmetrics)
     }
-    /// The time.
+
+    /// Records an answer; to be called once for each, refusals and malformed requests included.
+    pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+        record::request_answered(&self.0.cache, protocol, route, Outcome { code, reason });
+    }
+
+    /// Now, on the clock of all stamps.
     pub fn now(&self) -> Instant {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+        clock::now()
+    }
+
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        self.open()?;
+        self.0.repository.serving(name, version)
+    }
+
+    /// Refuses while models are being loaded and when the server exits.
+    fn open(&self) -> Result<(), InferError> {
+        match self.phase() {
+            SERVING => Ok(()),
+            LOADING => Err(InferError::not_ready("Server not ready")),
+            _ => Err(InferError::not_ready("Server exiting")),
+        }
     }
 }

@@ -1,7 +1,17 @@
 //! The frontend: protocols in, worker processes out.
 
 pub mod cli;
+mod clock;
 pub mod engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;
+#[allow(unsafe_code)]
+mod memory;
+mod metrics;
+mod onnxruntime;
+mod process;
+mod repository;
+mod scheduler;
+mod supervisor;
+mod wire;

@@ -1,0 +1,59 @@
+# Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3:
+#   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
+#   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
+.DEFAULT_GOAL := help
+.PHONY: help serve build test test-rust test-clients lint bench fuzz tools
+
+CARGO ?= cargo
+PYTHON ?= python3
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+VENV := $(TARGET)/venv
+# The one profile: see Cargo.toml.
+PROFILE := --release
+
+help:
+	@sed -n 's/^#   //p' Makefile; echo 'also: make lint | bench | fuzz   (SERVE_FLAGS="..." are passed to the server)'
+
+tools:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
+	@command -v cc >/dev/null || { echo "a C compiler is missing: install gcc or clang (Debian: apt-get install build-essential)"; exit 1; }
+
+build: tools
+	$(CARGO) build $(PROFILE) --locked
+
+serve: build
+	$(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
+
+test: test-rust test-clients
+
+test-rust: tools
+	$(CARGO) test $(PROFILE) --locked --workspace
+
+# The clients, in a virtual environment that is made once for each version of the list.
+$(VENV)/ready: tests/requirements.txt
+	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.9 or later (Debian: apt-get install python3 python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	touch $@
+
+test-clients: build $(VENV)/ready
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q tests/python
+
+lint: tools
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --locked --no-deps --workspace
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
+
+# Side by side in one run: this server, a bare echo with the same payload, and Triton when its peer is installed.
+bench: build $(VENV)/ready
+	$(CARGO) build $(PROFILE) --locked -p e2e --bins
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench/bench.py $(BENCH_FLAGS)
+
+# One minute for each target; needs cargo-fuzz (cargo install cargo-fuzz).
+SECONDS_EACH ?= 60
+fuzz: tools
+	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }
+	for target in http wire ring config; do \
+	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(SECONDS_EACH) -max_len=65536 || exit 1; done

@@ -1,0 +1,153 @@
+//! The frontend's view of the arenas that it shares with one worker.
+//!
+//! Contract: the frontend writes an input block between allocating it and sending the Execute that names it, and leaves
+//! it alone until the batch is done; a worker leaves an output block alone between the Done that names it and the
+//! release. A worker that breaks this can change the bytes of its own answers, never anything else: offsets and lengths
+//! are checked here, against lengths that the worker cannot change.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use pharos::arena::{Arena, Block};
+use pharos::shm::{self, SharedMemory};
+
+/// Size of each arena in bytes: address space, not memory. Only what is touched costs.
+pub(crate) const CAPACITY: u64 = 8 << 30;
+
+/// Input memory that stays when nobody uses it; more is handed back to the system.
+const KEEP: u64 = 16 << 20;
+
+/// Where batches are gathered.
+pub(crate) struct Inputs {
+    memory: SharedMemory,
+    // Held for a few instructions at a time.
+    arena: Mutex<Arena>,
+}
+
+impl Inputs {
+    /// A block of `len` bytes; `None` when the arena is full.
+    pub(crate) fn allocate(&self, len: u64) -> Option<Block> {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner).allocate(len)
+    }
+
+    /// Copies `data` to `offset` of the arena; `false` if it does not fit there.
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> bool {
+        usize::try_from(offset).is_ok_and(|offset| self.memory.copy_in(offset, data))
+    }
+
+    /// Gives blocks back.
+    pub(crate) fn release(&self, blocks: &[Block]) {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks {
+            arena.release(*block);
+        }
+    }
+
+    /// Hands memory that has not been used lately back to the system.
+    pub(crate) fn trim(&self) {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((offset, len)) = arena.idle_tail(KEEP) {
+            // A hole that cannot be punched costs memory, nothing else. Under the lock, so that nobody gets the block.
+            let _ = self.memory.punch_hole(offset, len);
+        }
+    }
+}
+
+/// Where a worker's outputs are read.
+pub(crate) struct Outputs {
+    memory: SharedMemory,
+    released: Mutex<Released>,
+}
+
+/// Blocks that the worker has not been told about yet.
+#[derive(Default)]
+struct Released {
+    offsets: Vec<u64>,
+    bytes: u64,
+    /// Bytes of all blocks that have not been released.
+    held: u64,
+}
+
+impl Outputs {
+    /// Takes a block that a Done frame names; it is released when the last clone or slice of the result is dropped.
+    /// `None` if the block is not within the arena.
+    pub(crate) fn take(self: &Arc<Self>, offset: u64, len: u64) -> Option<Bytes> {
+        let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        // SAFETY: only the bounds are of interest here; the slice is dropped at once.
+        unsafe { self.memory.slice(start, length) }?;
+        let held = {
+            let mut released = self.lock();
+            released.held += len;
+            released.held
+        };
+        let block = Bytes::from_owner(OutputBlock { outputs: self.clone(), offset, start, length });
+        // Slow readers must not stall the instance: when much is held, the block is copied out and released now.
+        Some(if held > CAPACITY / 2 { Bytes::copy_from_slice(&block) } else { block })
+    }
+
+    /// The offsets released since the last call.
+    pub(crate) fn take_released(&self) -> Vec<u64> {
+        let mut released = self.lock();
+        released.bytes = 0;
+        std::mem::take(&mut released.offsets)
+    }
+
+    /// Whether so much has been released that the worker should hear of it before its next batch.
+    pub(crate) fn worth_telling(&self) -> bool {
+        self.lock().bytes > CAPACITY / 8
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Released> {
+        self.released.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A block of outputs, as the owner of a [`Bytes`].
+struct OutputBlock {
+    outputs: Arc<Outputs>,
+    offset: u64,
+    start: usize,
+    length: usize,
+}
+
+impl AsRef<[u8]> for OutputBlock {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: within the arena (checked when it was taken); the worker leaves it alone until it is released, which
+        // is when this owner is dropped (this module's contract).
+        unsafe { self.outputs.memory.slice(self.start, self.length) }.unwrap_or_default()
+    }
+}
+
+impl Drop for OutputBlock {
+    fn drop(&mut self) {
+        let mut released = self.outputs.lock();
+        released.offsets.push(self.offset);
+        released.bytes += self.length as u64;
+        released.held = released.held.saturating_sub(self.length as u64);
+    }
+}
+
+/// Both arenas of a worker, with the descriptors that it inherits.
+pub(crate) struct Arenas {
+    pub(crate) inputs: Inputs,
+    pub(crate) outputs: Arc<Outputs>,
+}
+
+/// Makes and maps both arenas. The descriptors are (inputs, outputs).
+///
+/// # Errors
+/// The system has no memory descriptors or no address space left.
+pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
+    let (inputs, outputs) = (shm::create("pharos-inputs", CAPACITY)?, shm::create("pharos-outputs", CAPACITY)?);
+    let length = usize::try_from(CAPACITY).map_err(io::Error::other)?;
+    let arenas = Arenas {
+        inputs: Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(Arena::new(CAPACITY)) },
+        outputs: Arc::new(Outputs {
+            memory: SharedMemory::map(&outputs, length)?,
+            released: Mutex::new(Released::default()),
+        }),
+    };
+    Ok((arenas, inputs, outputs))
+}

@@ -1,0 +1,121 @@
+//! The model repository: reads model directories, loads what the version policies ask for, and knows what serves.
+//!
+//! A model that cannot be loaded never hides the others: it is listed with its reason.
+
+mod load;
+mod scan;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use pharos::error::InferError;
+use pharos::metrics::cache::Cache;
+use pharos::model::ModelConfig;
+use pharos::repository::{IndexEntry, States};
+
+use crate::process::Program;
+use crate::scheduler::{Driver, Timer};
+use crate::supervisor::Instances;
+
+/// Where models come from and how they are loaded.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Directories of models.
+    pub repositories: Vec<PathBuf>,
+    /// How workers are started.
+    pub program: Program,
+    /// Whether configurations are completed from the models' files.
+    pub auto_complete: bool,
+    /// The batch size that auto-complete gives models that can batch; 0 leaves them unbatched.
+    pub default_max_batch_size: u32,
+    /// Models that are loaded at the same time.
+    pub load_threads: usize,
+    /// How long a worker may take to load its model.
+    pub start_timeout: Duration,
+    /// How long a batch may execute before its worker is replaced; `None` for any time.
+    pub execution_timeout: Option<Duration>,
+    /// Threads that one execution may use; 0 for the cores divided among the model's instances.
+    pub worker_threads: u32,
+}
+
+/// A version of a model that serves.
+pub(crate) struct Serving {
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) instances: Instances,
+}
+
+/// What is there, replaced as a whole when it changes: requests take a snapshot without waiting.
+#[derive(Default, Clone)]
+pub(crate) struct Table {
+    states: States,
+    serving: BTreeMap<String, BTreeMap<u64, Arc<Serving>>>,
+}
+
+/// The models of this server.
+pub(crate) struct Repository {
+    settings: Settings,
+    cache: Arc<Cache>,
+    /// The text of `metrics.yaml`.
+    metrics: Arc<str>,
+    timer: Arc<Timer>,
+    // Held to copy or replace the pointer.
+    table: RwLock<Arc<Table>>,
+}
+
+impl Repository {
+    /// A repository that has loaded nothing yet.
+    pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
+        Self { settings, cache, metrics, timer, table: RwLock::default() }
+    }
+
+    fn table(&self) -> Arc<Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the table. Changes are rare; each copies it.
+    fn change(&self, change: impl FnOnce(&mut Table)) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut table));
+    }
+
+    /// The version of a model that answers a request for `version` (empty: the latest ready one).
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub(crate) fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let table = self.table();
+        let number = table.states.lookup(name, version)?;
+        let found = table.serving.get(name).and_then(|versions| versions.get(&number));
+        found.cloned().ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+    }
+
+    /// Every serving version of every model, by name and version.
+    pub(crate) fn all(&self) -> Vec<Arc<Serving>> {
+        self.table().serving.values().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// The versions of a model that are ready, ascending.
+    pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
+        self.table().states.ready_versions(name)
+    }
+
+    /// Whether every model that should serve does, with at least one living instance.
+    pub(crate) fn all_ready(&self) -> bool {
+        let table = self.table();
+        table.states.all_ready() && table.serving.values().flat_map(BTreeMap::values).all(|s| s.instances.ready() > 0)
+    }
+
+    /// What the repository index shows.
+    pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
+        self.table().states.index(ready_only)
+    }
+
+    /// Every model that is not ready, with the reason.
+    pub(crate) fn failures(&self) -> Vec<(String, String)> {
+        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some("READY"));
+        unready.map(|entry| (entry.name, entry.reason.unwrap_or_default())).collect()
+    }
+}

@@ -1,0 +1,208 @@
+//! Loads models: configuration, versions, instances.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use memmap2::Mmap;
+use pharos::id::ModelVersion;
+use pharos::metrics::record;
+use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, onnx};
+use pharos::repository;
+use pharos::supervisor;
+use tokio::sync::Semaphore;
+
+use super::scan::{self, Contents, Found};
+use super::{Repository, Serving};
+use crate::scheduler::{Driver, settings};
+use crate::supervisor::{Instances, Plan};
+
+/// The backends of the worker that this build starts.
+const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+
+impl Repository {
+    /// Loads every model that is in the repositories and returns when each is ready or has failed.
+    ///
+    /// # Errors
+    /// A repository cannot be read. A model that cannot be loaded is no error here; see [`Repository::failures`].
+    pub(crate) async fn load_all(self: &Arc<Self>) -> io::Result<()> {
+        let found = scan::models(&self.settings.repositories)?;
+        for model in &found {
+            self.change(|table| table.states.found(&model.name));
+        }
+        let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
+        let mut tasks = Vec::new();
+        for model in found {
+            let (repository, permits) = (self.clone(), permits.clone());
+            tasks.push(tokio::spawn(async move {
+                let _permit = permits.acquire().await;
+                repository.load(&model).await;
+            }));
+        }
+        for task in tasks {
+            task.await.map_err(|error| io::Error::other(format!("loading a model panicked: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Loads one model; what goes wrong is in its state and in the log.
+    async fn load(&self, model: &Found) {
+        let prepared = match self.prepare(model) {
+            Ok(prepared) => prepared,
+            Err(reason) => {
+                tracing::error!(model = %model.name, "model cannot be loaded: {reason}");
+                self.change(|table| table.states.failed(&model.name, None, &reason));
+                return;
+            }
+        };
+        let (config, versions) = prepared;
+        for (version, directory) in versions {
+            self.change(|table| table.states.loading(&model.name, version));
+            match self.load_version(&config, version, directory).await {
+                Ok(serving) => self.change(|table| {
+                    table.states.ready(&model.name, version);
+                    table.serving.entry(model.name.clone()).or_default().insert(version, Arc::new(serving));
+                }),
+                Err(reason) => {
+                    tracing::error!(model = %model.name, version, "model cannot be loaded: {reason}");
+                    self.change(|table| table.states.failed(&model.name, Some(version), &reason));
+                }
+            }
+        }
+    }
+
+    /// The configuration of a model and the versions to run, with their directories.
+    fn prepare(&self, model: &Found) -> Result<(ModelConfig, BTreeMap<u64, PathBuf>), String> {
+        if model.duplicate {
+            return Err(format!("model '{}' is in more than one repository", model.name));
+        }
+        let contents = scan::contents(&model.path).map_err(|error| error.to_string())?;
+        let config_path = model.path.join("config.pbtxt");
+        let draft = match &contents.config {
+            Some(text) => Draft::from_text(text, &config_path.to_string_lossy()).map_err(|error| error.to_string())?,
+            None if self.settings.auto_complete => Draft::empty(),
+            None => return Err(format!("'{}' does not exist, and auto-complete is off", config_path.display())),
+        };
+        let signature = signature(&contents, draft.default_model_filename())?;
+        let completion = Completion {
+            directory: &model.name,
+            files: &contents.files,
+            backends: &BACKENDS,
+            gpus: &[],
+            signature: signature.as_ref(),
+            auto_complete: self.settings.auto_complete,
+            default_max_batch_size: self.settings.default_max_batch_size,
+        };
+        let config = draft.complete(&completion).map_err(|error| error.to_string())?;
+        if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
+            return Err("sequence batching and ensembles are not built yet".to_owned());
+        }
+        let present: Vec<u64> = contents.versions.keys().copied().collect();
+        let wanted = repository::select(&config.version_policy, &present);
+        if wanted.is_empty() {
+            return Err(format!("no version to run: '{}' has versions {present:?}", model.path.display()));
+        }
+        let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
+        Ok((config, versions))
+    }
+
+    async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
+        let began = std::time::Instant::now();
+        let model = ModelVersion::new(config.name.as_str(), version);
+        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let series = self.cache.model_loaded(&model, &tags);
+        let config = Arc::new(config.clone());
+        let driver = Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
+        let names = instance_names(&config, version);
+        let threads = match self.settings.worker_threads {
+            0 => cores().div_euclid(u32::try_from(names.len()).unwrap_or(1).max(1)).max(1),
+            threads => threads,
+        };
+        let plan = Arc::new(Plan {
+            program: self.settings.program.clone(),
+            directory: directory.canonicalize().unwrap_or(directory),
+            threads,
+            settings: supervisor::Settings {
+                start_timeout: self.settings.start_timeout,
+                execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
+                ..supervisor::Settings::default()
+            },
+            cache: self.cache.clone(),
+            metrics: self.metrics.clone(),
+        });
+        match Instances::start(plan, &names, &driver).await {
+            Ok((instances, loaded)) => {
+                let seconds = began.elapsed().as_secs_f64();
+                record::model_load_duration(&series, seconds);
+                record::memory_usage(&series, loaded.memory * names.len() as u64);
+                tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
+                let config = Arc::new(config.with_parameter("engine", &loaded.engine));
+                Ok(Serving { config, driver, instances })
+            }
+            Err(reason) => {
+                self.cache.model_unloaded(&series);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Refuses new requests, finishes the accepted ones for at most `patience`, and ends all workers.
+    ///
+    /// Returns how many requests were left unanswered.
+    pub(crate) async fn shut_down(&self, patience: Duration) -> usize {
+        let all = self.all();
+        for serving in &all {
+            serving.driver.stop();
+        }
+        let give_up = tokio::time::Instant::now() + patience;
+        let unanswered = || all.iter().map(|serving| serving.driver.unanswered()).sum::<usize>();
+        while unanswered() > 0 && tokio::time::Instant::now() < give_up {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let left = unanswered();
+        for serving in &all {
+            serving.driver.no_instances_left();
+        }
+        let stopping: Vec<_> = all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
+        for task in stopping {
+            let _ = task.await;
+        }
+        left
+    }
+}
+
+/// What the newest version's model file says about its inputs and outputs; `None` if there is no ONNX file.
+fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
+    let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
+    let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
+        return Ok(None);
+    };
+    if path.extension().is_none_or(|extension| extension != "onnx") || !path.is_file() {
+        return Ok(None);
+    }
+    let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+    onnx::signature(&file).map(Some).map_err(|error| format!("'{}' is no ONNX model: {error}", path.display()))
+}
+
+/// Maps a file, so that weights are not read only to find the names of inputs.
+#[allow(unsafe_code)]
+fn map(path: &Path) -> io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
+    // that moment would end the process, as it would any program that maps its model.
+    unsafe { Mmap::map(&file) }
+}
+
+/// `<group>_<n>`, with the version when it is not the first, so that log lines tell instances apart.
+fn instance_names(config: &ModelConfig, version: u64) -> Vec<String> {
+    let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
+    let groups = config.instance_groups.iter().filter(|group| !group.passive);
+    groups.flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>()).collect()
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}

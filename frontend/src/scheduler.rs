@@ -1,0 +1,365 @@
+//! The driver: performs what a model's scheduler decides. One per model version; it is the only place where requests,
+//! instances and time meet.
+//!
+//! Nothing runs in a task of its own: whoever brings an event (a request, a reply, a timer) takes the lock, tells the
+//! scheduler, collects what is to be done, gives the lock back and does it. That saves two changes of task per request.
+//! Never under the lock: copying tensors, answering clients.
+
+mod answer;
+pub(crate) mod settings;
+mod timer;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::{InstanceId, ModelVersion, RequestId};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::cache::ModelSeries;
+use pharos::metrics::record;
+use pharos::model::{Checked, ModelConfig};
+use pharos::scheduler::{self, Action, RejectReason, Reorder, Scheduler, Ticket};
+use pharos::timeline::Instant;
+use pharos::wire::Done;
+use tokio::sync::oneshot;
+
+use crate::clock;
+use crate::wire::{Part, SharedLink};
+
+pub(crate) use timer::Timer;
+
+/// What a request is answered with.
+pub(crate) type Answer = Result<InferResponse, InferError>;
+
+/// A request on its way, with the one who waits for it.
+struct Request {
+    part: Arc<Part>,
+    reply: oneshot::Sender<Answer>,
+    /// It has been sent once and its instance was lost.
+    retried: bool,
+}
+
+/// A batch that an instance has been given.
+struct InFlight {
+    batch: u64,
+    requests: Vec<(RequestId, Request)>,
+}
+
+/// A ready instance.
+struct Member {
+    link: SharedLink,
+    /// In the order in which they were sent; the first one executes.
+    in_flight: Vec<InFlight>,
+    /// When the first one began to execute, by the frontend's clock.
+    executing_since: Instant,
+}
+
+struct State {
+    scheduler: Box<dyn Scheduler>,
+    queued: HashMap<RequestId, Request>,
+    members: HashMap<InstanceId, Member>,
+    order: Option<Reorder<(Request, Answer)>>,
+    next_batch: u64,
+    /// The timer will call at this time.
+    armed: Option<Instant>,
+}
+
+/// What is to be done once the lock is given back.
+#[derive(Default)]
+struct Effects {
+    sends: Vec<(InstanceId, SharedLink, u64, Vec<Arc<Part>>)>,
+    /// Answers that may leave, in order.
+    answers: Vec<(Request, Answer)>,
+}
+
+/// The driver of one model version.
+pub(crate) struct Driver {
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) model: ModelVersion,
+    pub(crate) series: Arc<ModelSeries>,
+    // Held for the scheduler's decisions, never while data is copied or a client is answered.
+    state: Mutex<State>,
+    timer: Arc<Timer>,
+    next_request: AtomicU64,
+    this: Weak<Driver>,
+}
+
+impl Driver {
+    /// A driver with no instances yet.
+    pub(crate) fn new(
+        config: Arc<ModelConfig>,
+        model: ModelVersion,
+        series: Arc<ModelSeries>,
+        settings: scheduler::Settings,
+        timer: Arc<Timer>,
+    ) -> Arc<Self> {
+        let order = settings.preserve_ordering.then(Reorder::new);
+        let state = State {
+            scheduler: scheduler::create(settings),
+            queued: HashMap::new(),
+            members: HashMap::new(),
+            order,
+            next_batch: 0,
+            armed: None,
+        };
+        let next_request = AtomicU64::new(1);
+        Arc::new_cyclic(|this| Self {
+            config,
+            model,
+            series,
+            state: Mutex::new(state),
+            timer,
+            next_request,
+            this: this.clone(),
+        })
+    }
+
+    /// Schedules a checked request and waits for its answer. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// The request's, or its backend's, or the queue's.
+    pub(crate) async fn infer(&self, mut request: InferRequest, checked: Checked) -> Answer {
+        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let now = clock::now();
+        request.timeline.queue_start = now;
+        let ticket = ticket(id, &request, &checked);
+        let (reply, answer) = oneshot::channel();
+        let part = Arc::new(Part { request, checked });
+        let mut cancel = CancelOnDrop { driver: self, id: Some(id) };
+        self.turn(now, |state| {
+            state.queued.insert(id, Request { part, reply, retried: false });
+            if let Some(order) = &mut state.order {
+                order.expect(id);
+            }
+            record::request_pending(&self.series, 1);
+            state.scheduler.enqueue(ticket, now);
+        });
+        let answer = answer.await;
+        cancel.id = None;
+        answer.unwrap_or_else(|_| Err(InferError::internal("the request was lost; this is a fault of the server")))
+    }
+
+    /// An instance is ready for batches.
+    pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            state.members.insert(instance, Member { link, in_flight: Vec::new(), executing_since: now });
+            state.scheduler.instance_ready(instance, now);
+        });
+    }
+
+    /// An instance is gone. What it was executing is tried once more on another instance, or fails.
+    pub(crate) fn instance_lost(&self, instance: InstanceId) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.remove(&instance) else { return };
+            state.scheduler.instance_lost(instance, now);
+            for (position, batch) in member.in_flight.into_iter().enumerate() {
+                for (id, mut request) in batch.requests {
+                    if position == 0 {
+                        // It was executing, so it counts as pending again.
+                        record::request_pending(&self.series, 1);
+                    }
+                    // Only what was executing can have killed the instance; the rest has not had its try.
+                    if position > 0 || !request.retried {
+                        request.retried |= position == 0;
+                        let ticket = ticket(id, &request.part.request, &request.part.checked);
+                        let queued = request.part.request.timeline.queue_start;
+                        state.queued.insert(id, request);
+                        state.scheduler.requeue(ticket, queued, now);
+                    } else {
+                        record::request_pending(&self.series, -1);
+                        self.finish(state, id, request, Err(lost_twice(&self.model)));
+                    }
+                }
+            }
+        });
+    }
+
+    /// No instance will come back: everything that waits is answered.
+    pub(crate) fn no_instances_left(&self) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.reject_all(RejectReason::NoInstance, now));
+    }
+
+    /// Refuses new requests and finishes those that wait.
+    pub(crate) fn stop(&self) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.stop(now));
+    }
+
+    /// Requests that have been accepted and not been answered.
+    pub(crate) fn unanswered(&self) -> usize {
+        let state = self.lock();
+        let flying: usize = state.members.values().flat_map(|member| &member.in_flight).map(|b| b.requests.len()).sum();
+        state.queued.len() + flying
+    }
+
+    /// When the batch that an instance executes was given to it, if it executes one.
+    pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
+        let state = self.lock();
+        let member = state.members.get(&instance)?;
+        (!member.in_flight.is_empty()).then_some(member.executing_since)
+    }
+
+    /// A worker has answered a batch.
+    pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, done: Done) {
+        let now = clock::now();
+        let mut finished = None;
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
+            finished = Some(member.in_flight.remove(position));
+            member.executing_since = now;
+            if position == 0
+                && let Some(next) = member.in_flight.first()
+            {
+                record::request_pending(&self.series, -(next.requests.len() as i64));
+            }
+            link.release_inputs(done.batch);
+            state.scheduler.batch_done(instance, now);
+        });
+        if let Some(batch) = finished {
+            self.answer_batch(batch.requests, link, &done);
+        }
+    }
+
+    fn cancel(&self, id: RequestId) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.cancel(id, now));
+    }
+
+    fn handle_timeout(&self) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            state.armed = None;
+            state.scheduler.handle_timeout(now);
+        });
+    }
+
+    /// One event: tells the scheduler under the lock, then does what it decided.
+    fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        event(&mut state);
+        let mut effects = Effects::default();
+        while let Some(action) = state.scheduler.poll_action(now) {
+            match action {
+                Action::Execute { instance, requests } => self.start(&mut state, &mut effects, instance, &requests),
+                Action::Reject { request, reason } => self.reject(&mut state, request, reason),
+            }
+        }
+        while let Some((_, answered)) = state.order.as_mut().and_then(Reorder::pop) {
+            effects.answers.push(answered);
+        }
+        let wake = state.scheduler.poll_timeout().filter(|at| state.armed.is_none_or(|armed| *at < armed));
+        if let Some(at) = wake {
+            state.armed = Some(at);
+            self.timer.arm(at, self.this.clone());
+        }
+        drop(state);
+        for (instance, link, batch, parts) in effects.sends {
+            if let Err(error) = link.execute(batch, &self.config, &parts) {
+                self.send_failed(instance, batch, &error);
+            }
+        }
+        for (request, answer) in effects.answers {
+            // A client that has gone away does not take its answer.
+            let _ = request.reply.send(answer);
+        }
+    }
+
+    /// Books a batch for an instance; it is sent when the lock is given back.
+    fn start(&self, state: &mut State, effects: &mut Effects, instance: InstanceId, requests: &[RequestId]) {
+        let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        let Some(member) = state.members.get_mut(&instance) else { return };
+        let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
+        let batch = state.next_batch;
+        state.next_batch += 1;
+        if member.in_flight.is_empty() {
+            member.executing_since = clock::now();
+            record::request_pending(&self.series, -(taken.len() as i64));
+        }
+        member.in_flight.push(InFlight { batch, requests: taken });
+        effects.sends.push((instance, member.link.clone(), batch, parts));
+    }
+
+    fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
+        let Some(request) = state.queued.remove(&id) else { return };
+        record::request_pending(&self.series, -1);
+        let error = reason.error();
+        if !reason.refused_on_arrival() {
+            let ns = clock::now().ns_since(request.part.request.timeline.request_start);
+            record::inference_failed(&self.series, error.reason, ns);
+        }
+        let error = if error.message.is_empty() { error } else { error.with_request_id(&request.part.request.id) };
+        self.finish(state, id, request, Err(error));
+    }
+
+    /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a
+    /// oneshot channel only stores the answer and wakes a task.)
+    fn finish(&self, state: &mut State, id: RequestId, request: Request, answer: Answer) {
+        let leaving = match &mut state.order {
+            Some(order) => order.finish(id, (request, answer)),
+            None => Some((request, answer)),
+        };
+        if let Some((request, answer)) = leaving {
+            let _ = request.reply.send(answer);
+        }
+    }
+
+    /// A batch could not be sent: its requests fail, and the instance has one batch less.
+    fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
+            let requests = member.in_flight.remove(position).requests;
+            if position > 0 {
+                record::request_pending(&self.series, -(requests.len() as i64));
+            } else if let Some(next) = member.in_flight.first() {
+                record::request_pending(&self.series, -(next.requests.len() as i64));
+            }
+            state.scheduler.batch_done(instance, now);
+            for (id, request) in requests {
+                let ns = now.ns_since(request.part.request.timeline.request_start);
+                record::inference_failed(&self.series, error.reason, ns);
+                let error = error.clone().with_request_id(&request.part.request.id);
+                self.finish(state, id, request, Err(error));
+            }
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
+    Ticket {
+        request: id,
+        batch_size: u32::try_from(checked.batch_size).unwrap_or(u32::MAX),
+        shape_key: checked.shape_key,
+        priority: request.priority,
+        timeout_us: request.timeout_us,
+    }
+}
+
+fn lost_twice(model: &ModelVersion) -> InferError {
+    let text = format!("the worker of model '{}' version {} died twice while it executed this request", model.name, model.version);
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}
+
+/// Cancels a request when its client's future is dropped before the answer came.
+struct CancelOnDrop<'a> {
+    driver: &'a Driver,
+    id: Option<RequestId>,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.driver.cancel(id);
+        }
+    }
+}

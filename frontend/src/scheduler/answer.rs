@@ -1,0 +1,80 @@
+//! A batch's reply into answers: recorded first, so that whoever has an answer finds it in the statistics.
+
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::id::RequestId;
+use pharos::metrics::record;
+use pharos::timeline::Instant;
+use pharos::wire::Done;
+
+use super::{Answer, Driver, Request};
+use crate::clock;
+use crate::wire::{Part, SharedLink};
+
+impl Driver {
+    /// Records a batch and answers its requests.
+    pub(super) fn answer_batch(&self, requests: Vec<(RequestId, Request)>, link: &SharedLink, done: &Done) {
+        let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+        let mut answers = self.answers(&parts, link, done);
+        let now = clock::now();
+        for (part, answer) in parts.iter().zip(&mut answers) {
+            self.record(part, answer, done, now);
+        }
+        self.leave(requests.into_iter().zip(answers));
+        link.send_released();
+    }
+
+    /// One answer for each request, in batch order.
+    fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
+        let fail = |error: &InferError, part: &Part| Err(error.clone().with_request_id(&part.request.id));
+        let outputs = match &done.error {
+            Some(error) => Err(error.clone().into()),
+            None => link.scatter(&self.config, self.model.version, parts, &done.outputs),
+        };
+        let mut answers: Vec<Answer> = match outputs {
+            Ok(responses) => responses.into_iter().map(Ok).collect(),
+            Err(error) => return parts.iter().map(|part| fail(&error, part)).collect(),
+        };
+        for (position, error) in &done.failed {
+            let position = *position as usize;
+            if let (Some(answer), Some(part)) = (answers.get_mut(position), parts.get(position)) {
+                *answer = fail(&error.clone().into(), part);
+            }
+        }
+        answers
+    }
+
+    /// Completes the stamps of an answer and puts it into the metrics.
+    fn record(&self, part: &Part, answer: &mut Answer, done: &Done, now: Instant) {
+        let mut timeline = part.request.timeline;
+        timeline.compute = done.stamps;
+        timeline.request_end = now;
+        match answer {
+            Ok(response) => {
+                response.timeline = timeline;
+                record::inference_done(&self.series, &timeline, part.checked.batch_size);
+            }
+            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+        }
+    }
+
+    /// Sends answers to those who wait, in order if the model keeps one.
+    fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), Answer)>) {
+        if self.config.preserve_ordering() {
+            let now = clock::now();
+            self.turn(now, |state| {
+                for ((id, request), answer) in answers {
+                    self.finish(state, id, request, answer);
+                }
+            });
+            return;
+        }
+        for ((_, request), answer) in answers {
+            // A client that has gone away does not take its answer.
+            let _ = request.reply.send(answer);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pharos::id::InstanceId;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record::{self, InstanceState};
+use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
+use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
+use tokio::process::Child;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
+
+use crate::clock;
+use crate::process::{self, Program};
+use crate::scheduler::Driver;
+use crate::wire::{Link, SharedLink};
+
+/// How often memory is handed back, samples are drained and execution times are looked at.
+const TICK: Duration = Duration::from_millis(500);
+
+/// How long a worker that was asked to stop may take before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is the same for all instances of a model version.
+pub(crate) struct Plan {
+    pub(crate) program: Program,
+    pub(crate) directory: PathBuf,
+    pub(crate) threads: u32,
+    pub(crate) settings: Settings,
+    pub(crate) cache: Arc<Cache>,
+    /// The text of `metrics.yaml`.
+    pub(crate) metrics: Arc<str>,
+}
+
+/// The instances of a model version.
+pub(crate) struct Instances {
+    all: Vec<Handle>,
+}
+
+struct Handle {
+    ready: Arc<AtomicBool>,
+    stop: watch::Sender<bool>,
+    task: std::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Instances {
+    /// Starts one instance for each name and waits until all have loaded the model.
+    ///
+    /// # Errors
+    /// The first reason why one could not; the others are stopped.
+    pub(crate) async fn start(plan: Arc<Plan>, names: &[String], driver: &Arc<Driver>) -> Result<(Self, Loaded), String> {
+        let mut all = Vec::new();
+        let mut outcomes = Vec::new();
+        for (number, name) in names.iter().enumerate() {
+            let (outcome, started) = oneshot::channel();
+            let (stop, stopped) = watch::channel(false);
+            let ready = Arc::new(AtomicBool::new(false));
+            let instance = Instance {
+                id: InstanceId(u32::try_from(number).unwrap_or(u32::MAX)),
+                name: name.clone(),
+                plan: plan.clone(),
+                driver: driver.clone(),
+                ready: ready.clone(),
+                shown: None,
+                outcome: Some(outcome),
+            };
+            let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
+            all.push(Handle { ready, stop, task });
+            outcomes.push(started);
+        }
+        let instances = Self { all };
+        let mut first = None;
+        for outcome in outcomes {
+            match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
+                Ok(loaded) => first = first.or(Some(loaded)),
+                Err(reason) => {
+                    instances.stop().await;
+                    return Err(reason);
+                }
+            }
+        }
+        first.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
+    }
+
+    /// How many are ready now.
+    pub(crate) fn ready(&self) -> usize {
+        self.all.iter().filter(|handle| handle.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Ends all workers and waits until their processes are gone.
+    pub(crate) async fn stop(&self) {
+        for handle in &self.all {
+            let _ = handle.stop.send(true);
+        }
+        for handle in &self.all {
+            let task = handle.task.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            if let Some(task) = task {
+                let _ = task.await;
+            }
+        }
+    }
+}
+
+/// One instance and its life.
+struct Instance {
+    id: InstanceId,
+    name: String,
+    plan: Arc<Plan>,
+    driver: Arc<Driver>,
+    ready: Arc<AtomicBool>,
+    /// What the metrics show.
+    shown: Option<InstanceState>,
+    /// Told once: loaded, or why not.
+    outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
+}
+
+/// The process that an instance has now.
+struct Running {
+    child: Child,
+    link: SharedLink,
+    events: mpsc::UnboundedReceiver<Event>,
+    loaded: Option<Loaded>,
+    /// When it is killed although it was only asked to stop.
+    kill_at: Option<TokioInstant>,
+}
+
+enum Event {
+    Loaded(Loaded),
+    LoadFailed(String),
+    /// The connection is over, and why.
+    Ended(String),
+}
+
+impl Instance {
+    async fn live(mut self, mut stop: watch::Receiver<bool>) {
+        let mut machine = Supervisor::new(self.plan.settings, clock::now());
+        let mut running: Option<Running> = None;
+        let mut stopping = false;
+        loop {
+            while let Some(action) = machine.poll_action() {
+                self.perform(action, &mut machine, &mut running);
+            }
+            self.show(machine.state());
+            if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
+                return self.gone();
+            }
+            let tick = TokioInstant::now() + TICK;
+            let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
+            tokio::select! {
+                event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
+                () = sleep_until(due) => self.tick(&mut machine, &mut running),
+                // A dropped sender means that nobody wants the instance any more either.
+                _ = stop.changed(), if !stopping => {
+                    stopping = true;
+                    machine.stop(clock::now());
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
+        match action {
+            Action::Spawn => match self.spawn() {
+                Ok(started) => {
+                    *running = Some(started);
+                    machine.spawned(clock::now());
+                }
+                Err(error) => machine.exited(error.to_string(), clock::now()),
+            },
+            Action::Kill { reason } => kill(running, &reason),
+            Action::ReportReady => self.report_ready(running),
+            Action::ReportLost { reason } => {
+                tracing::error!(instance = %self.name, "instance lost: {reason}; it will be restarted");
+                self.gone();
+            }
+            Action::ReportFailed { reason } => {
+                if let Some(outcome) = self.outcome.take() {
+                    let _ = outcome.send(Err(reason.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Starts a process, sends it the model and reads its answers in a task of its own.
+    fn spawn(&self) -> io::Result<Running> {
+        let worker = process::start(&self.plan.program, &self.name, self.plan.threads, self.plan.cache.catalog().fingerprint())?;
+        let link = Arc::new(worker.link);
+        link.send(&ToWorker::Load(Load {
+            wire_version: VERSION,
+            model: self.driver.model.name.to_string(),
+            version: self.driver.model.version,
+            instance: self.name.clone(),
+            directory: self.plan.directory.to_string_lossy().into_owned(),
+            config: self.driver.config.encode(),
+            threads: self.plan.threads,
+            metrics: self.plan.metrics.to_string(),
+        }));
+        let (sender, events) = mpsc::unbounded_channel();
+        tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
+        tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
+        Ok(Running { child: worker.child, link, events, loaded: None, kill_at: None })
+    }
+
+    fn report_ready(&mut self, running: &mut Option<Running>) {
+        let Some(running) = running else { return };
+        self.ready.store(true, Ordering::Relaxed);
+        self.driver.instance_ready(self.id, running.link.clone());
+        match (self.outcome.take(), running.loaded.take()) {
+            (Some(outcome), Some(loaded)) => {
+                let _ = outcome.send(Ok(loaded));
+            }
+            _ => {
+                tracing::info!(instance = %self.name, "instance is back");
+                record::instance_restarted(&self.driver.series);
+            }
+        }
+    }
+
+    /// Keeps the metrics' count of instances by state.
+    fn show(&mut self, state: State) {
+        let now = match state {
+            State::Starting { .. } => Some(InstanceState::Starting),
+            State::Ready { .. } => Some(InstanceState::Ready),
+            State::Lost => Some(InstanceState::Lost),
+            State::Backoff { .. } => Some(InstanceState::Backoff),
+            State::Failed => Some(InstanceState::Failed),
+            State::Stopping | State::Stopped => None,
+        };
+        if now != self.shown {
+            record::instance_state(&self.driver.series, self.shown, now);
+            self.shown = now;
+        }
+    }
+
+    /// The instance takes no more work; what it had goes to the driver.
+    fn gone(&self) {
+        self.ready.store(false, Ordering::Relaxed);
+        self.driver.instance_lost(self.id);
+    }
+
+    async fn on_event(&mut self, event: Event, machine: &mut Supervisor, running: &mut Option<Running>) {
+        match event {
+            Event::Loaded(loaded) => {
+                if let Some(running) = running {
+                    running.loaded = Some(loaded);
+                }
+                machine.ready(clock::now());
+            }
+            Event::LoadFailed(reason) => machine.load_failed(reason, clock::now()),
+            Event::Ended(reason) => self.ended(&reason, machine, running).await,
+        }
+    }
+
+    /// The connection is over: the process ends with it, or is ended.
+    async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let Some(mut over) = running.take() else { return };
+        let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
+        let how = match exited {
+            Ok(Ok(status)) => describe(status),
+            _ => {
+                // It has closed its connection and lives on, or sent nonsense.
+                machine.disconnected(reason, clock::now());
+                let _ = over.child.kill().await;
+                reason.to_owned()
+            }
+        };
+        machine.exited(how, clock::now());
+    }
+
+    fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
+        if let Some(running) = running {
+            running.link.arenas.inputs.trim();
+            running.link.send_released();
+            running.link.ring.drain(&self.plan.cache, &self.driver.series);
+            if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
+                let _ = running.child.start_kill();
+            }
+        }
+        if !self.plan.settings.execution_timeout.is_zero() {
+            let now = clock::now();
+            machine.execution_finished(now);
+            if let Some(since) = self.driver.executing_since(self.id) {
+                machine.execution_started(since);
+            }
+        }
+        if machine.poll_timeout().is_some_and(|at| at <= clock::now()) {
+            machine.handle_timeout(clock::now());
+        }
+    }
+}
+
+/// Ends the process: asks first if it is only not wanted any more.
+fn kill(running: &mut Option<Running>, reason: &LossReason) {
+    let Some(running) = running else { return };
+    if *reason == LossReason::Stopped {
+        running.link.send(&ToWorker::Shutdown);
+        running.kill_at = Some(TokioInstant::now() + STOP_PATIENCE);
+    } else {
+        let _ = running.child.start_kill();
+    }
+}
+
+async fn next_event(running: &mut Option<Running>) -> Event {
+    match running {
+        Some(running) => running.events.recv().await.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
+        None => std::future::pending().await,
+    }
+}
+
+/// Reads a worker's frames until the connection is over. Replies go straight to the driver.
+async fn read(link: SharedLink, driver: Arc<Driver>, id: InstanceId, events: mpsc::UnboundedSender<Event>, cache: Arc<Cache>) {
+    let on_frame = |frame| {
+        match frame {
+            ToFrontend::Done(done) => {
+                // First the samples: whoever has an answer finds what it caused in the metrics.
+                link.ring.drain(&cache, &driver.series);
+                driver.batch_done(id, &link, done);
+            }
+            ToFrontend::Loaded(loaded) => drop(events.send(Event::Loaded(loaded))),
+            ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(reason))),
+        }
+        match link.ring.fault() {
+            Some(fault) => Err(io::Error::other(fault)),
+            None => Ok(()),
+        }
+    };
+    let end = Link::run(&link, on_frame).await;
+    link.ring.drain(&cache, &driver.series);
+    let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
+    let _ = events.send(Event::Ended(reason));
+}
+
+/// How a process ended, in words.
+fn describe(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, Some(code)) => format!("exit status {code}"),
+        (None, None) => status.to_string(),
+    }
+}

@@ -1,0 +1,151 @@
+//! The frontend's end of the connection to one worker: frames in, frames out, tensors in shared memory.
+//!
+//! A link lives as long as its process. Sending never waits: what the socket does not take at once is kept and written
+//! by the task that also reads ([`Link::run`]).
+
+mod gather;
+mod scatter;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pharos::arena::Block;
+use pharos::wire::{PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+
+use crate::memory::Arenas;
+use crate::metrics::Ring;
+
+pub(crate) use gather::Part;
+
+/// The connection to one worker process.
+pub(crate) struct Link {
+    socket: UnixStream,
+    pub(crate) arenas: Arenas,
+    pub(crate) ring: Ring,
+    // Short sections: encoding and one non-blocking write.
+    outbox: Mutex<Outbox>,
+    unsent: Notify,
+    /// Input blocks of the batches in flight.
+    blocks: Mutex<HashMap<u64, Vec<Block>>>,
+}
+
+#[derive(Default)]
+struct Outbox {
+    /// Bytes that the socket has not taken yet.
+    bytes: Vec<u8>,
+}
+
+impl Link {
+    /// A link over a connected socket.
+    pub(crate) fn new(socket: UnixStream, arenas: Arenas, ring: Ring) -> Self {
+        Self {
+            socket,
+            arenas,
+            ring,
+            outbox: Mutex::default(),
+            unsent: Notify::new(),
+            blocks: Mutex::default(),
+        }
+    }
+
+    /// Sends a frame, now or as soon as the socket takes it. Errors of the socket show in [`Link::run`].
+    pub(crate) fn send(&self, frame: &ToWorker) {
+        let mut outbox = lock(&self.outbox);
+        frame.encode(&mut outbox.bytes);
+        self.flush(&mut outbox);
+    }
+
+    /// Tells the worker about released outputs, if enough of them are waiting for that.
+    pub(crate) fn send_released(&self) {
+        if self.arenas.outputs.worth_telling() {
+            let offsets = self.arenas.outputs.take_released();
+            self.send(&ToWorker::Release(offsets));
+        }
+    }
+
+    fn flush(&self, outbox: &mut Outbox) {
+        while !outbox.bytes.is_empty() {
+            match self.socket.try_write(&outbox.bytes) {
+                Ok(written) => {
+                    outbox.bytes.drain(..written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.unsent.notify_one();
+                    return;
+                }
+                // The reader sees the end of the connection too, and deals with it.
+                Err(_) => outbox.bytes.clear(),
+            }
+        }
+    }
+
+    /// Reads frames until the connection ends or `on_frame` says stop, and writes what [`Link::send`] left over.
+    ///
+    /// # Errors
+    /// The socket failed, or the worker sent something that is no frame.
+    pub(crate) async fn run(&self, mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+        let mut buffer = Vec::with_capacity(16 << 10);
+        loop {
+            let interest = if lock(&self.outbox).bytes.is_empty() {
+                Interest::READABLE
+            } else {
+                Interest::READABLE | Interest::WRITABLE
+            };
+            tokio::select! {
+                ready = self.socket.ready(interest) => {
+                    let ready = ready?;
+                    if ready.is_writable() {
+                        self.flush(&mut lock(&self.outbox));
+                    }
+                    if ready.is_readable() && !self.read(&mut buffer, &mut on_frame)? {
+                        return Ok(());
+                    }
+                }
+                () = self.unsent.notified() => {}
+            }
+        }
+    }
+
+    /// Reads what is there; `false` at the end of the connection.
+    fn read(&self, buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<bool> {
+        loop {
+            match self.socket.try_read_buf(buffer) {
+                Ok(0) => return Ok(false),
+                Ok(_) => take_frames(buffer, on_frame)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Hands out the whole frames at the front of the buffer.
+fn take_frames(buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+    let mut taken = 0;
+    while let Some(prefix) = buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok()) {
+        let length = payload_length(prefix).map_err(io::Error::other)?;
+        let Some(payload) = buffer.get(taken + PREFIX..taken + PREFIX + length) else {
+            buffer.reserve(length);
+            break;
+        };
+        on_frame(decode_to_frontend(payload).map_err(io::Error::other)?)?;
+        taken += PREFIX + length;
+    }
+    buffer.drain(..taken);
+    if buffer.capacity() == buffer.len() {
+        buffer.reserve(4096);
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A link that instances and drivers share.
+pub(crate) type SharedLink = Arc<Link>;

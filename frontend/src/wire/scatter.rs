@@ -1,0 +1,139 @@
+//! A batch's outputs into responses: views of the worker's output arena, no copies.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pharos::error::InferError;
+use pharos::infer::{InferOutput, InferResponse};
+use pharos::model::ModelConfig;
+use pharos::tensor::{DataType, Tensor, byte_size, element_count};
+use pharos::wire::OutputBlock;
+
+use super::{Link, Part};
+
+/// An output of a batch: its block, and where each request's bytes end in it.
+struct BatchOutput {
+    name: String,
+    datatype: DataType,
+    /// The shape of the whole batch, as clients see it.
+    shape: Vec<i64>,
+    data: Bytes,
+    ends: Vec<usize>,
+}
+
+impl Link {
+    /// The responses of a batch, in batch order.
+    ///
+    /// # Errors
+    /// The worker described outputs that cannot be: outside its arena, of another datatype or size than the
+    /// configuration allows. None of the batch's outputs can be trusted then.
+    pub(crate) fn scatter(
+        &self,
+        config: &ModelConfig,
+        version: u64,
+        parts: &[Arc<Part>],
+        blocks: &[OutputBlock],
+    ) -> Result<Vec<InferResponse>, InferError> {
+        let outputs = blocks.iter().map(|block| self.batch_output(config, parts, block)).collect::<Result<Vec<_>, _>>()?;
+        Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
+    }
+
+    fn batch_output(&self, config: &ModelConfig, parts: &[Arc<Part>], block: &OutputBlock) -> Result<BatchOutput, InferError> {
+        let wrong = |text: String| InferError::internal(format!("model '{}' answered wrongly: {text}", config.name));
+        // Taken first: whatever is wrong with it, the block goes back to the worker.
+        let data = self.arenas.outputs.take(block.offset, block.len);
+        let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
+        let spec = config.outputs.get(usize::from(block.output));
+        let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
+        let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
+        if block.datatype != spec.datatype {
+            return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
+        }
+        let shape = spec.client_shape(&block.shape);
+        let batching = config.max_batch_size > 0;
+        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
+        if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
+            return Err(wrong(format!("has shape {shape:?} for a batch of {rows}")));
+        }
+        let rows_of: Vec<u64> =
+            if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
+        let ends = match byte_size(block.datatype, &shape) {
+            Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
+            Some(size) => return Err(wrong(format!("has {} bytes, its shape {shape:?} needs {size}", block.len))),
+            None => {
+                let elements = element_count(&shape).ok_or_else(|| wrong(format!("has shape {shape:?}")))?;
+                text_ends(&data, elements, &rows_of).ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
+            }
+        };
+        Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shape, data, ends })
+    }
+}
+
+/// Where each request's bytes end when all rows are of one size.
+fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
+    let rows: u64 = rows_of.iter().sum::<u64>().max(1);
+    let mut before = 0;
+    let ends = rows_of.iter().map(|rows_here| {
+        before += rows_here;
+        usize::try_from(len as u128 * u128::from(before) / u128::from(rows)).unwrap_or(len)
+    });
+    ends.collect()
+}
+
+/// Where each request's elements end in a serialized BYTES tensor; `None` if it does not hold `elements` whole ones.
+fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> {
+    let per_row = elements / rows_of.iter().sum::<u64>().max(1);
+    let mut at = 0;
+    let mut ends = Vec::with_capacity(rows_of.len());
+    for rows in rows_of {
+        for _ in 0..per_row.checked_mul(*rows)? {
+            let prefix = data.get(at..at.checked_add(4)?)?.try_into().ok()?;
+            at = at.checked_add(4)?.checked_add(u32::from_le_bytes(prefix) as usize)?;
+        }
+        ends.push(at);
+    }
+    (at == data.len()).then_some(ends)
+}
+
+fn response(config: &ModelConfig, version: u64, part: &Part, (index, outputs): (usize, &[BatchOutput])) -> InferResponse {
+    let view = |output: &BatchOutput| {
+        let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
+        let mut shape = output.shape.clone();
+        if config.max_batch_size > 0
+            && let Some(first) = shape.first_mut()
+        {
+            *first = i64::try_from(part.checked.batch_size).unwrap_or(i64::MAX);
+        }
+        let data = output.data.slice(start..output.ends[index]);
+        InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
+    };
+    let find = |name: &str| outputs.iter().find(|output| output.name == name);
+    let chosen = if part.request.outputs.is_empty() {
+        config.outputs.iter().filter_map(|spec| find(&spec.name)).map(view).collect()
+    } else {
+        part.request.outputs.iter().filter_map(|asked| find(&asked.name)).map(view).collect()
+    };
+    InferResponse {
+        model_name: config.name.clone(),
+        model_version: version.to_string(),
+        id: part.request.id.clone(),
+        parameters: Vec::new(),
+        outputs: chosen,
+        timeline: part.request.timeline,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_where_the_requests_are() {
+        assert_eq!(fixed_ends(60, &[1, 3, 2]), [10, 40, 60]);
+        assert_eq!(fixed_ends(0, &[1, 1]), [0, 0]);
+        let data = b"\x01\0\0\0a\0\0\0\0\x02\0\0\0bc";
+        assert_eq!(text_ends(data, 3, &[2, 1]), Some(vec![9, 15]));
+        assert_eq!(text_ends(data, 2, &[1, 1]), None);
+        assert_eq!(text_ends(&data[..10], 3, &[3]), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! Where blocks lie in a shared-memory tensor arena: offsets only, never memory.
+//!
+//! Each side of a worker's connection allocates in its own arena alone, from its own private book-keeping: nothing that
+//! the other process can write decides where anything lies. First fit from the lowest address keeps the touched part of
+//! a large sparse arena small; [`Arena::idle_tail`] says which part can be handed back to the system.
+
+use std::collections::BTreeMap;
+
+/// Blocks start at multiples of this many bytes: a cache line, and enough for any vector instruction.
+pub const ALIGNMENT: u64 = 64;
+
+/// A block of an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block {
+    /// First byte, a multiple of [`ALIGNMENT`].
+    pub offset: u64,
+    /// Length in bytes as asked for; may be 0.
+    pub len: u64,
+}
+
+/// The book-keeping of one arena.
+#[derive(Debug)]
+pub struct Arena {
+    capacity: u64,
+    used: u64,
+    /// Beyond this offset no block has been handed out since the last trim.
+    touched: u64,
+    /// Free spans by offset; neighbours are always merged.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Arena {
+    /// An empty arena of `capacity` bytes.
+    pub fn new(capacity: u64) -> Self {
+        let capacity = capacity / ALIGNMENT * ALIGNMENT;
+        let mut free = BTreeMap::new();
+        if capacity > 0 {
+            free.insert(0, capacity);
+        }
+        Self { capacity, used: 0, touched: 0, free }
+    }
+
+    /// The size of the arena in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Bytes handed out now, alignment included.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Takes `len` bytes; `None` when no free span is large enough. An empty block still has a place of its own, so that
+    /// every block can be released by its offset.
+    pub fn allocate(&mut self, len: u64) -> Option<Block> {
+        let size = span(len)?;
+        let (&offset, &available) = self.free.iter().find(|(_, available)| **available >= size)?;
+        self.free.remove(&offset);
+        if available > size {
+            self.free.insert(offset + size, available - size);
+        }
+        self.used += size;
+        self.touched = self.touched.max(offset + size);
+        Some(Block { offset, len })
+    }
+
+    /// Gives a block back. The block must come from [`Arena::allocate`] of this arena and be released once.
+    pub fn release(&mut self, block: Block) {
+        let Some(mut size) = span(block.len) else { return };
+        let mut offset = block.offset;
+        self.used = self.used.saturating_sub(size);
+        if let Some((&before, &length)) = self.free.range(..offset).next_back()
+            && before + length == offset
+        {
+            self.free.remove(&before);
+            offset = before;
+            size += length;
+        }
+        if let Some(length) = self.free.remove(&(offset + size)) {
+            size += length;
+        }
+        self.free.insert(offset, size);
+    }
+
+    /// The span from `keep` (or the end of the last block, if that is later) to the highest byte ever touched, when it is
+    /// worth handing back; the arena counts it as untouched from now on.
+    pub fn idle_tail(&mut self, keep: u64) -> Option<(u64, u64)> {
+        let (&last, &length) = self.free.iter().next_back()?;
+        if last + length != self.capacity {
+            return None;
+        }
+        let start = last.max(keep);
+        if start >= self.touched {
+            return None;
+        }
+        let tail = (start, self.touched - start);
+        self.touched = start;
+        Some(tail)
+    }
+}
+
+/// The aligned size of a block of `len` bytes; `None` if it passes `u64`.
+fn span(len: u64) -> Option<u64> {
+    len.max(1).checked_next_multiple_of(ALIGNMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn freed_neighbours_merge() {
+        let mut arena = Arena::new(256);
+        let blocks: Vec<_> = (0..4).filter_map(|_| arena.allocate(64)).collect();
+        assert_eq!(blocks.len(), 4);
+        assert_eq!(arena.allocate(1), None);
+        for index in [0, 2, 1, 3] {
+            arena.release(blocks[index]);
+        }
+        assert_eq!(arena.allocate(256), Some(Block { offset: 0, len: 256 }));
+    }
+
+    #[test]
+    fn the_idle_tail_is_given_back_once() {
+        let mut arena = Arena::new(1024);
+        let (low, high) = (arena.allocate(64), arena.allocate(512));
+        assert_eq!(arena.idle_tail(0), None);
+        arena.release(high.expect("fits"));
+        assert_eq!(arena.idle_tail(128), Some((128, 448)));
+        assert_eq!(arena.idle_tail(128), None);
+        arena.release(low.expect("fits"));
+        assert_eq!(arena.idle_tail(0), Some((0, 128)));
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        assert_eq!(Arena::new(1024).allocate(u64::MAX), None);
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_never_overlap_and_everything_comes_back(steps in prop::collection::vec((any::<bool>(), 0u64..700), 1..200)) {
+            let mut arena = Arena::new(8192);
+            let mut live: Vec<Block> = Vec::new();
+            for (take, number) in steps {
+                if take {
+                    if let Some(block) = arena.allocate(number) {
+                        prop_assert_eq!(block.offset % ALIGNMENT, 0);
+                        for other in &live {
+                            prop_assert!(block.offset + block.len.max(1) <= other.offset || other.offset + other.len.max(1) <= block.offset);
+                        }
+                        live.push(block);
+                    }
+                } else if !live.is_empty() {
+                    let index = number as usize % live.len();
+                    arena.release(live.swap_remove(index));
+                }
+            }
+            for block in live.drain(..) {
+                arena.release(block);
+            }
+            prop_assert_eq!(arena.used(), 0);
+            prop_assert_eq!(arena.allocate(8192), Some(Block { offset: 0, len: 8192 }));
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Encoding and decoding of frames.
+
+use super::{
+    BatchRequest, Done, Execute, InputBlock, Load, Loaded, MAX_FRAME, OutputBlock, PREFIX, ToFrontend, ToWorker,
+    WireError,
+};
+use crate::error::ErrorCode;
+use crate::infer::Parameter;
+use crate::tensor::DataType;
+use crate::timeline::{ComputeStamps, Instant};
+
+/// A frame that cannot be understood: which field, and the value found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad frame from the other process: {field} is {value}")]
+pub struct DecodeError {
+    field: &'static str,
+    value: u64,
+}
+
+impl DecodeError {
+    pub(super) fn new(field: &'static str, value: u64) -> Self {
+        Self { field, value }
+    }
+}
+
+type Result<T> = std::result::Result<T, DecodeError>;
+
+impl ToWorker {
+    /// Appends the frame, length included, to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        framed(out, |out| match self {
+            Self::Load(load) => {
+                out.push(1);
+                load.put(out);
+            }
+            Self::Execute(execute) => {
+                out.push(2);
+                execute.put(out);
+            }
+            Self::Release(offsets) => {
+                out.push(3);
+                offsets.put(out);
+            }
+            Self::Shutdown => out.push(4),
+        });
+    }
+}
+
+impl ToFrontend {
+    /// Appends the frame, length included, to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        framed(out, |out| match self {
+            Self::Loaded(loaded) => {
+                out.push(1);
+                loaded.put(out);
+            }
+            Self::LoadFailed(message) => {
+                out.push(2);
+                message.put(out);
+            }
+            Self::Done(done) => {
+                out.push(3);
+                done.put(out);
+            }
+        });
+    }
+}
+
+/// Reads one payload that the frontend sent.
+///
+/// # Errors
+/// Anything that is not exactly one well-formed frame.
+pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
+    whole(payload, |input| {
+        Ok(match u8::get(input)? {
+            1 => ToWorker::Load(Wire::get(input)?),
+            2 => ToWorker::Execute(Wire::get(input)?),
+            3 => ToWorker::Release(Wire::get(input)?),
+            4 => ToWorker::Shutdown,
+            kind => return Err(DecodeError::new("frame kind", kind.into())),
+        })
+    })
+}
+
+/// Reads one payload that a worker sent.
+///
+/// # Errors
+/// Anything that is not exactly one well-formed frame.
+pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
+    whole(payload, |input| {
+        Ok(match u8::get(input)? {
+            1 => ToFrontend::Loaded(Wire::get(input)?),
+            2 => ToFrontend::LoadFailed(Wire::get(input)?),
+            3 => ToFrontend::Done(Wire::get(input)?),
+            kind => return Err(DecodeError::new("frame kind", kind.into())),
+        })
+    })
+}
+
+/// Writes the payload with its length in front.
+fn framed(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; PREFIX]);
+    payload(out);
+    let length = out.len() - start - PREFIX;
+    debug_assert!(length <= MAX_FRAME);
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    out[start..start + PREFIX].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Reads a payload that must be used up.
+fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T>) -> Result<T> {
+    let mut input = payload;
+    let value = read(&mut input)?;
+    if !input.is_empty() {
+        return Err(DecodeError::new("bytes left over", input.len() as u64));
+    }
+    Ok(value)
+}
+
+/// A value with a place on the wire. `put` and `get` are mirror images.
+trait Wire: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn get(input: &mut &[u8]) -> Result<Self>;
+}
+
+fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
+    let (taken, rest) = input.split_at_checked(length).ok_or(DecodeError::new("bytes missing", length as u64))?;
+    *input = rest;
+    Ok(taken)
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {$(
+        impl Wire for $number {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+            fn get(input: &mut &[u8]) -> Result<Self> {
+                let bytes = take(input, size_of::<Self>())?;
+                Ok(Self::from_le_bytes(bytes.try_into().map_err(|_| DecodeError::new("number", 0))?))
+            }
+        }
+    )*};
+}
+numbers!(u8, u16, u32, u64, i64, f64);
+
+/// Mirror images for a struct, field by field in the order given.
+macro_rules! fields {
+    ($name:ident { $($field:ident),* }) => {
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+            }
+            fn get(input: &mut &[u8]) -> Result<Self> {
+                $(let $field = Wire::get(input)?;)*
+                Ok(Self { $($field),* })
+            }
+        }
+    };
+}
+fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics });
+fields!(Execute { batch, requests, inputs, outputs, released });
+fields!(BatchRequest { id, rows, parameters });
+fields!(InputBlock { input, datatype, shape, offset, len });
+fields!(Loaded { engine, memory });
+fields!(Done { batch, stamps, error, failed, outputs });
+fields!(WireError { code, message });
+fields!(OutputBlock { output, datatype, shape, offset, len });
+fields!(ComputeStamps { start, input_end, output_start, end });
+
+/// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
+fn bounded_count(input: &mut &[u8]) -> Result<usize> {
+    let count = u32::get(input)? as usize;
+    if count > input.len() {
+        return Err(DecodeError::new("count", count as u64));
+    }
+    Ok(count)
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        u32::try_from(self.len()).unwrap_or(u32::MAX).put(out);
+        for item in self {
+            item.put(out);
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        let count = bounded_count(input)?;
+        let mut items = Vec::with_capacity(count.min(1024));
+        for _ in 0..count {
+            items.push(T::get(input)?);
+        }
+        Ok(items)
+    }
+}
+
+impl Wire for String {
+    fn put(&self, out: &mut Vec<u8>) {
+        u32::try_from(self.len()).unwrap_or(u32::MAX).put(out);
+        out.extend_from_slice(self.as_bytes());
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        let length = bounded_count(input)?;
+        let bytes = take(input, length)?;
+        let text = str::from_utf8(bytes)
+            .map_err(|e| DecodeError::new("text, not UTF-8 after byte", e.valid_up_to() as u64))?;
+        Ok(text.to_owned())
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            None => out.push(0),
+            Some(value) => {
+                out.push(1);
+                value.put(out);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        match u8::get(input)? {
+            0 => Ok(None),
+            1 => Ok(Some(T::get(input)?)),
+            other => Err(DecodeError::new("option", other.into())),
+        }
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        Ok((A::get(input)?, B::get(input)?))
+    }
+}
+
+impl Wire for Instant {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        Ok(Self(u64::get(input)?))
+    }
+}
+
+impl Wire for DataType {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(self.number());
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        let number = u8::get(input)?;
+        Self::from_number(number).ok_or(DecodeError::new("datatype", number.into()))
+    }
+}
+
+impl Wire for ErrorCode {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(self.to_wire());
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        let number = u8::get(input)?;
+        Self::from_wire(number).ok_or(DecodeError::new("error code", number.into()))
+    }
+}
+
+impl Wire for Parameter {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Bool(value) => {
+                out.push(0);
+                u8::from(*value).put(out);
+            }
+            Self::Int(value) => {
+                out.push(1);
+                value.put(out);
+            }
+            Self::Uint(value) => {
+                out.push(2);
+                value.put(out);
+            }
+            Self::Double(value) => {
+                out.push(3);
+                value.put(out);
+            }
+            Self::String(value) => {
+                out.push(4);
+                value.put(out);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        Ok(match u8::get(input)? {
+            0 => Self::Bool(u8::get(input)? != 0),
+            1 => Self::Int(i64::get(input)?),
+            2 => Self::Uint(u64::get(input)?),
+            3 => Self::Double(f64::get(input)?),
+            4 => Self::String(String::get(input)?),
+            kind => return Err(DecodeError::new("parameter kind", kind.into())),
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn execute() -> ToWorker {
+        ToWorker::Execute(Execute {
+            batch: 7,
+            requests: vec![
+                BatchRequest { id: "a".into(), rows: 2, parameters: vec![("p".into(), Parameter::Double(0.5))] },
+                BatchRequest::default(),
+            ],
+            inputs: vec![InputBlock { input: 1, datatype: DataType::Bf16, shape: vec![2, -1], offset: 64, len: 4 }],
+            outputs: vec![0, 3],
+            released: vec![128],
+        })
+    }
+
+    fn done() -> ToFrontend {
+        let stamps =
+            ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
+        let error = WireError { code: ErrorCode::InvalidArg, message: "no".into() };
+        let output = OutputBlock { output: 0, datatype: DataType::Bytes, shape: vec![1, 2], offset: 0, len: 9 };
+        ToFrontend::Done(Done {
+            batch: 7,
+            stamps,
+            error: Some(error.clone()),
+            failed: vec![(1, error)],
+            outputs: vec![output],
+        })
+    }
+
+    fn payload(frame: &[u8]) -> &[u8] {
+        let length = super::super::payload_length(frame[..PREFIX].try_into().unwrap()).unwrap();
+        assert_eq!(frame.len(), PREFIX + length);
+        &frame[PREFIX..]
+    }
+
+    #[test]
+    fn frames_round_trip() {
+        let load = ToWorker::Load(Load {
+            wire_version: super::super::VERSION,
+            model: "m".into(),
+            version: 3,
+            instance: "m_0".into(),
+            directory: "/r/m/3".into(),
+            config: vec![1, 2],
+            threads: 2,
+            metrics: "mode: prometheus".into(),
+        });
+        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown] {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
+        }
+        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5 });
+        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done()] {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
+        }
+    }
+
+    #[test]
+    fn every_shortened_frame_is_refused() {
+        let mut bytes = Vec::new();
+        execute().encode(&mut bytes);
+        for length in 0..payload(&bytes).len() {
+            assert!(decode_to_worker(&payload(&bytes)[..length]).is_err(), "{length} bytes");
+        }
+        bytes.push(0);
+        assert_eq!(decode_to_worker(&bytes[PREFIX..]), Err(DecodeError::new("bytes left over", 1)));
+    }
+
+    #[test]
+    fn a_huge_count_reserves_nothing() {
+        let mut payload = vec![3];
+        payload.extend_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(decode_to_worker(&payload), Err(DecodeError::new("count", u64::from(u32::MAX))));
+    }
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let _ = decode_to_worker(&payload);
+            let _ = decode_to_frontend(&payload);
+            let mut bytes = Vec::new();
+            done().encode(&mut bytes);
+            let index = PREFIX + position.index(bytes.len() - PREFIX);
+            bytes[index] = value;
+            let _ = decode_to_frontend(&bytes[PREFIX..]);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The frames between the frontend and a worker, as bytes.
+//!
+//! A frame is a little-endian `u32` length followed by that many bytes of payload; the payload's first byte is the kind.
+//! Tensor data never travels in frames: frames carry offsets into the shared-memory arenas. Both ends are built from
+//! one source tree, so the encoding has no compatibility to keep beyond [`VERSION`], which the first frame carries.
+//!
+//! Decoding trusts nothing: every count is bounded by the bytes that are there, every number by its meaning.
+
+mod codec;
+
+use crate::error::{ErrorCode, InferError, Reason};
+use crate::infer::Parameters;
+use crate::tensor::DataType;
+use crate::timeline::ComputeStamps;
+
+pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
+
+/// Changes with every change of the encoding. A worker of another version refuses to load.
+pub const VERSION: u32 = 1;
+
+/// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
+/// lists of requests.
+pub const MAX_FRAME: usize = 64 << 20;
+
+/// Bytes of the length in front of each payload.
+pub const PREFIX: usize = 4;
+
+/// What the frontend tells a worker.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToWorker {
+    /// The first frame: what to run.
+    Load(Load),
+    /// Execute a batch.
+    Execute(Execute),
+    /// Blocks of the worker's output arena that nobody reads any more, by offset.
+    Release(Vec<u64>),
+    /// Finish and exit.
+    Shutdown,
+}
+
+/// The model instance that a worker process runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// [`VERSION`] of the sender.
+    pub wire_version: u32,
+    /// The model's name.
+    pub model: String,
+    /// The model's version.
+    pub version: u64,
+    /// The instance's name, for messages.
+    pub instance: String,
+    /// The directory of the version, with the model's files.
+    pub directory: String,
+    /// The checked configuration, in protobuf.
+    pub config: Vec<u8>,
+    /// Threads that one execution may use.
+    pub threads: u32,
+    /// The text of `metrics.yaml`, from which both processes number the metrics.
+    pub metrics: String,
+}
+
+/// One batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Execute {
+    /// Number of the batch, unique within the connection.
+    pub batch: u64,
+    /// The requests, in batch order.
+    pub requests: Vec<BatchRequest>,
+    /// The inputs that are given, each contiguous over all requests.
+    pub inputs: Vec<InputBlock>,
+    /// The outputs that any request wants, as positions in the configuration; empty means all.
+    pub outputs: Vec<u16>,
+    /// As [`ToWorker::Release`], to save a frame.
+    pub released: Vec<u64>,
+}
+
+/// One request of a batch, as a worker sees it.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct BatchRequest {
+    /// The client's id; may be empty.
+    pub id: String,
+    /// Rows of the batch that belong to this request; 1 for a model that does not batch.
+    pub rows: u32,
+    /// The request's free parameters.
+    pub parameters: Parameters,
+}
+
+/// An input of a batch in the frontend's arena.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputBlock {
+    /// Position in the configuration's inputs.
+    pub input: u16,
+    /// What the elements are.
+    pub datatype: DataType,
+    /// The shape of the whole batch, as the model sees it.
+    pub shape: Vec<i64>,
+    /// First byte in the arena.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What a worker tells the frontend.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToFrontend {
+    /// The model is loaded; batches may come.
+    Loaded(Loaded),
+    /// The model cannot be loaded; the worker exits.
+    LoadFailed(String),
+    /// A batch is done.
+    Done(Done),
+}
+
+/// What a worker tells about the instance it has loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// What executes the model, for logs and the served configuration, for example `onnxruntime 1.31.1`.
+    pub engine: String,
+    /// Resident memory of the process after loading, bytes.
+    pub memory: u64,
+}
+
+/// The outcome of one batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// The batch's number, from [`Execute::batch`].
+    pub batch: u64,
+    /// When the worker did what.
+    pub stamps: ComputeStamps,
+    /// The whole batch failed.
+    pub error: Option<WireError>,
+    /// Single requests that failed, by position in the batch.
+    pub failed: Vec<(u32, WireError)>,
+    /// Outputs over all requests, in the worker's arena.
+    pub outputs: Vec<OutputBlock>,
+}
+
+/// An error as it crosses the wire.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WireError {
+    /// What the client is told.
+    pub code: ErrorCode,
+    /// The text.
+    pub message: String,
+}
+
+impl From<WireError> for InferError {
+    fn from(error: WireError) -> Self {
+        InferError::new(error.code, Reason::Backend, error.message)
+    }
+}
+
+/// An output of a batch in the worker's arena.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputBlock {
+    /// Position in the configuration's outputs.
+    pub output: u16,
+    /// What the elements are.
+    pub datatype: DataType,
+    /// The shape of the whole batch, as the model gave it.
+    pub shape: Vec<i64>,
+    /// First byte in the arena; also the name under which it is released.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The length of the payload behind these prefix bytes.
+///
+/// # Errors
+/// A length of 0 or over [`MAX_FRAME`].
+pub fn payload_length(prefix: [u8; PREFIX]) -> Result<usize, DecodeError> {
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length == 0 || length > MAX_FRAME {
+        return Err(DecodeError::new("frame length", length as u64));
+    }
+    Ok(length)
+}
+
+/// The descriptors that a worker process inherits, by number.
+pub mod descriptors {
+    /// A connected Unix stream socket that carries the frames.
+    pub const SOCKET: i32 = 3;
+    /// The arena of the inputs, written by the frontend.
+    pub const INPUTS: i32 = 4;
+    /// The arena of the outputs, written by the worker.
+    pub const OUTPUTS: i32 = 5;
+    /// The ring of metric samples, written by the worker.
+    pub const METRICS: i32 = 6;
+}

@@ -1,0 +1,165 @@
+//! Models without files, for examples, tests and measurements. The configuration's parameter `function` chooses one:
+//!
+//! | function | what it does |
+//! |---|---|
+//! | `identity` | output *i* is input *i* |
+//! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
+//! | `delay` | identity after `delay_ms` milliseconds for each batch |
+//! | `fail` | fails every batch with the text of `message`, or `requested failure` |
+//! | `crash` | identity, but aborts the process when the first byte of input 0 is 1 |
+//! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
+
+use std::thread;
+use std::time::Duration;
+
+use pharos::error::InferError;
+use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
+
+use super::elements::{self, Operation};
+use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
+
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, hang";
+
+enum Function {
+    Identity,
+    AddSub,
+    Delay(Duration),
+    Fail(String),
+    Crash,
+    Hang,
+}
+
+struct Builtin {
+    function: Function,
+    /// Datatypes of the configured outputs, by position.
+    outputs: Vec<DataType>,
+}
+
+/// Makes the function that the configuration asks for.
+pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    let parameter = |name: &str| context.config.parameters.get(name).map(String::as_str);
+    let function = match parameter("function") {
+        Some("identity") => Function::Identity,
+        Some("add_sub") => Function::AddSub,
+        Some("delay") => {
+            let text = parameter("delay_ms").unwrap_or("0");
+            let milliseconds = text.parse().map_err(|_| {
+                load_error(format!("parameter 'delay_ms' is '{text}'; it must be a whole number of milliseconds"))
+            })?;
+            Function::Delay(Duration::from_millis(milliseconds))
+        }
+        Some("fail") => Function::Fail(parameter("message").unwrap_or("requested failure").to_owned()),
+        Some("crash") => Function::Crash,
+        Some("hang") => Function::Hang,
+        Some(other) => {
+            return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
+        }
+        None => return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}"))),
+    };
+    let (inputs, outputs) = (context.config.inputs.len(), context.config.outputs.len());
+    let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
+    if (inputs, outputs) != wanted {
+        let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
+        return Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")));
+    }
+    let outputs = context.config.outputs.iter().map(|output| output.datatype).collect();
+    Ok(Box::new(Builtin { function, outputs }))
+}
+
+impl Backend for Builtin {
+    fn engine(&self) -> String {
+        concat!("builtin ", env!("CARGO_PKG_VERSION")).to_owned()
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let marked = batch.inputs.first().is_some_and(|input| input.data.first() == Some(&1));
+        match &self.function {
+            Function::AddSub => return self.add_sub(batch, outputs),
+            Function::Fail(message) => return Err(run_error(message.clone())),
+            Function::Delay(duration) => thread::sleep(*duration),
+            Function::Crash if marked => std::process::abort(),
+            Function::Hang if marked => loop {
+                thread::park();
+            },
+            Function::Identity | Function::Crash | Function::Hang => {}
+        }
+        identity(batch, outputs)
+    }
+}
+
+fn identity(batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+    for input in batch.inputs.iter().filter(|input| batch.wants(input.index)) {
+        let out = outputs.allocate(input.index, input.datatype, input.shape, input.data.len())?;
+        out.copy_from_slice(input.data);
+    }
+    Ok(())
+}
+
+impl Builtin {
+    fn add_sub(&self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let [left, right] = batch.inputs.as_slice() else {
+            return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
+        };
+        for (output, operation) in [(0, Operation::Add), (1, Operation::Subtract)] {
+            if !batch.wants(output) {
+                continue;
+            }
+            if left.datatype == DataType::Bytes {
+                add_sub_text(batch, (left, right), (output, operation), outputs)?;
+                continue;
+            }
+            let datatype = self.outputs.get(output).copied().unwrap_or(left.datatype);
+            if datatype != left.datatype || datatype != right.datatype {
+                return Err(run_error("add_sub needs one datatype for its inputs and outputs"));
+            }
+            let out = outputs.allocate(output, datatype, left.shape, left.data.len())?;
+            if !elements::apply(datatype, operation, (left.data, right.data), out) {
+                return Err(run_error(format!("add_sub has no arithmetic for {datatype}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decimal numbers as text. A request with an element that is no number fails alone; its place in the batch is filled
+/// with empty elements.
+fn add_sub_text(
+    batch: &Batch<'_>,
+    (left, right): (&Input<'_>, &Input<'_>),
+    (output, operation): (usize, Operation),
+    outputs: &mut Outputs<'_>,
+) -> Result<(), InferError> {
+    let pairs: Vec<_> = bytes_elements(left.data).zip(bytes_elements(right.data)).collect();
+    let per_row = pairs.len() / usize::try_from(batch.rows()).unwrap_or(1).max(1);
+    let mut result = Vec::with_capacity(left.data.len().max(right.data.len()));
+    let mut pairs = pairs.into_iter();
+    for (position, request) in batch.requests.iter().enumerate() {
+        let mut failure = None;
+        for (a, b) in pairs.by_ref().take(per_row * request.rows as usize) {
+            let sum = number(left.name, a).and_then(|a| Ok((a, number(right.name, b)?))).map(|(a, b)| match operation {
+                Operation::Add => a.wrapping_add(b),
+                Operation::Subtract => a.wrapping_sub(b),
+            });
+            match sum {
+                Ok(sum) => push_bytes_element(&mut result, sum.to_string().as_bytes()),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    push_bytes_element(&mut result, b"")
+                }
+            };
+        }
+        if let Some(error) = failure {
+            outputs.fail(position, error);
+        }
+    }
+    outputs.allocate(output, DataType::Bytes, left.shape, result.len())?.copy_from_slice(&result);
+    Ok(())
+}
+
+fn number(input: &str, element: Result<&[u8], usize>) -> Result<i64, InferError> {
+    let bytes = element.map_err(|at| run_error(format!("input '{input}' is not framed as BYTES at byte {at}")))?;
+    let text = str::from_utf8(bytes).unwrap_or("(not UTF-8)");
+    text.trim().parse().map_err(|_| {
+        InferError::invalid(format!("input '{input}' holds '{text}', which is not a whole decimal number"))
+    })
+}

@@ -1,0 +1,117 @@
+//! How a worker executes a batch.
+//!
+//! A [`Backend`] sees contiguous inputs in shared memory and asks for outputs there; it never sees sockets, frames or
+//! other requests' bookkeeping. One file per backend; [`create`] chooses by name.
+
+mod builtin;
+mod elements;
+#[allow(unsafe_code)]
+mod onnxruntime;
+mod tract;
+
+use std::path::Path;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::ModelConfig;
+use pharos::tensor::DataType;
+use pharos::wire::BatchRequest;
+
+use crate::memory::OutputArena;
+
+pub use crate::instance::Outputs;
+
+/// Runs one instance of a model.
+pub trait Backend {
+    /// What computes, with its version, for logs and the served configuration; for example `tract 0.23.9`.
+    fn engine(&self) -> String;
+
+    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for.
+    ///
+    /// # Errors
+    /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
+}
+
+/// What a backend is created from.
+pub struct Context<'a> {
+    /// The model's configuration.
+    pub config: &'a ModelConfig,
+    /// The directory of the version, with the model's files.
+    pub directory: &'a Path,
+    /// Threads that one execution may use.
+    pub threads: usize,
+}
+
+/// One input of a batch, over all its requests.
+pub struct Input<'a> {
+    /// Position in the configuration's inputs.
+    pub index: usize,
+    /// Name in the configuration.
+    pub name: &'a str,
+    /// What the elements are.
+    pub datatype: DataType,
+    /// The shape of the whole batch.
+    pub shape: &'a [i64],
+    /// Little-endian, row-major, aligned to 64 bytes; BYTES elements length-prefixed.
+    pub data: &'a [u8],
+}
+
+/// A batch as a backend sees it.
+pub struct Batch<'a> {
+    /// The requests, in batch order.
+    pub requests: &'a [BatchRequest],
+    /// The inputs that are given, in the configuration's order.
+    pub inputs: Vec<Input<'a>>,
+    pub(crate) wanted: &'a [u16],
+}
+
+impl Batch<'_> {
+    /// Whether any request wants the output at this position of the configuration.
+    pub fn wants(&self, output: usize) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|wanted| usize::from(*wanted) == output)
+    }
+
+    /// The rows of all requests together.
+    pub fn rows(&self) -> u64 {
+        self.requests.iter().map(|request| u64::from(request.rows)).sum()
+    }
+}
+
+/// Makes the backend that the configuration names.
+///
+/// # Errors
+/// The backend is not known, or cannot load the model; the message is for the user who wrote the model.
+pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    match context.config.backend.as_str() {
+        "builtin" => builtin::create(context),
+        "onnxruntime" => match onnxruntime::library() {
+            Some(library) => onnxruntime::create(context, &library),
+            None => tract::create(context),
+        },
+        "tract" => tract::create(context),
+        other => Err(load_error(format!("unknown backend '{other}'; this worker has: builtin, onnxruntime, tract"))),
+    }
+}
+
+/// An error of loading a model.
+pub(crate) fn load_error(message: impl Into<String>) -> InferError {
+    InferError::new(ErrorCode::Unavailable, Reason::Backend, message)
+}
+
+/// An error of executing a batch that is not the client's fault.
+pub(crate) fn run_error(message: impl Into<String>) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Backend, message)
+}
+
+/// The model's file in the version directory: what `default_model_filename` says, else `model.onnx`.
+pub(crate) fn model_file(context: &Context<'_>) -> Result<std::path::PathBuf, InferError> {
+    let name = match context.config.default_model_filename.as_str() {
+        "" => "model.onnx",
+        name => name,
+    };
+    let path = context.directory.join(name);
+    if path.is_file() { Ok(path) } else { Err(load_error(format!("the model file '{}' does not exist", path.display()))) }
+}
+
+/// Memory for outputs, for [`Outputs`].
+pub(crate) type Arena = OutputArena;

@@ -1,0 +1,201 @@
+//! ONNX models on tract: pure Rust, embedded, so that a first run needs nothing installed. CPU only, one thread.
+//!
+//! A model whose free dimensions have names is optimised once, with symbols in their place; one that tract cannot
+//! optimise that way is optimised once for each combination of input shapes that comes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use half::f16;
+use pharos::error::InferError;
+use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
+use tract_onnx::prelude::{
+    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TVec, TValue, Tensor,
+    TractResult, TypedRunnableModel,
+};
+
+use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
+
+/// Plans kept for different input shapes; when one more comes, all are dropped and made anew as they come.
+const MAX_PLANS: usize = 64;
+
+type Plan = Arc<TypedRunnableModel>;
+type Shapes = Vec<Vec<usize>>;
+
+struct Tract {
+    model: InferenceModel,
+    /// One plan for all shapes, if tract could make it.
+    symbolic: Option<Plan>,
+    plans: HashMap<Shapes, Plan>,
+    /// For each input of the graph, the position in the configuration.
+    inputs: Vec<usize>,
+    /// For each output of the graph, the position in the configuration; `None` if the configuration leaves it out.
+    outputs: Vec<Option<(usize, DataType)>>,
+}
+
+/// Loads the model's file.
+pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    let path = model_file(context)?;
+    let unusable = |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
+    let mut model = tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}")))?;
+    let names = graph_names(&model).map_err(|error| unusable(&error))?;
+    let position = |name: &String| context.config.inputs.iter().position(|input| &input.name == name);
+    let inputs = names.0.iter().map(|name| position(name).ok_or(name)).collect::<Result<Vec<_>, _>>();
+    let inputs = inputs.map_err(|name| unusable(&format!("its input '{name}' is not in the configuration")))?;
+    let outputs: Vec<_> = names.1.iter().map(|name| configured_output(context, name)).collect();
+    for output in &context.config.outputs {
+        if !names.1.contains(&output.name) {
+            return Err(unusable(&format!("it has no output '{}'; it has {}", output.name, names.1.join(", "))));
+        }
+    }
+    // Output facts written in the file can be wrong; tract derives its own.
+    for output in 0..model.outputs.len() {
+        model = model.with_output_fact(output, InferenceFact::default()).map_err(|error| unusable(&error))?;
+    }
+    let symbolic = model.clone().into_optimized().and_then(IntoRunnable::into_runnable).ok();
+    Ok(Box::new(Tract { model, symbolic, plans: HashMap::new(), inputs, outputs }))
+}
+
+fn configured_output(context: &Context<'_>, name: &str) -> Option<(usize, DataType)> {
+    let position = context.config.outputs.iter().position(|output| output.name == name)?;
+    Some((position, context.config.outputs.get(position)?.datatype))
+}
+
+fn graph_names(model: &InferenceModel) -> TractResult<(Vec<String>, Vec<String>)> {
+    let name = |outlet: &tract_onnx::prelude::OutletId| {
+        let label = model.outlet_label(*outlet).map(str::to_owned);
+        label.unwrap_or_else(|| model.node(outlet.node).name.clone())
+    };
+    Ok((model.input_outlets()?.iter().map(name).collect(), model.output_outlets()?.iter().map(name).collect()))
+}
+
+impl Backend for Tract {
+    fn engine(&self) -> String {
+        "tract 0.23".to_owned()
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let ordered = self.inputs.iter().map(|position| {
+            let input = batch.inputs.iter().find(|input| input.index == *position);
+            input.ok_or_else(|| run_error("tract runs no model with an input left out"))
+        });
+        let ordered: Vec<&Input<'_>> = ordered.collect::<Result<_, _>>()?;
+        let tensors: TVec<TValue> = ordered.iter().map(|input| to_tensor(input).map(TValue::from)).collect::<Result<_, _>>()?;
+        let plan = self.plan(&tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
+        outputs.inputs_ready();
+        let results = plan.run(tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
+        outputs.computed();
+        for (result, configured) in results.iter().zip(&self.outputs) {
+            if let Some((position, datatype)) = configured
+                && batch.wants(*position)
+            {
+                from_tensor(result, (*position, *datatype), outputs)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tract {
+    fn plan(&mut self, inputs: &[TValue]) -> TractResult<Plan> {
+        if let Some(plan) = &self.symbolic {
+            return Ok(plan.clone());
+        }
+        let shapes: Shapes = inputs.iter().map(|input| input.shape().to_vec()).collect();
+        if let Some(plan) = self.plans.get(&shapes) {
+            return Ok(plan.clone());
+        }
+        let mut model = self.model.clone();
+        for (index, input) in inputs.iter().enumerate() {
+            model = model.with_input_fact(index, InferenceFact::dt_shape(input.datum_type(), input.shape()))?;
+        }
+        let plan = model.into_optimized()?.into_runnable()?;
+        if self.plans.len() >= MAX_PLANS {
+            self.plans.clear();
+        }
+        self.plans.insert(shapes, plan.clone());
+        Ok(plan)
+    }
+}
+
+/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype other than BOOL.
+macro_rules! for_numbers {
+    ($datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr) => {
+        match $datatype {
+            DataType::Uint8 => { type $number = u8; $body }
+            DataType::Uint16 => { type $number = u16; $body }
+            DataType::Uint32 => { type $number = u32; $body }
+            DataType::Uint64 => { type $number = u64; $body }
+            DataType::Int8 => { type $number = i8; $body }
+            DataType::Int16 => { type $number = i16; $body }
+            DataType::Int32 => { type $number = i32; $body }
+            DataType::Int64 => { type $number = i64; $body }
+            DataType::Fp16 => { type $number = f16; $body }
+            DataType::Fp32 => { type $number = f32; $body }
+            DataType::Fp64 => { type $number = f64; $body }
+            _ => $otherwise,
+        }
+    };
+}
+
+fn to_tensor(input: &Input<'_>) -> Result<Tensor, InferError> {
+    let shape: Vec<usize> = input.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).collect();
+    let tensor = for_numbers!(input.datatype, Number => {
+        let values: Vec<Number> = input.data.as_chunks().0.iter().map(|bytes| Number::from_le_bytes(*bytes)).collect();
+        Tensor::from_shape(&shape, &values)
+    }, otherwise match input.datatype {
+        DataType::Bool => {
+            let values: Vec<bool> = input.data.iter().map(|byte| *byte != 0).collect();
+            Tensor::from_shape(&shape, &values)
+        }
+        DataType::Bytes => return text_tensor(input, &shape),
+        other => return Err(run_error(format!("tract does not take {other} inputs"))),
+    });
+    tensor.map_err(|error| run_error(format!("input '{}': {error:#}", input.name)))
+}
+
+fn text_tensor(input: &Input<'_>, shape: &[usize]) -> Result<Tensor, InferError> {
+    let texts = bytes_elements(input.data).map(|element| {
+        let bytes = element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
+        let text = String::from_utf8(bytes.to_vec());
+        text.map_err(|_| InferError::invalid(format!("input '{}' holds an element that is not UTF-8", input.name)))
+    });
+    let texts = texts.collect::<Result<Vec<_>, _>>()?;
+    let array = tract_onnx::prelude::tract_ndarray::ArrayD::from_shape_vec(shape, texts);
+    array.map(Tensor::from).map_err(|error| run_error(format!("input '{}': {error}", input.name)))
+}
+
+fn from_tensor(tensor: &Tensor, (position, datatype): (usize, DataType), outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+    let shape: Vec<i64> = tensor.shape().iter().map(|dim| i64::try_from(*dim).unwrap_or(0)).collect();
+    let unusable = |error: &dyn std::fmt::Display| run_error(format!("output {position} as {datatype}: {error:#}"));
+    if tensor.datum_type() == DatumType::TDim {
+        let tensor = tensor.cast_to::<i64>().map_err(|error| unusable(&error))?;
+        return from_tensor(&tensor, (position, datatype), outputs);
+    }
+    let view = tensor.try_as_plain_ram().map_err(|error| unusable(&error))?;
+    if datatype == DataType::Bytes {
+        let mut data = Vec::new();
+        for text in view.as_slice::<String>().map_err(|error| unusable(&error))? {
+            push_bytes_element(&mut data, text.as_bytes());
+        }
+        outputs.allocate(position, datatype, &shape, data.len())?.copy_from_slice(&data);
+        return Ok(());
+    }
+    let out = outputs.allocate_fixed(position, datatype, &shape)?;
+    for_numbers!(datatype, Number => {
+        let values = view.as_slice::<Number>().map_err(|error| unusable(&error))?;
+        for (bytes, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = value.to_le_bytes();
+        }
+    }, otherwise match datatype {
+        DataType::Bool => {
+            let values = view.as_slice::<bool>().map_err(|error| unusable(&error))?;
+            for (byte, value) in out.iter_mut().zip(values) {
+                *byte = u8::from(*value);
+            }
+        }
+        other => return Err(run_error(format!("tract gives no {other} outputs"))),
+    });
+    Ok(())
+}
+

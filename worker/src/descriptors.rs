@@ -1,0 +1,55 @@
+//! The descriptors that the frontend hands over when it starts this process.
+//!
+//! Contract: the numbers of [`pharos::wire::descriptors`] are open in a process that the frontend started, and nothing
+//! else in this process has touched them before [`Inherited::take`], which is called once, first thing in `run`. Each is
+//! checked to be open before it is owned, so that a worker started by hand ends with a sentence.
+
+use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use pharos::wire::descriptors;
+
+/// What a worker inherits.
+pub(crate) struct Inherited {
+    /// The connection to the frontend.
+    pub(crate) socket: UnixStream,
+    /// The shared memory.
+    pub(crate) memory: SharedDescriptors,
+}
+
+/// Memory shared with the frontend, not mapped yet.
+pub(crate) struct SharedDescriptors {
+    /// Inputs: written by the frontend.
+    pub(crate) inputs: OwnedFd,
+    /// Outputs: written by this process.
+    pub(crate) outputs: OwnedFd,
+    /// The metrics ring: written by this process.
+    pub(crate) metrics: OwnedFd,
+}
+
+impl Inherited {
+    /// Takes ownership of all of them.
+    ///
+    /// # Errors
+    /// One of them is not open.
+    pub(crate) fn take() -> io::Result<Self> {
+        Ok(Self {
+            socket: take(descriptors::SOCKET, "socket")?.into(),
+            memory: SharedDescriptors {
+                inputs: take(descriptors::INPUTS, "input arena")?,
+                outputs: take(descriptors::OUTPUTS, "output arena")?,
+                metrics: take(descriptors::METRICS, "metrics ring")?,
+            },
+        })
+    }
+}
+
+fn take(number: RawFd, what: &str) -> io::Result<OwnedFd> {
+    // SAFETY: borrowed only for the call below, which reports EBADF if the number is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|error| io::Error::other(format!("descriptor {number} ({what}): {error}")))?;
+    // SAFETY: open, and by this module's contract owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}

@@ -1,0 +1,180 @@
+//! One loaded model: takes an Execute frame's batch through the backend and says how it went.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use pharos::error::InferError;
+use pharos::model::ModelConfig;
+use pharos::tensor::{DataType, byte_size};
+use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
+
+use crate::backend::{self, Arena, Backend, Batch, Context, Input, load_error, run_error};
+use crate::clock;
+use crate::descriptors::SharedDescriptors;
+use crate::memory::{self, InputArena};
+use crate::metrics::Metrics;
+
+/// Output memory that stays with the process when nobody uses it; more is handed back to the system.
+const KEEP_OUTPUTS: u64 = 16 << 20;
+
+/// A loaded model instance.
+pub(crate) struct Instance {
+    backend: Box<dyn Backend>,
+    config: ModelConfig,
+    inputs: InputArena,
+    outputs: Arena,
+    metrics: Metrics,
+}
+
+impl Instance {
+    /// Maps the shared memory and loads the model.
+    ///
+    /// # Errors
+    /// What the user is told about why the model cannot be loaded.
+    pub(crate) fn load(load: &Load, descriptors: SharedDescriptors) -> Result<Self, InferError> {
+        let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
+        let (inputs, outputs) = memory::map(&descriptors).map_err(|error| shared_memory_error(&error))?;
+        let metrics = Metrics::open(&descriptors.metrics, load).map_err(|error| shared_memory_error(&error))?;
+        let threads = (load.threads as usize).max(1);
+        let context = Context { config: &config, directory: Path::new(&load.directory), threads };
+        let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
+            .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&panic)))))?;
+        Ok(Self { backend, config, inputs, outputs, metrics })
+    }
+
+    /// What the frontend is told about this instance.
+    pub(crate) fn loaded(&self) -> Loaded {
+        Loaded { engine: self.backend.engine(), memory: resident_memory() }
+    }
+
+    /// Gives output blocks back.
+    pub(crate) fn release(&mut self, offsets: &[u64]) {
+        self.outputs.release(offsets);
+        self.outputs.trim(KEEP_OUTPUTS);
+    }
+
+    /// Executes a batch. The flag says that the backend panicked and must not be used again.
+    pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
+        self.release(&execute.released);
+        let start = clock::now();
+        let mut outputs = Outputs::new(&mut self.outputs, start);
+        let result = match batch_of(&self.config, &self.inputs, execute) {
+            Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
+            Err(error) => Ok(Err(error)),
+        };
+        let (error, panicked) = match result {
+            Ok(result) => (result.err(), false),
+            Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&panic)))), true),
+        };
+        let done = outputs.done(execute.batch, error);
+        self.metrics.batch_executed(&done, &execute.requests);
+        (done, panicked)
+    }
+}
+
+/// The outputs of one batch: memory, stamps, and requests that failed.
+pub struct Outputs<'a> {
+    arena: &'a mut Arena,
+    blocks: Vec<OutputBlock>,
+    failed: Vec<(u32, WireError)>,
+    start: Instant,
+    input_end: Option<Instant>,
+    output_start: Option<Instant>,
+}
+
+impl<'a> Outputs<'a> {
+    fn new(arena: &'a mut Arena, start: Instant) -> Self {
+        Self { arena, blocks: Vec::new(), failed: Vec::new(), start, input_end: None, output_start: None }
+    }
+
+    /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
+    ///
+    /// # Errors
+    /// The output arena is full.
+    pub fn allocate(&mut self, output: usize, datatype: DataType, shape: &[i64], len: usize) -> Result<&'a mut [u8], InferError> {
+        let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+        let Some((block, memory)) = self.arena.allocate(len as u64) else {
+            let capacity = self.arena.capacity();
+            return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
+        };
+        self.blocks.push(OutputBlock {
+            output,
+            datatype,
+            shape: shape.to_vec(),
+            offset: block.offset,
+            len: block.len,
+        });
+        Ok(memory)
+    }
+
+    /// [`Outputs::allocate`] for a datatype of fixed size: the length follows from the shape.
+    ///
+    /// # Errors
+    /// As [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
+    pub fn allocate_fixed(&mut self, output: usize, datatype: DataType, shape: &[i64]) -> Result<&'a mut [u8], InferError> {
+        let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))?;
+        self.allocate(output, datatype, shape, len)
+    }
+
+    /// Fails one request of the batch, by its position; the others are answered as usual.
+    pub fn fail(&mut self, request: usize, error: InferError) {
+        let request = u32::try_from(request).unwrap_or(u32::MAX);
+        self.failed.push((request, WireError { code: error.code, message: error.message }));
+    }
+
+    /// Stamps that the inputs are where the model wants them. Not called: at once.
+    pub fn inputs_ready(&mut self) {
+        self.input_end = Some(clock::now());
+    }
+
+    /// Stamps that the model has computed. Not called: when `execute` returns.
+    pub fn computed(&mut self) {
+        self.output_start = Some(clock::now());
+    }
+
+    fn done(self, batch: u64, error: Option<InferError>) -> Done {
+        let end = clock::now();
+        let input_end = self.input_end.unwrap_or(self.start);
+        let stamps =
+            ComputeStamps { start: self.start, input_end, output_start: self.output_start.unwrap_or(end).max(input_end), end };
+        let Some(error) = error else {
+            return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
+        };
+        let offsets: Vec<u64> = self.blocks.iter().map(|block| block.offset).collect();
+        self.arena.release(&offsets);
+        let error = WireError { code: error.code, message: error.message };
+        Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
+    }
+}
+
+/// The batch that a frame describes, its inputs in place.
+fn batch_of<'a>(config: &'a ModelConfig, memory: &'a InputArena, execute: &'a Execute) -> Result<Batch<'a>, InferError> {
+    let inputs = execute.inputs.iter().map(|block| {
+        let index = usize::from(block.input);
+        let spec = config.inputs.get(index).ok_or_else(|| run_error(format!("there is no input {index}")))?;
+        let data = memory.bytes(block.offset, block.len);
+        let data = data.ok_or_else(|| run_error(format!("input '{}' is not in the arena", spec.name)))?;
+        Ok(Input { index, name: &spec.name, datatype: block.datatype, shape: &block.shape, data })
+    });
+    Ok(Batch { requests: &execute.requests, inputs: inputs.collect::<Result<_, InferError>>()?, wanted: &execute.outputs })
+}
+
+fn shared_memory_error(error: &io::Error) -> InferError {
+    load_error(format!("shared memory cannot be mapped: {error}"))
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Resident memory of this process, bytes; 0 where /proc is not mounted.
+fn resident_memory() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}

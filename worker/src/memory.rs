@@ -1,0 +1,87 @@
+//! The worker's view of the shared arenas. Unsafe in name only here: the mapping's contract is `pharos::shm`'s.
+//!
+//! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that
+//! answers it, and reads an output block only after the Done that names it; output blocks come from this process's own
+//! [`Arena`] and never overlap while they are out.
+
+use std::collections::HashMap;
+use std::io;
+
+use pharos::arena::{Arena, Block};
+use pharos::shm::SharedMemory;
+
+use crate::descriptors::SharedDescriptors;
+
+/// Where inputs are read from.
+pub(crate) struct InputArena {
+    memory: SharedMemory,
+}
+
+impl InputArena {
+    /// The bytes of an input; `None` if they are not within the arena.
+    pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        // SAFETY: the frontend leaves the block alone until it is answered (contract above).
+        unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
+    }
+}
+
+/// Where outputs are written to.
+pub(crate) struct OutputArena {
+    memory: SharedMemory,
+    arena: Arena,
+    live: HashMap<u64, Block>,
+}
+
+impl OutputArena {
+    /// A block of `len` bytes, its content undefined, and its memory; `None` when the arena is full.
+    ///
+    /// The memory stays valid while the arena's mapping exists; it is this block's alone until it is released.
+    pub(crate) fn allocate<'m>(&mut self, len: u64) -> Option<(Block, &'m mut [u8])> {
+        let block = self.arena.allocate(len)?;
+        // SAFETY: blocks of one arena do not overlap, this one is new, and the mapping lives as long as the process: it
+        // is never dropped (see `map`).
+        let memory = unsafe { self.memory.slice_mut(usize::try_from(block.offset).ok()?, usize::try_from(len).ok()?)? };
+        self.live.insert(block.offset, block);
+        // SAFETY: as above; the lifetime is detached from `&mut self` because several blocks are filled at once.
+        let memory = unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr(), memory.len()) };
+        Some((block, memory))
+    }
+
+    /// Gives blocks back by their offsets; unknown offsets are ignored (a block is never released twice).
+    pub(crate) fn release(&mut self, offsets: &[u64]) {
+        for offset in offsets {
+            if let Some(block) = self.live.remove(offset) {
+                self.arena.release(block);
+            }
+        }
+    }
+
+    /// Hands memory beyond `keep` bytes back to the system if nobody uses it.
+    pub(crate) fn trim(&mut self, keep: u64) {
+        if let Some((offset, len)) = self.arena.idle_tail(keep) {
+            // A hole that cannot be punched costs memory, nothing else.
+            let _ = self.memory.punch_hole(offset, len);
+        }
+    }
+
+    /// The size of the arena in bytes.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.arena.capacity()
+    }
+}
+
+/// Maps both arenas.
+///
+/// # Errors
+/// A descriptor cannot be mapped.
+pub(crate) fn map(descriptors: &SharedDescriptors) -> io::Result<(InputArena, OutputArena)> {
+    let inputs = SharedMemory::map(&descriptors.inputs, length(&descriptors.inputs)?)?;
+    let length = length(&descriptors.outputs)?;
+    let outputs = SharedMemory::map(&descriptors.outputs, length)?;
+    let arena = Arena::new(length as u64);
+    Ok((InputArena { memory: inputs }, OutputArena { memory: outputs, arena, live: HashMap::new() }))
+}
+
+fn length(descriptor: &std::os::fd::OwnedFd) -> io::Result<usize> {
+    usize::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(io::Error::other)
+}

@@ -1,0 +1,34 @@
+//! Ends this process when the frontend is gone, also while a batch is being computed and nobody reads the socket.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// The stack of the watching thread: it only waits.
+const STACK: usize = 64 << 10;
+
+/// Starts a thread that ends the process as soon as the other end of `socket` is closed.
+///
+/// # Errors
+/// The descriptor or the thread could not be made.
+pub(crate) fn exit_with_the_frontend(socket: &UnixStream) -> io::Result<()> {
+    let socket = socket.try_clone()?;
+    thread::Builder::new().name("watch".into()).stack_size(STACK).spawn(move || {
+        loop {
+            let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+            match poll(&mut polled, None) {
+                Ok(_) if polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) => {
+                    std::process::exit(0)
+                }
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    eprintln!("pharos-worker: cannot watch the frontend: {error}");
+                    return;
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
