@@ -28,7 +28,11 @@ use self::health::HealthService;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use self::seen::Counted;
 use self::service::Service;
+// The unit tests of this edge put an engine that echoes in the place of the real one.
+#[cfg(not(test))]
 use crate::engine::Engine;
+#[cfg(test)]
+use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
 
 /// The generated messages and service of package `inference`.

@@ -67,7 +67,7 @@ async fn what_is_asked_of_server_and_models_is_answered() {
     let engine = Engine::default();
     let live: ServerLiveResponse = call!(&engine, "ServerLive", ServerLiveRequest {}).unwrap();
     assert!(live.live);
-    assert_eq!(counted(&engine), (Route::ServerLive, 0, None));
+    assert_eq!(counted(&engine), (Route::Live, 0, None));
     let ready: ServerReadyResponse = call!(&engine, "ServerReady", ServerReadyRequest {}).unwrap();
     assert!(ready.ready);
     let server: ServerMetadataResponse = call!(&engine, "ServerMetadata", ServerMetadataRequest {}).unwrap();
@@ -103,7 +103,7 @@ async fn an_unknown_model_is_not_ready_and_cannot_infer() {
         (status.code(), status.message()),
         (Code::InvalidArgument, "Request for unknown model: 'nope' is not found")
     );
-    assert_eq!(counted(&engine), (Route::ModelInfer, 3, Some(Reason::UnknownModel)));
+    assert_eq!(counted(&engine), (Route::Infer, 3, Some(Reason::UnknownModel)));
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn infer_answers_and_is_counted() {
     let answer: ModelInferResponse = call!(&engine, "ModelInfer", infer_request("echo", "7")).unwrap();
     assert_eq!((answer.id.as_str(), answer.outputs[0].name.as_str()), ("7", "OUTPUT0"));
     assert_eq!(answer.raw_output_contents[0], [1u8, 2][..]);
-    assert_eq!(counted(&engine), (Route::ModelInfer, 0, None));
+    assert_eq!(counted(&engine), (Route::Infer, 0, None));
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn what_no_handler_sees_is_counted_too() {
         let _: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("slow", ""));
     };
     assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
-    assert_eq!(counted(&engine), (Route::ModelInfer, 1, Some(Reason::Cancelled)));
+    assert_eq!(counted(&engine), (Route::Infer, 1, Some(Reason::Cancelled)));
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn health_and_reflection_answer() {
     let question = HealthCheckRequest { service: "anything".into() };
     let health: HealthCheckResponse = unary(&engine, "/grpc.health.v1.Health/Check", question).await.unwrap();
     assert_eq!(health.status, 1);
-    assert_eq!(counted(&engine), (Route::Health, 0, None));
+    assert_eq!(counted(&engine), (Route::HealthCheck, 0, None));
     // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference service.
     let mut client = client(&engine);
     client.ready().await.unwrap();

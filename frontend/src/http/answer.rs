@@ -7,7 +7,8 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use crate::engine::{Engine, Protocol, Route};
+use super::Engine;
+use crate::engine::{Protocol, Route};
 
 /// A request that is being answered. Dropped without an answer (the client went away), it counts as cancelled.
 pub(super) struct Pending {

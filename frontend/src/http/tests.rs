@@ -46,8 +46,8 @@ async fn every_route_answers_and_is_counted_once() {
     let unbuilt = "is not supported by this version of the server\"}";
     let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
     for (method, path, body, status, expected, route, reason) in [
-        ("GET", "/v2/health/live", "", 200, "", Route::ServerLive, None),
-        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::ServerReady, None),
+        ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
+        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::Ready, None),
         ("GET", "/v2", "", 200, "{\"name\":\"triton\",\"version\":", Route::ServerMetadata, None),
         ("GET", "/v2/models/echo", "", 200, dir, Route::ModelMetadata, None),
         ("GET", "/v2/models/echo/versions/1?a=b", "", 200, dir, Route::ModelMetadata, None),
@@ -70,28 +70,28 @@ async fn every_route_answers_and_is_counted_once() {
             "",
             200,
             "{\"model_stats\":[{\"name\":\"echo\",\"version\":\"1\",\"last_inference\":0,",
-            Route::Statistics,
+            Route::ModelStatistics,
             None,
         ),
-        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::Statistics, None),
+        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::ModelStatistics, None),
         (
             "POST",
             INFER,
             GOOD,
             200,
             r#"{"id":"7","model_name":"echo","model_version":"1","outputs":[{"name":"OUTPUT0","datatype":"INT32","shape":[2],"data":[1,2]}]}"#,
-            Route::ModelInfer,
+            Route::Infer,
             None,
         ),
-        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::ModelInfer, None),
-        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::ModelInfer, Some(Reason::UnknownModel)),
+        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::Infer, None),
+        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::Infer, Some(Reason::UnknownModel)),
         (
             "POST",
             INFER,
             "{",
             500,
             "{\"error\":\"failed to parse the request JSON buffer: ",
-            Route::ModelInfer,
+            Route::Infer,
             Some(Reason::Malformed),
         ),
         (
@@ -131,18 +131,18 @@ async fn every_route_answers_and_is_counted_once() {
             Route::RepositoryUnload,
             Some(Reason::Unsupported),
         ),
-        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemory, None),
-        ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemory, None),
-        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemory, None),
-        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemory, None),
-        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemory, None),
+        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemoryStatus, None),
+        ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemoryStatus, None),
+        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
         (
             "GET",
             "/v2/cudasharedmemory/region/r/status",
             "",
             404,
             r#"{"error":"Unable to find cuda shared memory region: 'r'"}"#,
-            Route::CudaSharedMemory,
+            Route::CudaSharedMemoryStatus,
             Some(Reason::SharedMemory),
         ),
         (
@@ -151,12 +151,12 @@ async fn every_route_answers_and_is_counted_once() {
             "{}",
             501,
             unbuilt,
-            Route::SystemSharedMemory,
+            Route::SystemSharedMemoryRegister,
             Some(Reason::Unsupported),
         ),
-        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::Trace, Some(Reason::Unsupported)),
-        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::Trace, Some(Reason::Unsupported)),
-        ("POST", "/v2/logging", "", 501, unbuilt, Route::Logging, Some(Reason::Unsupported)),
+        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/logging", "", 501, unbuilt, Route::LogSettings, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/generate", "", 501, unbuilt, Route::Generate, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/generate_stream", "", 501, unbuilt, Route::GenerateStream, Some(Reason::Unsupported)),
         ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
@@ -220,7 +220,7 @@ async fn bodies_may_be_compressed_both_ways() {
     let got = send(&engine, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
     assert_eq!((got.status.as_u16(), got.header("accept-encoding")), (501, Some("gzip, deflate")));
     assert_eq!(got.text(), r#"{"error":"Unsupported compression type"}"#);
-    assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 501, Some(Reason::Unsupported))]);
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
 }
 
 #[tokio::test]
@@ -243,7 +243,7 @@ async fn too_much_is_refused_however_it_comes() {
         let engine = Engine::default();
         let got = send(&engine, request.unwrap()).await;
         assert!(got.status == 400 && got.text().contains(expected), "{}: {}", got.status, got.text());
-        assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 400, Some(Reason::TooLarge))]);
+        assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
     }
 }
 
@@ -265,7 +265,7 @@ async fn a_client_that_goes_away_is_counted_as_cancelled() {
     let call = router(engine.clone(), Settings::default()).call(request);
     let waited = tokio::time::timeout(std::time::Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
-    assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 400, Some(Reason::Cancelled))]);
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
 }
 
 #[tokio::test]
