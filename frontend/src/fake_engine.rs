@@ -13,28 +13,28 @@ use pharos::timeline::Instant;
 use crate::engine::{Protocol, Route};
 
 /// One recorded answer.
-pub(crate) type Record = (Protocol, Route, u16, Option<Reason>);
+pub type Record = (Protocol, Route, u16, Option<Reason>);
 
 /// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
 #[derive(Clone, Default)]
-pub(crate) struct Engine {
+pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
 }
 
 impl Engine {
-    pub(crate) fn records(&self) -> Vec<Record> {
+    pub fn records(&self) -> Vec<Record> {
         self.records.lock().map(|records| records.clone()).unwrap_or_default()
     }
-    pub(crate) fn live(&self) -> bool {
+    pub fn live(&self) -> bool {
         true
     }
-    pub(crate) fn ready(&self) -> bool {
+    pub fn ready(&self) -> bool {
         true
     }
-    pub(crate) fn exiting(&self) -> bool {
+    pub fn exiting(&self) -> bool {
         false
     }
-    pub(crate) fn server_name(&self) -> &str {
+    pub fn server_name(&self) -> &str {
         "triton"
     }
     fn known(&self, name: &str) -> Result<(), InferError> {
@@ -44,10 +44,10 @@ impl Engine {
         let message = format!("Request for unknown model: '{name}' is not found");
         Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
     }
-    pub(crate) fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
+    pub fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
         self.known(name).map(|()| true)
     }
-    pub(crate) fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {
+    pub fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {
         self.known(name)?;
         let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
         Ok(ModelMetadata {
@@ -58,17 +58,20 @@ impl Engine {
             outputs: vec![tensor("OUTPUT0")],
         })
     }
-    pub(crate) fn model_config_json(&self, name: &str, _version: &str) -> Result<String, InferError> {
+    pub fn model_config_json(&self, name: &str, _version: &str) -> Result<String, InferError> {
         self.known(name).map(|()| format!("{{\"name\":\"{name}\"}}"))
     }
-    pub(crate) fn model_config_proto(&self, name: &str, _version: &str) -> Result<Vec<u8>, InferError> {
+    pub fn model_config_proto(&self, name: &str, _version: &str) -> Result<Vec<u8>, InferError> {
         self.known(name)?;
         let mut bytes = vec![0x0a, name.len() as u8];
         bytes.extend_from_slice(name.as_bytes());
         Ok(bytes)
     }
-    pub(crate) async fn infer(&self, request: InferRequest) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
+        if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
+            return Err(InferError::internal("the request was not stamped"));
+        }
         if request.model_name == "slow" {
             std::future::pending::<()>().await;
         }
@@ -86,27 +89,27 @@ impl Engine {
             timeline: request.timeline,
         })
     }
-    pub(crate) fn statistics(&self, name: &str, _version: &str) -> Result<Vec<ModelStatistics>, InferError> {
+    pub fn statistics(&self, name: &str, _version: &str) -> Result<Vec<ModelStatistics>, InferError> {
         if !name.is_empty() {
             self.known(name)?;
         }
         Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
     }
-    pub(crate) fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
+    pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
         let ready =
             IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: String::new() };
         let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
         if ready_only { vec![ready] } else { vec![ready, never] }
     }
-    pub(crate) fn metrics_text(&self, openmetrics: bool) -> String {
+    pub fn metrics_text(&self, openmetrics: bool) -> String {
         if openmetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
     }
-    pub(crate) fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+    pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         if let Ok(mut records) = self.records.lock() {
             records.push((protocol, route, code, reason));
         }
     }
-    pub(crate) fn now(&self) -> Instant {
+    pub fn now(&self) -> Instant {
         crate::clock::now()
     }
 }

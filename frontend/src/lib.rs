@@ -4,8 +4,8 @@ pub mod cli;
 mod clock;
 pub mod engine;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod fake_engine;
+#[allow(missing_docs)]
+pub mod fake_engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;

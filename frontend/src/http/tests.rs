@@ -306,6 +306,7 @@ async fn shutdown_lets_requests_finish() {
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     stop.send(()).unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert!(!server.is_finished(), "a request is in flight");
     client.write_all(GOOD.as_bytes()).await.unwrap();
     let second = client.read(&mut buffer).await.unwrap();
     assert!(buffer[..second].starts_with(b"HTTP/1.1 200 OK"), "the request in flight is answered");
