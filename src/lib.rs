@@ -6,6 +6,7 @@
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod metrics;
 pub mod shm;
 pub mod tensor;
 pub mod timeline;
