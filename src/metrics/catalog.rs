@@ -3,6 +3,8 @@
 //! Frontend and workers parse the same file, and a metric is known between them by its place in it ([`MetricId`]);
 //! [`Catalog::fingerprint`] tells whether both have read the same. A catalog that exists is valid.
 
+mod fields;
+mod node;
 mod parse;
 
 use std::collections::HashMap;

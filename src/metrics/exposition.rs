@@ -212,9 +212,12 @@ impl View {
         number: Number,
     ) -> fmt::Result {
         let total = self.total_stem(spec).is_some();
-        let write = |sample: &mut MetricEncoder<'_>| match total {
-            true => sample.encode_counter::<NoLabelSet, _, u64>(&number, None),
-            false => sample.encode_gauge(&number),
+        let write = |sample: &mut MetricEncoder<'_>| {
+            if total {
+                sample.encode_counter::<NoLabelSet, _, u64>(&number, None)
+            } else {
+                sample.encode_gauge(&number)
+            }
         };
         // The encoder writes `{}` for a label set that is there but empty.
         if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }

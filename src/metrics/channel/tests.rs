@@ -286,8 +286,8 @@ proptest! {
 /// Prints what a push costs; run with `--nocapture`.
 #[test]
 fn cost_of_a_push() {
-    let (_fd, reader) = create(1 << 22, FINGERPRINT).unwrap();
-    let (mut writer, mut reader) = (Writer::open(&_fd, FINGERPRINT).unwrap(), reader);
+    let (fd, mut reader) = create(1 << 22, FINGERPRINT).unwrap();
+    let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
     writer.intern(MetricId(0), &[]).unwrap();
     for id in ["", "75993b11-281a-4550-88b6-aa1a5cba0d8f"] {
         let (mut pushed, mut read) = (0u32, 0);
