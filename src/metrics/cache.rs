@@ -15,6 +15,8 @@ use crate::id::ModelVersion;
 
 /// How many series one metric of `model_metrics` may have: what a worker sends must not fill the frontend's memory.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
+/// How long one of its label values may be, in bytes, for the same reason.
+pub const MAX_LABEL_BYTES: usize = 256;
 
 /// Why a sample was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,13 @@ pub enum SampleError {
         /// The number of values given.
         given: usize,
     },
+    /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
+    LabelTooLong {
+        /// The metric's name.
+        metric: String,
+        /// The value's length in bytes.
+        length: usize,
+    },
     /// The metric has [`MAX_SERIES_PER_METRIC`] series already.
     TooManySeries(String),
     /// A counter's increment that is negative, or a value that is no number where one is needed.
@@ -42,6 +51,9 @@ impl fmt::Display for SampleError {
             Self::UnknownMetric(id) => write!(f, "metric number {} is not defined in model_metrics", id.0),
             Self::WrongLabels { metric, expected, given } => {
                 write!(f, "metric `{metric}` has {expected} dimensions, {given} values were given")
+            }
+            Self::LabelTooLong { metric, length } => {
+                write!(f, "a label value of metric `{metric}` has {length} bytes, allowed are {MAX_LABEL_BYTES}")
             }
             Self::TooManySeries(metric) => {
                 write!(f, "metric `{metric}` has {MAX_SERIES_PER_METRIC} series already, the most allowed")
@@ -220,6 +232,9 @@ impl Cache {
             let (expected, given) = (spec.dimensions.len(), labels.len());
             return Err(SampleError::WrongLabels { metric: spec.name.clone(), expected, given });
         }
+        if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
+            return Err(SampleError::LabelTooLong { metric: spec.name.clone(), length: long.len() });
+        }
         if let Some(cell) = family.read().unwrap_or_else(PoisonError::into_inner).get(labels) {
             return Ok(Arc::clone(cell));
         }
@@ -295,6 +310,9 @@ model_metrics:
         let shop = ["a".to_owned()];
         assert_eq!(cache.sample(MetricId(9), &[], 1.0), Err(SampleError::UnknownMetric(MetricId(9))));
         assert!(matches!(cache.sample(orders, &[], 1.0), Err(SampleError::WrongLabels { expected: 1, given: 0, .. })));
+        let long = ["x".repeat(MAX_LABEL_BYTES + 1)];
+        assert!(matches!(cache.sample(orders, &long, 1.0), Err(SampleError::LabelTooLong { length: 257, .. })));
+        cache.sample(orders, &["x".repeat(MAX_LABEL_BYTES)], 1.0).unwrap();
         for bad in [-1.0, f64::NAN, f64::INFINITY] {
             assert!(matches!(cache.sample(orders, &shop, bad), Err(SampleError::BadValue(_))));
         }

@@ -3,6 +3,8 @@
 //! Frontend and workers parse the same file, and a metric is known between them by its place in it ([`MetricId`]);
 //! [`Catalog::fingerprint`] tells whether both have read the same. A catalog that exists is valid.
 
+mod fields;
+mod node;
 mod parse;
 
 use std::collections::HashMap;
@@ -264,7 +266,7 @@ model_metrics:
         check("ts_metrics:\n  counters: []\n", "m.yaml:2:3: ");
         check("ts_metrics:\n  counters: []\n", "unknown key `counters`; allowed are `counter`, `gauge`, `histogram`");
         let one = |entry: &str| format!("ts_metrics:\n  counter:\n    - {entry}\n");
-        check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:26: ");
+        check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:27: ");
         check(
             &one("{name: a, unit: ms, colour: red}"),
             "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`",
@@ -281,7 +283,7 @@ model_metrics:
         check(&one("{name: a, unit: ms, dimensions: [b, b]}"), "label `b` is given twice");
         check(&one("{name: a, unit: ms, buckets: [1]}"), "metric `a` is a counter: only a histogram has buckets");
         check(&one("a"), "m.yaml:3:7: ");
-        check("model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [2, 1]}\n", "m.yaml:3:37: ");
+        check("model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [2, 1]}\n", "m.yaml:3:39: ");
         check(
             "model_metrics:\n  histogram:\n    - {name: a, unit: s, buckets: [.inf]}\n",
             "a bucket must be a finite number",

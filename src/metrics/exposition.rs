@@ -211,11 +211,16 @@ impl View {
         labels: &Labels<'_>,
         number: Number,
     ) -> fmt::Result {
-        let mut sample = family.encode_family(labels)?;
-        match self.total_stem(spec) {
-            Some(_) => sample.encode_counter::<NoLabelSet, _, u64>(&number, None),
-            None => sample.encode_gauge(&number),
-        }
+        let total = self.total_stem(spec).is_some();
+        let write = |sample: &mut MetricEncoder<'_>| {
+            if total {
+                sample.encode_counter::<NoLabelSet, _, u64>(&number, None)
+            } else {
+                sample.encode_gauge(&number)
+            }
+        };
+        // The encoder writes `{}` for a label set that is there but empty.
+        if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
     }
 
     /// The name of an OpenMetrics counter's family, which its sample extends by `_total`.

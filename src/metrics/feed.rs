@@ -48,29 +48,25 @@ impl Feed {
         // The worker could also turn its count back: that is no reason to add 2^64.
         drained.dropped = counted.saturating_sub(*dropped);
         *dropped = counted.max(*dropped);
-        let result = if reader.is_empty() {
-            Ok(0)
-        } else {
-            reader.drain(|event| match event {
-                Event::Series { metric, labels } => match cache.series(metric, &labels) {
-                    Ok(cell) => cells.push(Some(cell)),
+        let result = reader.drain(|event| match event {
+            Event::Series { metric, labels } => match cache.series(metric, &labels) {
+                Ok(cell) => cells.push(Some(cell)),
+                Err(error) => {
+                    cells.push(None);
+                    drained.refusal.get_or_insert(error);
+                }
+            },
+            Event::Sample(sample) => match cells.get(sample.series as usize) {
+                Some(Some(cell)) => match cell.add_or_update(sample.value) {
+                    Ok(()) => drained.samples += 1,
                     Err(error) => {
-                        cells.push(None);
+                        drained.refused += 1;
                         drained.refusal.get_or_insert(error);
                     }
                 },
-                Event::Sample(sample) => match cells.get(sample.series as usize) {
-                    Some(Some(cell)) => match cell.add_or_update(sample.value) {
-                        Ok(()) => drained.samples += 1,
-                        Err(error) => {
-                            drained.refused += 1;
-                            drained.refusal.get_or_insert(error);
-                        }
-                    },
-                    _ => drained.refused += 1,
-                },
-            })
-        };
+                _ => drained.refused += 1,
+            },
+        });
         let lost = drained.refused.saturating_add(drained.dropped);
         if lost > 0 {
             record::samples_dropped(model, lost);

@@ -1,9 +1,12 @@
-//! YAML to checked specs. Everything is checked while the YAML reader stands on it, since only then is the position known.
+//! YAML to checked specs: the file, its sections and their metrics. Everything is checked while the YAML reader stands on
+//! it, since only then is the position known.
 
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
-use std::fmt;
 
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
+
+use super::fields::{Buckets, Help, Label, Labels, Name, Unit};
+use super::node::{Key, Node, Seed};
 use super::{CatalogError, DEFAULT_BUCKETS, Kind, MetricSpec, Mode, Section};
 use crate::metrics::builtin::Builtin;
 
@@ -23,103 +26,6 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
         let message = message.strip_suffix(&suffix).unwrap_or(&message).to_owned();
         CatalogError { file: file.to_owned(), line, column, message }
     })
-}
-
-/// One place in the file and what may stand there. What a place does not override is an error there.
-trait Node<'de>: Sized {
-    type Out;
-
-    /// What the place takes, for messages.
-    fn takes(&self) -> &'static str;
-
-    fn text<E: de::Error>(self, text: &str) -> Result<Self::Out, E> {
-        Err(E::custom(format!("found `{text}` where {} is expected", self.takes())))
-    }
-
-    fn empty<E: de::Error>(self) -> Result<Self::Out, E> {
-        Err(E::custom(format!("found nothing where {} is expected", self.takes())))
-    }
-
-    fn list<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Out, A::Error> {
-        Err(de::Error::custom(format!("found a list where {} is expected", self.takes())))
-    }
-
-    fn mapping<A: MapAccess<'de>>(self, _: A) -> Result<Self::Out, A::Error> {
-        Err(de::Error::custom(format!("found a mapping where {} is expected", self.takes())))
-    }
-}
-
-/// Makes a [`Node`] readable by serde.
-struct Seed<N>(N);
-
-impl<'de, N: Node<'de>> DeserializeSeed<'de> for Seed<N> {
-    type Value = N::Out;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<N::Out, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de, N: Node<'de>> Visitor<'de> for Seed<N> {
-    type Value = N::Out;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.takes())
-    }
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<N::Out, E> {
-        self.0.text(value)
-    }
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<N::Out, E> {
-        self.0.text(&value.to_string())
-    }
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<N::Out, E> {
-        self.0.text(&value.to_string())
-    }
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<N::Out, E> {
-        self.0.text(&value.to_string())
-    }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<N::Out, E> {
-        self.0.text(&value.to_string())
-    }
-    fn visit_unit<E: de::Error>(self) -> Result<N::Out, E> {
-        self.0.empty()
-    }
-    fn visit_none<E: de::Error>(self) -> Result<N::Out, E> {
-        self.0.empty()
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<N::Out, A::Error> {
-        self.0.list(list)
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mapping: A) -> Result<N::Out, A::Error> {
-        self.0.mapping(mapping)
-    }
-}
-
-/// A key of a mapping: one of a closed list, each at most once.
-struct Key<'a> {
-    allowed: &'static [&'static str],
-    seen: &'a mut Vec<&'static str>,
-}
-
-impl Node<'_> for Key<'_> {
-    type Out = &'static str;
-    fn takes(&self) -> &'static str {
-        "a key"
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<&'static str, E> {
-        let Some(key) = self.allowed.iter().copied().find(|&key| key == text) else {
-            return Err(E::custom(format!("unknown key `{text}`; allowed are {}", quoted(self.allowed))));
-        };
-        if self.seen.contains(&key) {
-            return Err(E::custom(format!("key `{key}` is given twice")));
-        }
-        self.seen.push(key);
-        Ok(key)
-    }
-}
-
-fn quoted(names: &[&str]) -> String {
-    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    names.join(", ")
 }
 
 struct File;
@@ -260,14 +166,14 @@ impl<'de> Node<'de> for Metric<'_> {
     fn takes(&self) -> &'static str {
         "a metric, a mapping with name, unit and dimensions,"
     }
-    fn mapping<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut fields = Fields::default();
         let mut seen = Vec::new();
         let allowed = &["name", "unit", "dimensions", "help", "buckets"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => {
-                    let place = Name { kind: self.kind, target: self.target.reborrow() };
+                    let place = Name { kind: self.kind, section: self.target.section, taken: self.target.names };
                     fields.name = Some(map.next_value_seed(Seed(place))?);
                 }
                 "unit" => fields.unit = Some(map.next_value_seed(Seed(Unit))?),
@@ -309,145 +215,5 @@ impl Fields {
             Kind::Counter | Kind::Gauge => Vec::new(),
         };
         Ok(MetricSpec { name, section, kind, unit, dimensions: self.dimensions, help, buckets, builtin })
-    }
-}
-
-struct Name<'a> {
-    kind: Kind,
-    target: Target<'a>,
-}
-
-impl Node<'_> for Name<'_> {
-    type Out = String;
-    fn takes(&self) -> &'static str {
-        "a metric's name"
-    }
-    fn empty<E: de::Error>(self) -> Result<String, E> {
-        Err(E::custom("a metric's name is empty"))
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
-        if text.is_empty() {
-            return self.empty();
-        }
-        if !is_name(text, |c| c == '_' || c == ':') {
-            let allowed = "allowed are letters, digits (not first), `_` and `:`";
-            return Err(E::custom(format!("`{text}` is no metric name; {allowed}")));
-        }
-        if let Some(builtin) = Builtin::from_name(text)
-            && (builtin.kind() != self.kind || self.target.section != Section::Frontend)
-        {
-            let kind = builtin.kind().as_str();
-            return Err(E::custom(format!("the built-in metric `{text}` must be a {kind} in ts_metrics")));
-        }
-        if !self.target.names.insert(text.to_owned()) {
-            return Err(E::custom(format!("metric `{text}` is defined twice")));
-        }
-        Ok(text.to_owned())
-    }
-}
-
-fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
-    !text.starts_with(|c: char| c.is_ascii_digit())
-        && !text.is_empty()
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || special(c))
-}
-
-struct Unit;
-
-impl Node<'_> for Unit {
-    type Out = String;
-    fn takes(&self) -> &'static str {
-        "a metric's unit"
-    }
-    fn empty<E: de::Error>(self) -> Result<String, E> {
-        Err(E::custom("a metric's unit is empty"))
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
-        if text.is_empty() { self.empty() } else { Ok(text.to_owned()) }
-    }
-}
-
-struct Help;
-
-impl Node<'_> for Help {
-    type Out = String;
-    fn takes(&self) -> &'static str {
-        "a help text"
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-}
-
-struct Labels;
-
-impl<'de> Node<'de> for Labels {
-    type Out = Vec<String>;
-    fn takes(&self) -> &'static str {
-        "a list of label names"
-    }
-    fn empty<E: de::Error>(self) -> Result<Vec<String>, E> {
-        Ok(Vec::new())
-    }
-    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
-        let mut labels = Vec::new();
-        while list.next_element_seed(Seed(Label(&mut labels)))?.is_some() {}
-        Ok(labels)
-    }
-}
-
-/// One label name; appends itself to those before it.
-struct Label<'a>(&'a mut Vec<String>);
-
-impl Node<'_> for Label<'_> {
-    type Out = ();
-    fn takes(&self) -> &'static str {
-        "a label name"
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
-        if !is_name(text, |c| c == '_') || text.starts_with("__") {
-            let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
-            return Err(E::custom(format!("`{text}` is no label name; {allowed}")));
-        }
-        if self.0.iter().any(|label| label == text) {
-            return Err(E::custom(format!("label `{text}` is given twice")));
-        }
-        self.0.push(text.to_owned());
-        Ok(())
-    }
-}
-
-struct Buckets;
-
-impl<'de> Node<'de> for Buckets {
-    type Out = Vec<f64>;
-    fn takes(&self) -> &'static str {
-        "a list of upper bounds"
-    }
-    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<f64>, A::Error> {
-        let mut bounds = Vec::new();
-        while list.next_element_seed(Seed(Bound(&mut bounds)))?.is_some() {}
-        Ok(bounds)
-    }
-}
-
-/// One upper bound; appends itself to those before it.
-struct Bound<'a>(&'a mut Vec<f64>);
-
-impl Node<'_> for Bound<'_> {
-    type Out = ();
-    fn takes(&self) -> &'static str {
-        "a number"
-    }
-    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
-        let bound = text.parse::<f64>().ok().filter(|bound| bound.is_finite());
-        let Some(bound) = bound else {
-            return Err(E::custom(format!("a bucket must be a finite number, `{text}` is not (+Inf is always there)")));
-        };
-        if let Some(last) = self.0.last().filter(|&&last| last >= bound) {
-            return Err(E::custom(format!("buckets must ascend, {bound} follows {last}")));
-        }
-        self.0.push(bound);
-        Ok(())
     }
 }

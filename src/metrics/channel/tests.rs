@@ -207,13 +207,12 @@ fn two_threads_lose_nothing() {
 
 #[test]
 fn a_reader_survives_a_ring_that_is_scribbled_over() {
-    let stop = AtomicBool::new(false);
     let mut failures = 0;
-    for round in 0..200u64 {
+    for round in 0..50u64 {
         let (fd, mut writer, mut reader) = ring();
         let memory = map(&fd);
         writer.intern(MetricId(0), &[]).unwrap();
-        stop.store(false, Ordering::Relaxed);
+        let (scribbling, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -222,9 +221,13 @@ fn a_reader_survives_a_ring_that_is_scribbled_over() {
                     let at = HEAD + (state >> 33) as usize % 600;
                     // Small values make lengths and kinds that pass the first checks.
                     memory.words()[at].store(state & 0x1_0007_0703, Ordering::Relaxed);
+                    scribbling.store(true, Ordering::Relaxed);
                 }
             });
-            for at in 0..200 {
+            while !scribbling.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            for at in 0..2000 {
                 let _ = writer.sample(&sample(0, f64::from(at), "request"));
                 if reader.drain(|_| ()).is_err() {
                     failures += 1;
@@ -283,8 +286,8 @@ proptest! {
 /// Prints what a push costs; run with `--nocapture`.
 #[test]
 fn cost_of_a_push() {
-    let (_fd, reader) = create(1 << 22, FINGERPRINT).unwrap();
-    let (mut writer, mut reader) = (Writer::open(&_fd, FINGERPRINT).unwrap(), reader);
+    let (fd, mut reader) = create(1 << 22, FINGERPRINT).unwrap();
+    let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
     writer.intern(MetricId(0), &[]).unwrap();
     for id in ["", "75993b11-281a-4550-88b6-aa1a5cba0d8f"] {
         let (mut pushed, mut read) = (0u32, 0);

@@ -137,6 +137,7 @@ impl Writer {
         self.ring.store(DROPPED, dropped, Ordering::Relaxed);
     }
 
+    #[inline]
     fn push(&mut self, kind: u8, series: u32, fixed: &[u64], text: &[u8]) -> Result<(), PushError> {
         let words = 1 + fixed.len() + text.len().div_ceil(8);
         if words > MAX_RECORD_WORDS {
@@ -145,18 +146,22 @@ impl Writer {
         self.make_room(words)?;
         let padding = text.len().next_multiple_of(8) - text.len();
         let first = u64::from(kind) | (padding as u64) << 8 | (words as u64) << 16 | u64::from(series) << 32;
-        let text_words = text.chunks(8).map(|chunk| {
-            let mut bytes = [0; 8];
-            bytes.iter_mut().zip(chunk).for_each(|(to, &from)| *to = from);
-            u64::from_le_bytes(bytes)
-        });
-        let data = self.ring.data();
+        let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
         let mut at = self.head as usize;
-        for word in std::iter::once(first).chain(fixed.iter().copied()).chain(text_words) {
-            if let Some(to) = data.get(at & (self.ring.capacity - 1)) {
+        let mut put = |word: u64| {
+            if let Some(to) = data.get(at & mask) {
                 to.store(word, Ordering::Relaxed);
             }
             at = at.wrapping_add(1);
+        };
+        put(first);
+        fixed.iter().for_each(|&word| put(word));
+        let (whole, rest) = text.as_chunks::<8>();
+        whole.iter().for_each(|bytes| put(u64::from_le_bytes(*bytes)));
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last.iter_mut().zip(rest).for_each(|(to, &from)| *to = from);
+            put(u64::from_le_bytes(last));
         }
         self.head = self.head.wrapping_add(words as u64);
         self.ring.store(HEAD, self.head, Ordering::Release);

@@ -108,7 +108,7 @@ fn an_execution_counts_its_batch_once() {
         ..ModelStatistics::default()
     };
     let events = |series: &ModelSeries| {
-        for (size, now_ms) in [(8, 7), (4, 9), (0, 8), (8, 9)] {
+        for (size, now_ms) in [(8, 7), (4, 9), (0, 8), (8, 6)] {
             batch_executed(series, size, &TIMELINE.compute, now_ms);
         }
     };
