@@ -63,10 +63,11 @@ def reason_for(name: str):
 
 def normal(case, answer: Answer):
     """The body without what may differ: the server's name and version, the backend's name, the order of input names
-    in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Objects keep their key order."""
+    in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Keys keep their order."""
     try:
-        value = json.loads(answer.text, object_pairs_hook=list, parse_constant=str,
-                           parse_float=lambda text: Single(text, case))
+        value = json.loads(
+            answer.text, object_pairs_hook=list, parse_constant=str, parse_float=lambda text: Single(text, case)
+        )
     except ValueError:
         return sorted_names(answer.text)
     return replace(value)
