@@ -179,7 +179,7 @@ def json_bodies():
         ("text for integer", changed(0, data=["x"] * 16), 500, "signed-integer"),
         ("fraction for integer", changed(0, data=[1.5] * 16), 500, "signed-integer"),
         ("null for integer", changed(0, data=[None] * 16), 500, "signed-integer"),
-        ("integer out of range", changed(0, data=[2**31] * 16), 500, "Unable to parse 'data'"),
+        ("integer out of range", changed(0, data=[2**31] * 16), 400, "out of range"),
         ("nested objects", changed(0, data=[{"a": 1}] * 16), 500, "Unable to parse 'data'"),
     ]
     for name, request, status, text in rows:
@@ -192,11 +192,13 @@ def json_bodies():
         ("UINT8", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ("UINT64", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ("FP32", "x", "attempt to access JSON non-number as double"),
-        ("INT8", 128, "Unable to parse 'data'"), ("UINT8", 256, "Unable to parse 'data'"),
-        ("INT64", 2**63, "attempt to access JSON non-signed-integer as signed-integer"),
+                ("INT64", 2**63, "attempt to access JSON non-signed-integer as signed-integer"),
     ]:
         model = f"identity_{datatype.lower()}_nobatch"
         yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=500, fragment=text)
+    for datatype, value in [("INT8", 128), ("UINT8", 256)]:
+        model = f"identity_{datatype.lower()}_nobatch"
+        yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=400, fragment="out of range")
     yield infer("json: FP16 in", "identity_fp16_nobatch", one("FP16", [1], [1.0]), status=400,
                 fragment="receiving FP16 data via JSON is not supported. Please use the binary data format for input")
     yield infer("json: FP16 out", "identity_fp16_nobatch", one("FP16", [1], binary_data_size=2), b"\0\0", status=400,
@@ -352,6 +354,8 @@ def grpc_tensors():
     ]
     for name, inputs, raw, more, text in rows:
         yield grpc_infer(f"grpc: {name}", "simple", inputs, raw, status="INVALID_ARGUMENT", fragment=text, **more)
+    yield grpc_infer("grpc one blob too many", "simple", bare, [RAW_ROW, RAW_ONES, RAW_ONES], status="INVALID_ARGUMENT",
+                     fragment="unexpected additional input data for model 'simple'")
     yield grpc_infer("grpc: FP16 typed", "identity_fp16_nobatch", [entry(0, "FP16", (1,), fp32_contents=[1.0])],
                      status="INVALID_ARGUMENT")
     yield grpc_infer("grpc: integer out of range", "identity_int8_nobatch",

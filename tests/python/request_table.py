@@ -214,7 +214,6 @@ def grpc_requests():
                              [grpc_tensor("INPUT0", datatype, [len(values)], **contents)])
     yield grpc_infer("grpc typed BYTES", "identity_bytes_nobatch",
                      [grpc_tensor("INPUT0", "BYTES", [3], bytes_contents=[b"", b"a", bytes(range(256))])])
-    yield grpc_infer("grpc one blob too many", "simple", inputs, [RAW_ROW, RAW_ONES, RAW_ONES])
     yield grpc_infer("grpc no element", "identity_fp32_nobatch", [grpc_tensor("INPUT0", "FP32", [0])], [b""])
     yield grpc_infer("grpc optional input absent", "optional",
                      [grpc_tensor("INPUT0", "FP32", [1, 2], fp32_contents=[1, 2])])

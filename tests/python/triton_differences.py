@@ -119,6 +119,16 @@ DIFFERENCES = [
         ("compression: no *", "compression: gzip cut"),
         "Triton goes on with what could be decompressed; a body that is not what its header says is refused here.",
     ),
+    Difference(
+        ("grpc one blob too many",),
+        "Triton 2.51 ignores what no input asks for; over HTTP it refuses the same mistake: so here over both.",
+    ),
+    Difference(
+        ("bytes that are no text, as json",),
+        "Triton copies the bytes into the JSON, which then is none; refused here by a text that names the way out.",
+        (400,),
+        "is not UTF-8",
+    ),
     Difference(("grpc: unknown datatype",), "Triton's text says `expected datatype '<invalid>'`."),
     Difference(("model: no number",), "The text is the model's; ours names the element."),
 ]
