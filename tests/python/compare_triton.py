@@ -112,15 +112,16 @@ def load_golden() -> dict:
 
 
 def ask_triton(triton: Triton, case) -> Answer:
-    """Triton's answer. It is started again if it died, and asked a second time before its death is believed."""
+    """Triton's answer. Where none comes it is started anew and asked once more: the case before may have ended it."""
     for _ in range(2):
         triton.ensure()
         try:
             answer = send(triton.http, triton.grpc, case)
+            if answer.status != "UNAVAILABLE" or triton.is_ready():
+                return answer
         except OSError:
-            continue
-        if not (answer.status == "UNAVAILABLE" and not triton.is_ready()):
-            return answer
+            pass
+        triton.wait_for_end()
     return Answer(CRASHED, "")
 
 

@@ -198,7 +198,8 @@ def json_bodies():
         yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=500, fragment=text)
     for datatype, value in [("INT8", 128), ("UINT8", 256)]:
         model = f"identity_{datatype.lower()}_nobatch"
-        yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=400, fragment="out of range")
+        request = one(datatype, [1], [value])
+        yield infer(f"json: {value} for {datatype}", model, request, status=400, fragment="out of range")
     yield infer("json: FP16 in", "identity_fp16_nobatch", one("FP16", [1], [1.0]), status=400,
                 fragment="receiving FP16 data via JSON is not supported. Please use the binary data format for input")
     yield infer("json: FP16 out", "identity_fp16_nobatch", one("FP16", [1], binary_data_size=2), b"\0\0", status=400,
