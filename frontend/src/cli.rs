@@ -75,20 +75,20 @@ pub struct General {
 #[derive(Clone, Debug, Args)]
 pub struct Models {
     /// A directory of models; may be given several times (in the environment: separated by ':')
-    #[arg(long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
+    #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
     pub repositories: Vec<PathBuf>,
     /// When models are loaded and unloaded; now only "none": all at start
-    #[arg(long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
+    #[arg(id = "model-control-mode", long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
     pub control_mode: ControlMode,
     /// Models loaded side by side
-    #[arg(long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
+    #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
     pub load_thread_count: u32,
     /// Do not fill what a model's configuration leaves out from the model itself
-    #[arg(long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
+    #[arg(id = "disable-auto-complete-config", long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
     pub disable_auto_complete_config: bool,
     /// A setting of all backends or of one: KEY=VALUE or BACKEND,KEY=VALUE; may be given several times. Known to all:
     /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch
-    #[arg(long = "backend-config", value_name = "SETTING", env = "PHAROS_BACKEND_CONFIG", value_parser = backend_setting, help_heading = MODELS)]
+    #[arg(id = "backend-config", long = "backend-config", value_name = "SETTING", env = "PHAROS_BACKEND_CONFIG", value_parser = backend_setting, help_heading = MODELS)]
     pub backend_config: Vec<BackendSetting>,
 }
 
@@ -148,16 +148,16 @@ pub struct Workers {
 #[derive(Clone, Debug, Args)]
 pub struct Http {
     /// Serve HTTP
-    #[arg(long = "allow-http", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_HTTP", value_parser = boolean, help_heading = HTTP)]
+    #[arg(id = "allow-http", long = "allow-http", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_HTTP", value_parser = boolean, help_heading = HTTP)]
     pub allow: bool,
     /// The address to listen on
-    #[arg(long = "http-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_HTTP_ADDRESS", value_parser = address, help_heading = HTTP)]
+    #[arg(id = "http-address", long = "http-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_HTTP_ADDRESS", value_parser = address, help_heading = HTTP)]
     pub address: IpAddr,
     /// The port to listen on; 0 lets the system choose
-    #[arg(long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", help_heading = HTTP)]
+    #[arg(id = "http-port", long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", help_heading = HTTP)]
     pub port: u16,
     /// The most bytes of a request's JSON, and of its binary data
-    #[arg(long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
+    #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
     pub max_input_size: u64,
 }
 
@@ -165,13 +165,13 @@ pub struct Http {
 #[derive(Clone, Debug, Args)]
 pub struct Grpc {
     /// Serve gRPC
-    #[arg(long = "allow-grpc", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GRPC", value_parser = boolean, help_heading = GRPC)]
+    #[arg(id = "allow-grpc", long = "allow-grpc", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GRPC", value_parser = boolean, help_heading = GRPC)]
     pub allow: bool,
     /// The address to listen on
-    #[arg(long = "grpc-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_GRPC_ADDRESS", value_parser = address, help_heading = GRPC)]
+    #[arg(id = "grpc-address", long = "grpc-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_GRPC_ADDRESS", value_parser = address, help_heading = GRPC)]
     pub address: IpAddr,
     /// The port to listen on; 0 lets the system choose
-    #[arg(long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
+    #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
     pub port: u16,
 }
 
@@ -179,16 +179,16 @@ pub struct Grpc {
 #[derive(Clone, Debug, Args)]
 pub struct Metrics {
     /// Serve metrics
-    #[arg(long = "allow-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_METRICS", value_parser = boolean, help_heading = METRICS)]
+    #[arg(id = "allow-metrics", long = "allow-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_METRICS", value_parser = boolean, help_heading = METRICS)]
     pub allow: bool,
     /// The address to listen on [default: that of --http-address]
-    #[arg(long = "metrics-address", value_name = "ADDRESS", env = "PHAROS_METRICS_ADDRESS", value_parser = address, help_heading = METRICS)]
+    #[arg(id = "metrics-address", long = "metrics-address", value_name = "ADDRESS", env = "PHAROS_METRICS_ADDRESS", value_parser = address, help_heading = METRICS)]
     pub address: Option<IpAddr>,
     /// The port to listen on; 0 lets the system choose
-    #[arg(long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", help_heading = METRICS)]
+    #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", help_heading = METRICS)]
     pub port: u16,
     /// The file that defines the metrics [default: the metrics.yaml built in]
-    #[arg(long = "metrics-config", value_name = "FILE", env = "PHAROS_METRICS_CONFIG", help_heading = METRICS)]
+    #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE", env = "PHAROS_METRICS_CONFIG", help_heading = METRICS)]
     pub config: Option<PathBuf>,
 }
 
@@ -196,16 +196,16 @@ pub struct Metrics {
 #[derive(Clone, Debug, Args)]
 pub struct Log {
     /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
-    #[arg(long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
+    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
     pub verbose: u32,
     /// Log information
-    #[arg(long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
+    #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
     pub info: bool,
     /// Log warnings
-    #[arg(long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
+    #[arg(id = "log-warning", long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
     pub warning: bool,
     /// Log errors
-    #[arg(long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
+    #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
     pub error: bool,
 }
 
@@ -254,7 +254,8 @@ fn address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(IpAddr::from([127, 0, 0, 1]));
     }
-    text.parse().map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
+    text.parse()
+        .map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
 }
 
 fn control_mode(text: &str) -> Result<ControlMode, String> {

@@ -3,6 +3,9 @@
 pub mod cli;
 mod clock;
 pub mod engine;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod fake_engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;

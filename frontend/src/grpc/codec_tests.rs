@@ -49,7 +49,11 @@ fn typed_contents_become_little_endian_bytes() {
         ("UINT64", InferTensorContents { uint64_contents: vec![1], ..empty() }, vec![1, 0, 0, 0, 0, 0, 0, 0]),
         ("FP32", InferTensorContents { fp32_contents: vec![1.0], ..empty() }, 1f32.to_le_bytes().to_vec()),
         ("FP64", InferTensorContents { fp64_contents: vec![0.1], ..empty() }, 0.1f64.to_le_bytes().to_vec()),
-        ("BYTES", InferTensorContents { bytes_contents: vec![Bytes::from_static(b"ab")], ..empty() }, b"\x02\0\0\0ab".to_vec()),
+        (
+            "BYTES",
+            InferTensorContents { bytes_contents: vec![Bytes::from_static(b"ab")], ..empty() },
+            b"\x02\0\0\0ab".to_vec(),
+        ),
     ] {
         let decoded = decode(request(vec![tensor(datatype, Some(contents))], vec![])).unwrap();
         assert_eq!(decoded.inputs[0].tensor.data, expected, "{datatype}");
@@ -92,20 +96,52 @@ fn errors_have_tritons_code_and_text() {
         request(vec![one], vec![])
     };
     for (message, code, expected) in [
-        (request(vec![tensor("INT8", ints(&[1]))], vec![&[1]]), 3, "contents field must not be specified when using raw_input_contents for 'X' for model 'm'"),
-        (request(vec![tensor("INT8", None)], vec![]), 3, "unable to find data for input tensor 'X' for model 'm' in request."),
-        (request(vec![tensor("INT8", None), tensor("INT8", None)], vec![&[1]]), 3, "unable to find data for input tensor 'X'"),
+        (
+            request(vec![tensor("INT8", ints(&[1]))], vec![&[1]]),
+            3,
+            "contents field must not be specified when using raw_input_contents for 'X' for model 'm'",
+        ),
+        (
+            request(vec![tensor("INT8", None)], vec![]),
+            3,
+            "unable to find data for input tensor 'X' for model 'm' in request.",
+        ),
+        (
+            request(vec![tensor("INT8", None), tensor("INT8", None)], vec![&[1]]),
+            3,
+            "unable to find data for input tensor 'X'",
+        ),
         (request(vec![tensor("INT8", None)], vec![&[1], &[2]]), 3, "unexpected additional input data for model 'm'"),
-        (request(vec![tensor("FP32", ints(&[1]))], vec![]), 3, "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', expected datatype 'FP32'"),
+        (
+            request(vec![tensor("FP32", ints(&[1]))], vec![]),
+            3,
+            "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', expected datatype 'FP32'",
+        ),
         (request(vec![tensor("FP16", ints(&[1]))], vec![]), 3, "unexpected explicit tensor data for input tensor 'X'"),
-        (request(vec![tensor("INT8", ints(&[300]))], vec![]), 3, "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8"),
+        (
+            request(vec![tensor("INT8", ints(&[300]))], vec![]),
+            3,
+            "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8",
+        ),
         (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is none of BOOL"),
         (region(true, None), 5, "Unable to find shared memory region: 'r'"),
         (region(false, None), 3, "'shared_memory_byte_size' must be specified along with"),
         (region(true, ints(&[1])), 3, "unexpected 'content' provided when using shared memory for input tensor 'X'"),
-        (with_parameter("sequence_id", choice(ParameterChoice::BoolParam(true))), 3, "invalid value type for 'sequence_id' parameter, expected int64_param or string_param."),
-        (with_parameter("sequence_end", text("x")), 3, "invalid value type for 'sequence_end' parameter, expected bool_param."),
-        (with_parameter("priority", choice(ParameterChoice::Int64Param(-1))), 3, "invalid value -1 for 'priority' parameter"),
+        (
+            with_parameter("sequence_id", choice(ParameterChoice::BoolParam(true))),
+            3,
+            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+        ),
+        (
+            with_parameter("sequence_end", text("x")),
+            3,
+            "invalid value type for 'sequence_end' parameter, expected bool_param.",
+        ),
+        (
+            with_parameter("priority", choice(ParameterChoice::Int64Param(-1))),
+            3,
+            "invalid value -1 for 'priority' parameter",
+        ),
         (with_parameter("triton_x", text("x")), 3, "parameter keys starting with 'triton_' are reserved"),
         (with_parameter("mine", InferParameter::default()), 3, "invalid value type for 'mine' parameter"),
     ] {
@@ -133,7 +169,8 @@ fn outputs_are_raw() {
 /// Ten million short strings must not take long; this is a hundredth of that, with a bound that only something quadratic misses.
 #[test]
 fn many_strings_decode_in_linear_time() {
-    let contents = InferTensorContents { bytes_contents: vec![Bytes::from_static(b"x"); 100_000], ..Default::default() };
+    let contents =
+        InferTensorContents { bytes_contents: vec![Bytes::from_static(b"x"); 100_000], ..Default::default() };
     let bytes = request(vec![tensor("BYTES", Some(contents))], vec![]).encode_to_vec();
     let start = std::time::Instant::now();
     let decoded = decode(ModelInferRequest::decode(Bytes::from(bytes)).unwrap()).unwrap();

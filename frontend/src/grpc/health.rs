@@ -6,7 +6,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::engine::Engine;
+use super::Engine;
 
 /// The service.
 pub(super) struct HealthService(pub(super) Engine);

@@ -23,13 +23,16 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
-use tower::Service as _;
 
 use self::health::HealthService;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use self::seen::Counted;
 use self::service::Service;
+// The unit tests of this edge put an engine that echoes in the place of the real one.
+#[cfg(not(test))]
 use crate::engine::Engine;
+#[cfg(test)]
+use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
 
 /// The generated messages and service of package `inference`.
@@ -120,7 +123,11 @@ where
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);
         }
-        if request.headers().contains_key("grpc-encoding") { self.compressing.call(request) } else { self.plain.call(request) }
+        if request.headers().contains_key("grpc-encoding") {
+            self.compressing.call(request)
+        } else {
+            self.plain.call(request)
+        }
     }
 }
 

@@ -14,7 +14,8 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
 
-use crate::engine::{Engine, Protocol, Route};
+use super::Engine;
+use crate::engine::{Protocol, Route};
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
@@ -144,7 +145,7 @@ fn route(path: &str) -> Route {
     };
     match (service, method) {
         ("inference.GRPCInferenceService", method) => inference_route(method),
-        ("grpc.health.v1.Health", _) => Route::Health,
+        ("grpc.health.v1.Health", _) => Route::HealthCheck,
         (service, _) if service.starts_with("grpc.reflection.") => Route::Reflection,
         _ => Route::Unknown,
     }
@@ -152,24 +153,26 @@ fn route(path: &str) -> Route {
 
 fn inference_route(method: &str) -> Route {
     match method {
-        "ServerLive" => Route::ServerLive,
-        "ServerReady" => Route::ServerReady,
+        "ServerLive" => Route::Live,
+        "ServerReady" => Route::Ready,
         "ServerMetadata" => Route::ServerMetadata,
         "ModelReady" => Route::ModelReady,
         "ModelMetadata" => Route::ModelMetadata,
         "ModelConfig" => Route::ModelConfig,
-        "ModelInfer" => Route::ModelInfer,
-        "ModelStreamInfer" => Route::ModelStreamInfer,
-        "ModelStatistics" => Route::Statistics,
+        "ModelInfer" => Route::Infer,
+        "ModelStreamInfer" => Route::StreamInfer,
+        "ModelStatistics" => Route::ModelStatistics,
         "RepositoryIndex" => Route::RepositoryIndex,
         "RepositoryModelLoad" => Route::RepositoryLoad,
         "RepositoryModelUnload" => Route::RepositoryUnload,
-        "SystemSharedMemoryStatus" | "SystemSharedMemoryRegister" | "SystemSharedMemoryUnregister" => {
-            Route::SystemSharedMemory
-        }
-        "CudaSharedMemoryStatus" | "CudaSharedMemoryRegister" | "CudaSharedMemoryUnregister" => Route::CudaSharedMemory,
-        "TraceSetting" => Route::Trace,
-        "LogSettings" => Route::Logging,
+        "SystemSharedMemoryStatus" => Route::SystemSharedMemoryStatus,
+        "SystemSharedMemoryRegister" => Route::SystemSharedMemoryRegister,
+        "SystemSharedMemoryUnregister" => Route::SystemSharedMemoryUnregister,
+        "CudaSharedMemoryStatus" => Route::CudaSharedMemoryStatus,
+        "CudaSharedMemoryRegister" => Route::CudaSharedMemoryRegister,
+        "CudaSharedMemoryUnregister" => Route::CudaSharedMemoryUnregister,
+        "TraceSetting" => Route::TraceSetting,
+        "LogSettings" => Route::LogSettings,
         _ => Route::Unknown,
     }
 }

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::TensorMetadata;
+use pharos::repository::State;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::Engine;
 use super::codec;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response, repository_index_response};
@@ -12,7 +15,6 @@ use super::raw::RawModelConfig;
 use super::seen::Seen;
 use super::statistics;
 use super::stream::{self, Answers};
-use crate::engine::{Engine, TensorMetadata};
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -189,9 +191,9 @@ impl GrpcInferenceService for Service {
             let models = engine.repository_index(asked.ready).into_iter();
             let models = models.map(|entry| repository_index_response::ModelIndex {
                 name: entry.name,
-                version: entry.version.unwrap_or_default(),
-                state: entry.state.unwrap_or_default().to_owned(),
-                reason: entry.reason.unwrap_or_default(),
+                version: entry.version.map_or_else(String::new, |version| version.to_string()),
+                state: entry.state.map_or("", State::as_str).to_owned(),
+                reason: entry.reason,
             });
             Ok(proto::RepositoryIndexResponse { models: models.collect() })
         })

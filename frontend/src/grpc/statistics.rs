@@ -1,7 +1,10 @@
 //! The statistics of a model version as a message.
 
+use pharos::metrics::statistics::{
+    InferBatchStatistics, InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
+};
+
 use super::proto;
-use crate::engine::{BatchStatistics, InferStatistics, ModelStatistics, ResponseStatistics, StatisticDuration};
 
 /// The message of one model version.
 pub(super) fn message(model: ModelStatistics) -> proto::ModelStatistics {
@@ -39,7 +42,7 @@ fn inference(statistics: InferStatistics) -> proto::InferStatistics {
     }
 }
 
-fn response(statistics: ResponseStatistics) -> proto::InferResponseStatistics {
+fn response(statistics: InferResponseStatistics) -> proto::InferResponseStatistics {
     proto::InferResponseStatistics {
         compute_infer: duration(statistics.compute_infer),
         compute_output: duration(statistics.compute_output),
@@ -50,7 +53,7 @@ fn response(statistics: ResponseStatistics) -> proto::InferResponseStatistics {
     }
 }
 
-fn batch(statistics: BatchStatistics) -> proto::InferBatchStatistics {
+fn batch(statistics: InferBatchStatistics) -> proto::InferBatchStatistics {
     proto::InferBatchStatistics {
         batch_size: statistics.batch_size,
         compute_input: duration(statistics.compute_input),

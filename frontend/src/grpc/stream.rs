@@ -13,10 +13,11 @@ use tokio::task::JoinHandle;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
+use super::Engine;
 use super::codec::{self, FINAL_RESPONSE};
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::status;
-use crate::engine::{Engine, Protocol, Route};
+use crate::engine::{Protocol, Route};
 
 /// Requests of one stream that may be unanswered; beyond it the client waits.
 const IN_FLIGHT: usize = 64;
@@ -38,7 +39,7 @@ impl Running {
     fn count(&mut self, failed: Option<(ErrorCode, Reason)>) {
         self.counted = true;
         let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
-        self.engine.record_answered(Protocol::Grpc, Route::ModelStreamInfer, code, failed.map(|(_, reason)| reason));
+        self.engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, failed.map(|(_, reason)| reason));
     }
 }
 
@@ -52,7 +53,7 @@ impl Drop for Running {
 }
 
 /// The answers of a stream.
-pub struct Answers {
+pub(super) struct Answers {
     queue: mpsc::Receiver<Running>,
     first: Option<Running>,
     /// The client wants an error to be the stream's status (`triton_grpc_error: true`).
@@ -85,7 +86,7 @@ async fn read(mut requests: Streaming<ModelInferRequest>, engine: Engine, queue:
                 if error.code() != tonic::Code::Cancelled {
                     engine.record_answered(
                         Protocol::Grpc,
-                        Route::ModelStreamInfer,
+                        Route::StreamInfer,
                         error.code() as u16,
                         Some(Reason::Malformed),
                     );

@@ -67,14 +67,15 @@ async fn what_is_asked_of_server_and_models_is_answered() {
     let engine = Engine::default();
     let live: ServerLiveResponse = call!(&engine, "ServerLive", ServerLiveRequest {}).unwrap();
     assert!(live.live);
-    assert_eq!(counted(&engine), (Route::ServerLive, 0, None));
+    assert_eq!(counted(&engine), (Route::Live, 0, None));
     let ready: ServerReadyResponse = call!(&engine, "ServerReady", ServerReadyRequest {}).unwrap();
     assert!(ready.ready);
     let server: ServerMetadataResponse = call!(&engine, "ServerMetadata", ServerMetadataRequest {}).unwrap();
     assert_eq!((server.name.as_str(), server.extensions.len()), ("triton", 13));
     let named = |name: &str| (name.to_owned(), String::new());
     let (name, version) = named("echo");
-    let metadata: ModelMetadataResponse = call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
+    let metadata: ModelMetadataResponse =
+        call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
     assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
     let (name, version) = named("echo");
     // The configuration's bytes pass through: they read as any message with a name in field 1.
@@ -98,8 +99,11 @@ async fn an_unknown_model_is_not_ready_and_cannot_infer() {
     let engine = Engine::default();
     let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("nope", ""));
     let status = result.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "Request for unknown model: 'nope' is not found"));
-    assert_eq!(counted(&engine), (Route::ModelInfer, 3, Some(Reason::UnknownModel)));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "Request for unknown model: 'nope' is not found")
+    );
+    assert_eq!(counted(&engine), (Route::Infer, 3, Some(Reason::UnknownModel)));
 }
 
 #[tokio::test]
@@ -108,7 +112,7 @@ async fn infer_answers_and_is_counted() {
     let answer: ModelInferResponse = call!(&engine, "ModelInfer", infer_request("echo", "7")).unwrap();
     assert_eq!((answer.id.as_str(), answer.outputs[0].name.as_str()), ("7", "OUTPUT0"));
     assert_eq!(answer.raw_output_contents[0], [1u8, 2][..]);
-    assert_eq!(counted(&engine), (Route::ModelInfer, 0, None));
+    assert_eq!(counted(&engine), (Route::Infer, 0, None));
 }
 
 #[tokio::test]
@@ -144,7 +148,7 @@ async fn what_no_handler_sees_is_counted_too() {
         let _: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("slow", ""));
     };
     assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
-    assert_eq!(counted(&engine), (Route::ModelInfer, 1, Some(Reason::Cancelled)));
+    assert_eq!(counted(&engine), (Route::Infer, 1, Some(Reason::Cancelled)));
 }
 
 #[tokio::test]
@@ -153,7 +157,7 @@ async fn health_and_reflection_answer() {
     let question = HealthCheckRequest { service: "anything".into() };
     let health: HealthCheckResponse = unary(&engine, "/grpc.health.v1.Health/Check", question).await.unwrap();
     assert_eq!(health.status, 1);
-    assert_eq!(counted(&engine), (Route::Health, 0, None));
+    assert_eq!(counted(&engine), (Route::HealthCheck, 0, None));
     // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference service.
     let mut client = client(&engine);
     client.ready().await.unwrap();
@@ -164,7 +168,11 @@ async fn health_and_reflection_answer() {
     assert!(answer.is_ok());
 }
 
-async fn stream(engine: &Engine, messages: Vec<ModelInferRequest>, status: bool) -> Vec<Result<ModelStreamInferResponse, Status>> {
+async fn stream(
+    engine: &Engine,
+    messages: Vec<ModelInferRequest>,
+    status: bool,
+) -> Vec<Result<ModelStreamInferResponse, Status>> {
     let mut client = client(engine);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
@@ -179,13 +187,17 @@ async fn stream(engine: &Engine, messages: Vec<ModelInferRequest>, status: bool)
 #[tokio::test]
 async fn a_stream_answers_in_order_with_errors_in_band() {
     let engine = Engine::default();
-    let messages: Vec<_> = (0..200).map(|n| if n == 100 { "fail".into() } else { n.to_string() }).map(|id: String| infer_request("echo", &id)).collect();
+    let messages: Vec<_> = (0..200)
+        .map(|n| if n == 100 { "fail".into() } else { n.to_string() })
+        .map(|id: String| infer_request("echo", &id))
+        .collect();
     let answers = stream(&engine, messages, false).await;
     assert_eq!(answers.len(), 200);
     for (n, answer) in answers.into_iter().enumerate() {
         let answer = answer.unwrap();
         let response = answer.infer_response.unwrap();
-        let expected = if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
+        let expected =
+            if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
         assert_eq!((response.id, answer.error_message.as_str()), expected);
         let last = response.parameters["triton_final_response"].parameter_choice.clone();
         assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
@@ -226,7 +238,10 @@ async fn answers_are_compressed_only_for_who_compresses() {
         let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
         match encoding {
             Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),
-            Some(_) => client = client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate),
+            Some(_) => {
+                client =
+                    client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate)
+            }
             None => {}
         }
         client.ready().await.unwrap();

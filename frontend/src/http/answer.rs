@@ -7,7 +7,8 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use crate::engine::{Engine, Protocol, Route};
+use super::Engine;
+use crate::engine::{Protocol, Route};
 
 /// A request that is being answered. Dropped without an answer (the client went away), it counts as cancelled.
 pub(super) struct Pending {
@@ -66,7 +67,8 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response {
 
 /// A value as JSON with status 200.
 pub(super) fn json_of(value: &impl serde::Serialize) -> Result<Response, InferError> {
-    let body = serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
+    let body =
+        serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
     Ok(json(body))
 }
 

@@ -117,41 +117,133 @@ fn errors_have_tritons_status_and_text() {
         (r#"{"inputs":[5]}"#.into(), 400, &format!("{only_one} no field is set")),
         (deep, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
         (r#"{"inputs":[{"name":"X"}]}"#.into(), 400, &format!("{only_one} no field is set")),
-        (one(r#""data":[1],"parameters":{"binary_data_size":4}"#), 400, &format!("{only_one} set 'data' 'binary_data_size'")),
-        (one(r#""data":[1],"parameters":{"shared_memory_region":"r"}"#), 400, &format!("{only_one} set 'data' 'shared_memory_region'")),
+        (
+            one(r#""data":[1],"parameters":{"binary_data_size":4}"#),
+            400,
+            &format!("{only_one} set 'data' 'binary_data_size'"),
+        ),
+        (
+            one(r#""data":[1],"parameters":{"shared_memory_region":"r"}"#),
+            400,
+            &format!("{only_one} set 'data' 'shared_memory_region'"),
+        ),
         (one(r#""parameters":{"shared_memory_region":"r"}"#), 404, "Unable to find shared memory region: 'r'"),
-        (one(r#""parameters":{"binary_data_size":"4"}"#), 500, &format!("Unable to parse 'binary_data_size': {unsigned}")),
-        (one(r#""parameters":{"binary_data_size":4}"#), 400, "unexpected size for input 'X', expecting 4 additional bytes for model 'm'"),
-        (r#"{"inputs":[{"data":[1]}]}"#.into(), 500, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+        (
+            one(r#""parameters":{"binary_data_size":"4"}"#),
+            500,
+            &format!("Unable to parse 'binary_data_size': {unsigned}"),
+        ),
+        (
+            one(r#""parameters":{"binary_data_size":4}"#),
+            400,
+            "unexpected size for input 'X', expecting 4 additional bytes for model 'm'",
+        ),
+        (
+            r#"{"inputs":[{"data":[1]}]}"#.into(),
+            500,
+            "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        ),
         (r#"{"inputs":[{"name":5,"data":[1]}]}"#.into(), 500, &format!("Unable to parse 'name': {string}")),
-        (r#"{"inputs":[{"name":"X","data":[1]}]}"#.into(), 500, "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'"),
-        (r#"{"inputs":[{"name":"X","datatype":"F","data":[1]}]}"#.into(), 500, "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
-        (r#"{"inputs":[{"name":"X","datatype":"F","shape":[1],"data":[1]}]}"#.into(), 400, "invalid datatype for input X"),
-        (r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[-1],"data":[1]}]}"#.into(), 500, &format!("Unable to parse 'shape': {unsigned}")),
-        (r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[1.5],"data":[1]}]}"#.into(), 500, &format!("Unable to parse 'shape': {unsigned}")),
-        (r#"{"inputs":[{"name":"X","datatype":"FP32","shape":5,"data":[1]}]}"#.into(), 500, "Unable to parse 'shape': attempt to access JSON non-array as array"),
-        (r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[9223372036854775807,2],"data":[1]}]}"#.into(), 400, "causes total element count to exceed maximum size of"),
-        (r#"{"inputs":[{"name":"X","datatype":"FP64","shape":[9223372036854775807],"data":[1]}]}"#.into(), 400, "byte size overflow for input"),
-        (r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[4611686018427387904],"data":[1]}]}"#.into(), 500, "shape does not match true shape"),
+        (
+            r#"{"inputs":[{"name":"X","data":[1]}]}"#.into(),
+            500,
+            "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"F","data":[1]}]}"#.into(),
+            500,
+            "Unable to parse 'shape': attempt to access non-existing object member 'shape'",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"F","shape":[1],"data":[1]}]}"#.into(),
+            400,
+            "invalid datatype for input X",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[-1],"data":[1]}]}"#.into(),
+            500,
+            &format!("Unable to parse 'shape': {unsigned}"),
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[1.5],"data":[1]}]}"#.into(),
+            500,
+            &format!("Unable to parse 'shape': {unsigned}"),
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP32","shape":5,"data":[1]}]}"#.into(),
+            500,
+            "Unable to parse 'shape': attempt to access JSON non-array as array",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[9223372036854775807,2],"data":[1]}]}"#.into(),
+            400,
+            "causes total element count to exceed maximum size of",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP64","shape":[9223372036854775807],"data":[1]}]}"#.into(),
+            400,
+            "byte size overflow for input",
+        ),
+        (
+            r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[1152921504606846976],"data":[1]}]}"#.into(),
+            500,
+            "shape does not match true shape",
+        ),
         (one(r#""data":[1,2]"#), 500, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         (besides(r#""id":5"#), 500, &format!("Unable to parse 'id': {string}")),
         (besides(r#""parameters":5"#), 500, "failed to get request params.: attempt to get members for non-object"),
         (besides(r#""parameters":{"triton_x":1}"#), 400, "parameter keys starting with 'triton_' are reserved"),
-        (besides(r#""parameters":{"x":[1]}"#), 400, "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
+        (
+            besides(r#""parameters":{"x":[1]}"#),
+            400,
+            "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
         (besides(r#""parameters":{"x":null}"#), 400, "parameter 'x' has invalid type."),
         (besides(r#""parameters":{"priority":-1}"#), 500, &format!("Unable to parse 'priority': {unsigned}")),
         (besides(r#""parameters":{"timeout":"1"}"#), 500, &format!("Unable to parse 'timeout': {unsigned}")),
         (besides(r#""parameters":{"sequence_id":1.5}"#), 500, &format!("Unable to parse 'sequence_id': {string}")),
         (besides(r#""parameters":{"sequence_start":1}"#), 500, &format!("Unable to parse 'sequence_start': {boolean}")),
-        (besides(r#""parameters":{"binary_data_output":1}"#), 500, &format!("Unable to parse 'binary_data_output': {boolean}")),
+        (
+            besides(r#""parameters":{"binary_data_output":1}"#),
+            500,
+            &format!("Unable to parse 'binary_data_output': {boolean}"),
+        ),
         (besides(r#""outputs":5"#), 500, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
-        (besides(r#""outputs":[5]"#), 500, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
-        (besides(r#""outputs":[{}]"#), 500, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
-        (besides(r#""outputs":[{"name":"Y","parameters":{"binary_data":5}}]"#), 500, &format!("Unable to parse 'binary_data': {boolean}")),
-        (besides(r#""outputs":[{"name":"Y","parameters":{"classification":"a"}}]"#), 500, &format!("Unable to set 'classification': {unsigned}")),
-        (besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r","binary_data":true}}]"#), 400, "Output can't set both 'shared_memory_region' and 'binary_data'"),
-        (besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r","classification":1}}]"#), 400, "Output can't set both 'shared_memory_region' and 'classification'"),
-        (besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r"}}]"#), 404, "Unable to find shared memory region: 'r'"),
+        (
+            besides(r#""outputs":[5]"#),
+            500,
+            "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        ),
+        (
+            besides(r#""outputs":[{}]"#),
+            500,
+            "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        ),
+        (
+            besides(r#""outputs":[{"name":"Y","parameters":{"binary_data":5}}]"#),
+            500,
+            &format!("Unable to parse 'binary_data': {boolean}"),
+        ),
+        (
+            besides(r#""outputs":[{"name":"Y","parameters":{"classification":"a"}}]"#),
+            500,
+            &format!("Unable to set 'classification': {unsigned}"),
+        ),
+        (
+            besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r","binary_data":true}}]"#),
+            400,
+            "Output can't set both 'shared_memory_region' and 'binary_data'",
+        ),
+        (
+            besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r","classification":1}}]"#),
+            400,
+            "Output can't set both 'shared_memory_region' and 'classification'",
+        ),
+        (
+            besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r"}}]"#),
+            404,
+            "Unable to find shared memory region: 'r'",
+        ),
     ] {
         let error = json(&body).map(|_| ()).unwrap_err();
         assert_eq!(error.code.http_status(), status, "{body}: {error}");
@@ -162,7 +254,8 @@ fn errors_have_tritons_status_and_text() {
 #[test]
 fn lengths_are_checked() {
     let text = one(r#""parameters":{"binary_data_size":4}"#);
-    let error = |header: &str, body: &[u8]| decode(head(Some(header)), Bytes::copy_from_slice(body), LIMIT).unwrap_err();
+    let error =
+        |header: &str, body: &[u8]| decode(head(Some(header)), Bytes::copy_from_slice(body), LIMIT).unwrap_err();
     assert_eq!(error("abc", b"{}").message, "Unable to parse Inference-Header-Content-Length, got: abc");
     assert_eq!(error("3", b"{}").message, "inference header size should be in range (0, 2), got: 3");
     assert_eq!(error("-1", b"{}").message, "inference header size should be in range (0, 2), got: -1");
@@ -236,7 +329,10 @@ fn every_datatype_is_rendered() {
         (tensor(DataType::Int64, &[1], i64::MIN.to_le_bytes()), "[-9223372036854775808]"),
         (tensor(DataType::Fp32, &[2], [0.1f32.to_le_bytes(), 1f32.to_le_bytes()].concat()), "[0.1,1.0]"),
         (tensor(DataType::Fp64, &[1], 0.1f64.to_le_bytes()), "[0.1]"),
-        (tensor(DataType::Fp32, &[2], [f32::NAN.to_le_bytes(), f32::NEG_INFINITY.to_le_bytes()].concat()), "[NaN,-Infinity]"),
+        (
+            tensor(DataType::Fp32, &[2], [f32::NAN.to_le_bytes(), f32::NEG_INFINITY.to_le_bytes()].concat()),
+            "[NaN,-Infinity]",
+        ),
         (strings(&[b"a", b"", "é\n\u{1}".as_bytes()]), "[\"a\",\"\",\"é\\n\\u0001\"]"),
         (tensor(DataType::Int32, &[0], []), "[]"),
     ] {
@@ -247,14 +343,19 @@ fn every_datatype_is_rendered() {
     assert!(status == 400 && text.starts_with("sending FP16 data via JSON is not supported."), "{text}");
     let (status, text) = error(strings(&[b"\xff"]));
     assert!(status == 400 && text.contains("is not UTF-8"), "{text}");
-    for bad in [tensor(DataType::Int32, &[2], [0; 4]), tensor(DataType::Bytes, &[1], [9, 0, 0, 0]), tensor(DataType::Bytes, &[2], [0; 4])] {
+    for bad in [
+        tensor(DataType::Int32, &[2], [0; 4]),
+        tensor(DataType::Bytes, &[1], [9, 0, 0, 0]),
+        tensor(DataType::Bytes, &[2], [0; 4]),
+    ] {
         assert_eq!(error(bad), (500, "output tensor shape does not match size of output for 'Y'".to_owned()));
     }
 }
 
 /// A fixed-size tensor of finite values that JSON can carry.
 fn any_tensor() -> impl Strategy<Value = Tensor> {
-    let json = DataType::ALL.into_iter().filter(|d| d.size().is_some() && !matches!(d, DataType::Fp16 | DataType::Bf16));
+    let json =
+        DataType::ALL.into_iter().filter(|d| d.size().is_some() && !matches!(d, DataType::Fp16 | DataType::Bf16));
     let json: Vec<DataType> = json.collect();
     (proptest::sample::select(json), 0i64..5, 0i64..5).prop_flat_map(|(datatype, rows, columns)| {
         let size = datatype.size().unwrap_or(1);

@@ -10,7 +10,7 @@ use pharos::error::InferError;
 
 /// A content coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coding {
+pub(super) enum Coding {
     /// As is.
     Identity,
     /// RFC 1952.
@@ -21,7 +21,7 @@ pub enum Coding {
 
 impl Coding {
     /// The name in `Content-Encoding`; `None` for identity, which is not named.
-    pub fn name(self) -> Option<&'static str> {
+    pub(super) fn name(self) -> Option<&'static str> {
         match self {
             Self::Identity => None,
             Self::Gzip => Some("gzip"),
@@ -30,7 +30,7 @@ impl Coding {
     }
 
     /// The coding of a request with this `Content-Encoding`; `None` for one that is not supported.
-    pub fn of_request(header: Option<&str>) -> Option<Self> {
+    pub(super) fn of_request(header: Option<&str>) -> Option<Self> {
         match header.map(str::trim) {
             None | Some("" | "identity") => Some(Self::Identity),
             Some("gzip") => Some(Self::Gzip),
@@ -41,7 +41,7 @@ impl Coding {
 
     /// The coding that a client with this `Accept-Encoding` likes best. Of equals the one named first; `*` and absence ask
     /// for nothing; a weight of 0 refuses; what is malformed is passed over.
-    pub fn of_response(header: Option<&str>) -> Self {
+    pub(super) fn of_response(header: Option<&str>) -> Self {
         let mut best = (Self::Identity, 0.0);
         for item in header.unwrap_or_default().split(',') {
             let mut parts = item.split(';').map(str::trim);
@@ -69,7 +69,7 @@ impl Coding {
 ///
 /// # Errors
 /// `Ok(None)` when it is longer than `limit`; INVALID_ARG when it is not what its coding says.
-pub fn decompress(body: Bytes, coding: Coding, limit: u64) -> Result<Option<Bytes>, InferError> {
+pub(super) fn decompress(body: Bytes, coding: Coding, limit: u64) -> Result<Option<Bytes>, InferError> {
     let mut out = Vec::with_capacity(body.len().saturating_mul(2).min(usize::try_from(limit).unwrap_or(usize::MAX)));
     let most = limit.saturating_add(1);
     let read = match coding {
@@ -91,7 +91,7 @@ pub fn decompress(body: Bytes, coding: Coding, limit: u64) -> Result<Option<Byte
 ///
 /// # Errors
 /// INTERNAL; writing to memory does not fail.
-pub fn compress<'a>(pieces: impl Iterator<Item = &'a Bytes>, coding: Coding) -> Result<Bytes, InferError> {
+pub(super) fn compress<'a>(pieces: impl Iterator<Item = &'a Bytes>, coding: Coding) -> Result<Bytes, InferError> {
     // The fastest level: an answer waits for it, and tensors of numbers hardly compress better at a higher one.
     let level = Compression::fast();
     let compressed = match coding {

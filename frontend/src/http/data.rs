@@ -122,11 +122,19 @@ impl Input<'_> {
     }
 
     fn unsigned<T: FromStr<Err = std::num::ParseIntError>>(&self, token: &str) -> Result<T, InferError> {
-        self.integer(token, |token| token.parse::<u64>().is_ok(), "attempt to access JSON non-unsigned-integer as unsigned-integer")
+        self.integer(
+            token,
+            |token| token.parse::<u64>().is_ok(),
+            "attempt to access JSON non-unsigned-integer as unsigned-integer",
+        )
     }
 
     fn signed<T: FromStr<Err = std::num::ParseIntError>>(&self, token: &str) -> Result<T, InferError> {
-        self.integer(token, |token| token.parse::<i64>().is_ok(), "attempt to access JSON non-signed-integer as signed-integer")
+        self.integer(
+            token,
+            |token| token.parse::<i64>().is_ok(),
+            "attempt to access JSON non-signed-integer as signed-integer",
+        )
     }
 
     /// Parses an integer. One that fits 64 bits but not the datatype is refused, where Triton silently wraps it.
@@ -171,7 +179,8 @@ fn float(token: &str) -> Result<f64, InferError> {
 
 fn too_big(token: &str) -> InferError {
     let shown: String = token.chars().take(32).collect();
-    let message = format!("failed to parse the request JSON buffer: Number too big to be stored in double. got {shown}");
+    let message =
+        format!("failed to parse the request JSON buffer: Number too big to be stored in double. got {shown}");
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
@@ -207,7 +216,12 @@ mod tests {
         check("[0.1]", DataType::Fp64, 1, Ok(&0.1f64.to_le_bytes()));
         check("[1e39]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
         check("[\"\u{f8ff}Infinity\"]", DataType::Fp32, 1, Ok(&f32::INFINITY.to_le_bytes()));
-        check(r#"["a","","\u00e9]\"","b,"]"#, DataType::Bytes, 4, Ok(b"\x01\0\0\0a\0\0\0\0\x04\0\0\0\xc3\xa9]\"\x02\0\0\0b,"));
+        check(
+            r#"["a","","\u00e9]\"","b,"]"#,
+            DataType::Bytes,
+            4,
+            Ok(b"\x01\0\0\0a\0\0\0\0\x04\0\0\0\xc3\xa9]\"\x02\0\0\0b,"),
+        );
         check("[]", DataType::Int32, 0, Ok(&[]));
     }
 
@@ -215,7 +229,12 @@ mod tests {
     fn errors_have_tritons_codes_and_texts() {
         let unsigned = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer";
         let signed = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer";
-        check("[1,2,3]", DataType::Int32, 2, Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")));
+        check(
+            "[1,2,3]",
+            DataType::Int32,
+            2,
+            Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")),
+        );
         check("[1]", DataType::Int32, 2, Err((500, "Failed to parse 'data' field: shape does not match true shape")));
         check("5", DataType::Int32, 1, Err((500, "attempt to access JSON non-array as array")));
         check("[-1]", DataType::Uint8, 1, Err((500, unsigned)));
@@ -228,9 +247,19 @@ mod tests {
         check("[null]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
         check("[\"NaN\"]", DataType::Fp32, 1, Err((500, "attempt to access JSON non-number as double")));
         check("[1e400]", DataType::Fp64, 1, Err((500, "Number too big to be stored in double")));
-        check("[1]", DataType::Bytes, 1, Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string")));
+        check(
+            "[1]",
+            DataType::Bytes,
+            1,
+            Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string")),
+        );
         check("[300]", DataType::Int8, 1, Err((400, "value 300 of input X is out of range for datatype INT8")));
-        check("[1]", DataType::Fp16, 1, Err((400, "receiving FP16 data via JSON is not supported. Please use the binary data format for input X")));
+        check(
+            "[1]",
+            DataType::Fp16,
+            1,
+            Err((400, "receiving FP16 data via JSON is not supported. Please use the binary data format for input X")),
+        );
         check("[1]", DataType::Bf16, 1, Err((400, "receiving BF16 data via JSON is not supported.")));
     }
 

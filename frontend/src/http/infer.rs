@@ -21,7 +21,7 @@ const LONG: usize = 1 << 20;
 
 pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.engine.now();
-    let pending = edge.pending(Route::ModelInfer);
+    let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str())) else {
         return pending.finish_as(answer::unsupported_coding(), Some(pharos::error::Reason::Unsupported));

@@ -69,8 +69,13 @@ pub(super) fn string_end(bytes: &[u8], start: usize) -> usize {
 /// Makes marked strings of the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which are not JSON but which
 /// Python's and Triton's JSON have. `None` if there are none.
 pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
-    const WORDS: [(&str, &str); 5] =
-        [("NaN", "NaN"), ("-Infinity", "-Infinity"), ("-Inf", "-Infinity"), ("Infinity", "Infinity"), ("Inf", "Infinity")];
+    const WORDS: [(&str, &str); 5] = [
+        ("NaN", "NaN"),
+        ("-Infinity", "-Infinity"),
+        ("-Inf", "-Infinity"),
+        ("Infinity", "Infinity"),
+        ("Inf", "Infinity"),
+    ];
     let bytes = json.as_bytes();
     let mut out = String::new();
     let (mut copied, mut at) = (0, 0);

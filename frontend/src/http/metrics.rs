@@ -13,8 +13,7 @@ use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
-use super::answer;
-use crate::engine::Engine;
+use super::{Engine, answer};
 use crate::listener::{self, Speaks};
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -28,7 +28,12 @@ use http::StatusCode;
 use pharos::error::Reason;
 use tokio::net::TcpListener;
 
-use crate::engine::{Engine, Route};
+// The unit tests of this edge put an engine that echoes in the place of the real one.
+#[cfg(not(test))]
+use crate::engine::Engine;
+use crate::engine::Route;
+#[cfg(test)]
+use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
 
 /// What the HTTP edge is told at start.

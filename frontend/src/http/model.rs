@@ -5,11 +5,12 @@ use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
 use pharos::error::{InferError, Reason};
+use pharos::model::{ModelMetadata, TensorMetadata};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Edge, answer};
-use crate::engine::{ModelMetadata, Route, TensorMetadata};
+use crate::engine::Route;
 
 /// The model that a path names, `/v2/models/{model}[/versions/{version}]`. A version that is no number is no route.
 #[derive(Deserialize)]
@@ -70,11 +71,11 @@ pub(super) async fn config(State(edge): State<Edge>, path: ModelPath) -> Respons
 }
 
 pub(super) async fn statistics(State(edge): State<Edge>, path: ModelPath) -> Response {
-    edge.pending(Route::Statistics).finish(statistics_json(&edge, &path.model, &path.version))
+    edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, &path.model, &path.version))
 }
 
 pub(super) async fn all_statistics(State(edge): State<Edge>) -> Response {
-    edge.pending(Route::Statistics).finish(statistics_json(&edge, "", ""))
+    edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, "", ""))
 }
 
 fn statistics_json(edge: &Edge, model: &str, version: &str) -> Result<Response, InferError> {

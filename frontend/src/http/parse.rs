@@ -43,7 +43,8 @@ const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
 pub(super) fn parse(json: &[u8], binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
-    let json = std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
+    let json =
+        std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
     let relaxed;
     let parsed: Request<'_> = match serde_json::from_str(json) {
@@ -176,7 +177,9 @@ fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferEr
     }
     let elements = element_count(&shape).ok_or_else(|| {
         let most = i64::MAX;
-        InferError::invalid(format!("shape for input '{name}' causes total element count to exceed maximum size of {most}"))
+        InferError::invalid(format!(
+            "shape for input '{name}' causes total element count to exceed maximum size of {most}"
+        ))
     })?;
     if datatype.size().is_some() && byte_size(datatype, &shape).is_none() {
         return Err(InferError::invalid(format!("byte size overflow for input '{name}' with shape {shape:?}")));
@@ -225,7 +228,8 @@ fn shape(value: Option<&RawValue>) -> Result<Vec<i64>, InferError> {
         return Err(type_error(prefix, "attempt to access JSON non-array as array"));
     }
     let dims: Option<Vec<i64>> = serde_json::from_str(value.get()).ok();
-    dims.filter(|dims| dims.iter().all(|&dim| dim >= 0)).ok_or_else(|| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
+    dims.filter(|dims| dims.iter().all(|&dim| dim >= 0))
+        .ok_or_else(|| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
 }
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
@@ -254,11 +258,11 @@ fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
         None => None,
     };
     if parameters.shared_memory_region.is_some() {
-        for (set, other) in [(parameters.classification.is_some(), "classification"), (binary_data == Some(true), "binary_data")] {
+        for (set, other) in
+            [(parameters.classification.is_some(), "classification"), (binary_data == Some(true), "binary_data")]
+        {
             if set {
-                return Err(InferError::invalid(format!(
-                    "Output can't set both 'shared_memory_region' and '{other}'"
-                )));
+                return Err(InferError::invalid(format!("Output can't set both 'shared_memory_region' and '{other}'")));
             }
         }
     }

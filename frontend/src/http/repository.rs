@@ -5,13 +5,14 @@ use axum::extract::State;
 use axum::response::Response;
 use http::Request;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::repository::{self, IndexEntry};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::body::{self, Read};
 use super::json::{object, parse_error};
 use super::{Edge, answer};
-use crate::engine::{IndexEntry, Route};
+use crate::engine::Route;
 
 /// The most bytes of a question to the index: it has one member.
 const MAX_BODY: u64 = 64 << 10;
@@ -26,7 +27,7 @@ object! {
 struct Entry<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    version: Option<&'a str>,
+    version: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,9 +38,10 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     fn from(entry: &'a IndexEntry) -> Self {
         Self {
             name: &entry.name,
-            version: entry.version.as_deref(),
-            state: entry.state,
-            reason: entry.reason.as_deref(),
+            // A number, but text in the protocol.
+            version: entry.version.map(|version| version.to_string()),
+            state: entry.state.map(repository::State::as_str),
+            reason: Some(entry.reason.as_str()).filter(|reason| !reason.is_empty()),
         }
     }
 }

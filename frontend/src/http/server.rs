@@ -17,12 +17,12 @@ const EXTENSIONS: &str = concat!(
 
 pub(super) async fn live(State(edge): State<Edge>) -> Response {
     let live = edge.engine.live();
-    edge.pending(Route::ServerLive).finish(health(&edge, live))
+    edge.pending(Route::Live).finish(health(&edge, live))
 }
 
 pub(super) async fn ready(State(edge): State<Edge>) -> Response {
     let ready = edge.engine.ready();
-    edge.pending(Route::ServerReady).finish(health(&edge, ready))
+    edge.pending(Route::Ready).finish(health(&edge, ready))
 }
 
 /// 200 or 400 with an empty body; an error while exiting.

@@ -4,54 +4,65 @@
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use axum::routing::{MethodRouter, get, post};
-use http::{StatusCode, Uri};
+use axum::routing::{get, post};
+use http::StatusCode;
 use pharos::error::{ErrorCode, InferError, Reason};
 
 use super::unbuilt::refusal;
 use super::{Edge, answer};
 use crate::engine::Route;
 
-const KINDS: [(&str, &str, Route); 2] =
-    [("systemsharedmemory", "system", Route::SystemSharedMemory), ("cudasharedmemory", "cuda", Route::CudaSharedMemory)];
+/// One kind of shared memory: its word in paths and texts, and how its requests are counted.
+#[derive(Clone, Copy)]
+struct Kind {
+    word: &'static str,
+    status: Route,
+    register: Route,
+    unregister: Route,
+}
+
+const KINDS: [Kind; 2] = [
+    Kind {
+        word: "system",
+        status: Route::SystemSharedMemoryStatus,
+        register: Route::SystemSharedMemoryRegister,
+        unregister: Route::SystemSharedMemoryUnregister,
+    },
+    Kind {
+        word: "cuda",
+        status: Route::CudaSharedMemoryStatus,
+        register: Route::CudaSharedMemoryRegister,
+        unregister: Route::CudaSharedMemoryUnregister,
+    },
+];
 
 /// Adds the routes of both kinds.
-pub(super) fn routes(router: Router<Edge>) -> Router<Edge> {
-    let mut router = router;
-    for (segment, ..) in KINDS {
-        let mut add = |path: String, method: MethodRouter<Edge>| router = std::mem::take(&mut router).route(&path, method);
-        add(format!("/v2/{segment}/status"), get(status));
-        add(format!("/v2/{segment}/region/{{region}}/status"), get(region_status));
-        add(format!("/v2/{segment}/unregister"), post(unregister));
-        add(format!("/v2/{segment}/region/{{region}}/unregister"), post(unregister));
-        add(format!("/v2/{segment}/region/{{region}}/register"), post(register));
+pub(super) fn routes(mut router: Router<Edge>) -> Router<Edge> {
+    for kind in KINDS {
+        let base = format!("/v2/{}sharedmemory", kind.word);
+        let status = async move |State(edge): State<Edge>| edge.pending(kind.status).finish(Ok(answer::json("[]")));
+        let unregister = async move |State(edge): State<Edge>| {
+            edge.pending(kind.unregister).finish(Ok(answer::empty(StatusCode::OK)))
+        };
+        let register = async move |State(edge): State<Edge>| register(&edge, kind);
+        let region_status =
+            async move |State(edge): State<Edge>, region: Option<Path<String>>| region_status(&edge, kind, region);
+        router = router
+            .route(&format!("{base}/status"), get(status))
+            .route(&format!("{base}/unregister"), post(unregister))
+            .route(&format!("{base}/region/{{region}}/status"), get(region_status))
+            .route(&format!("{base}/region/{{region}}/unregister"), post(unregister))
+            .route(&format!("{base}/region/{{region}}/register"), post(register));
     }
     router
 }
 
-/// Which kind a path is about.
-fn kind(uri: &Uri) -> (&'static str, Route) {
-    let segment = uri.path().split('/').nth(2).unwrap_or_default();
-    let found = KINDS.into_iter().find(|(name, ..)| *name == segment);
-    found.map_or(("system", Route::SystemSharedMemory), |(_, kind, route)| (kind, route))
-}
-
-async fn status(State(edge): State<Edge>, uri: Uri) -> Response {
-    edge.pending(kind(&uri).1).finish(Ok(answer::json("[]")))
-}
-
-async fn region_status(State(edge): State<Edge>, uri: Uri, region: Option<Path<String>>) -> Response {
-    let (kind, route) = kind(&uri);
+fn region_status(edge: &Edge, kind: Kind, region: Option<Path<String>>) -> Response {
     let region = region.map(|Path(region)| region).unwrap_or_default();
-    let message = format!("Unable to find {kind} shared memory region: '{region}'");
-    edge.pending(route).finish(Err(InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message)))
+    let message = format!("Unable to find {} shared memory region: '{region}'", kind.word);
+    edge.pending(kind.status).finish(Err(InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message)))
 }
 
-async fn unregister(State(edge): State<Edge>, uri: Uri) -> Response {
-    edge.pending(kind(&uri).1).finish(Ok(answer::empty(StatusCode::OK)))
-}
-
-async fn register(State(edge): State<Edge>, uri: Uri) -> Response {
-    let (kind, route) = kind(&uri);
-    edge.pending(route).finish(Err(refusal(&format!("registering {kind} shared memory"))))
+fn register(edge: &Edge, kind: Kind) -> Response {
+    edge.pending(kind.register).finish(Err(refusal(&format!("registering {} shared memory", kind.word))))
 }

@@ -46,41 +46,129 @@ async fn every_route_answers_and_is_counted_once() {
     let unbuilt = "is not supported by this version of the server\"}";
     let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
     for (method, path, body, status, expected, route, reason) in [
-        ("GET", "/v2/health/live", "", 200, "", Route::ServerLive, None),
-        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::ServerReady, None),
+        ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
+        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::Ready, None),
         ("GET", "/v2", "", 200, "{\"name\":\"triton\",\"version\":", Route::ServerMetadata, None),
         ("GET", "/v2/models/echo", "", 200, dir, Route::ModelMetadata, None),
         ("GET", "/v2/models/echo/versions/1?a=b", "", 200, dir, Route::ModelMetadata, None),
         ("GET", "/v2/models/nope", "", 400, unknown, Route::ModelMetadata, Some(Reason::UnknownModel)),
         ("GET", "/v2/models/echo/ready", "", 200, "", Route::ModelReady, None),
-        ("GET", "/v2/models/nope/ready", "", 400, r#"{"error":"Model version not ready"}"#, Route::ModelReady, Some(Reason::UnknownModel)),
+        (
+            "GET",
+            "/v2/models/nope/ready",
+            "",
+            400,
+            r#"{"error":"Model version not ready"}"#,
+            Route::ModelReady,
+            Some(Reason::UnknownModel),
+        ),
         ("GET", "/v2/models/echo/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
         ("GET", "/v2/models/echo/versions/1/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
-        ("GET", "/v2/models/stats", "", 200, "{\"model_stats\":[{\"name\":\"echo\",\"version\":\"1\",\"last_inference\":0,", Route::Statistics, None),
-        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::Statistics, None),
-        ("POST", INFER, GOOD, 200, r#"{"id":"7","model_name":"echo","model_version":"1","outputs":[{"name":"OUTPUT0","datatype":"INT32","shape":[2],"data":[1,2]}]}"#, Route::ModelInfer, None),
-        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::ModelInfer, None),
-        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::ModelInfer, Some(Reason::UnknownModel)),
-        ("POST", INFER, "{", 500, "{\"error\":\"failed to parse the request JSON buffer: ", Route::ModelInfer, Some(Reason::Malformed)),
-        ("POST", "/v2/repository/index", "", 200, r#"[{"name":"echo","version":"1","state":"READY"},{"name":"never"}]"#, Route::RepositoryIndex, None),
-        ("POST", "/v2/repository/index", r#"{"ready":true}"#, 200, r#"[{"name":"echo","version":"1","state":"READY"}]"#, Route::RepositoryIndex, None),
-        ("POST", "/v2/repository/index", r#"{"ready":5}"#, 400, r#"{"error":"Invalid value for 'ready': expected a boolean"}"#, Route::RepositoryIndex, Some(Reason::Malformed)),
+        (
+            "GET",
+            "/v2/models/stats",
+            "",
+            200,
+            "{\"model_stats\":[{\"name\":\"echo\",\"version\":\"1\",\"last_inference\":0,",
+            Route::ModelStatistics,
+            None,
+        ),
+        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::ModelStatistics, None),
+        (
+            "POST",
+            INFER,
+            GOOD,
+            200,
+            r#"{"id":"7","model_name":"echo","model_version":"1","outputs":[{"name":"OUTPUT0","datatype":"INT32","shape":[2],"data":[1,2]}]}"#,
+            Route::Infer,
+            None,
+        ),
+        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::Infer, None),
+        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::Infer, Some(Reason::UnknownModel)),
+        (
+            "POST",
+            INFER,
+            "{",
+            500,
+            "{\"error\":\"failed to parse the request JSON buffer: ",
+            Route::Infer,
+            Some(Reason::Malformed),
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            "",
+            200,
+            r#"[{"name":"echo","version":"1","state":"READY"},{"name":"never"}]"#,
+            Route::RepositoryIndex,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            r#"{"ready":true}"#,
+            200,
+            r#"[{"name":"echo","version":"1","state":"READY"}]"#,
+            Route::RepositoryIndex,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            r#"{"ready":5}"#,
+            400,
+            r#"{"error":"Invalid value for 'ready': expected a boolean"}"#,
+            Route::RepositoryIndex,
+            Some(Reason::Malformed),
+        ),
         ("POST", "/v2/repository/models/echo/load", "", 501, unbuilt, Route::RepositoryLoad, Some(Reason::Unsupported)),
-        ("POST", "/v2/repository/models/echo/unload", "", 501, unbuilt, Route::RepositoryUnload, Some(Reason::Unsupported)),
-        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemory, None),
-        ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemory, None),
-        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemory, None),
-        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemory, None),
-        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemory, None),
-        ("GET", "/v2/cudasharedmemory/region/r/status", "", 404, r#"{"error":"Unable to find cuda shared memory region: 'r'"}"#, Route::CudaSharedMemory, Some(Reason::SharedMemory)),
-        ("POST", "/v2/systemsharedmemory/region/r/register", "{}", 501, unbuilt, Route::SystemSharedMemory, Some(Reason::Unsupported)),
-        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::Trace, Some(Reason::Unsupported)),
-        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::Trace, Some(Reason::Unsupported)),
-        ("POST", "/v2/logging", "", 501, unbuilt, Route::Logging, Some(Reason::Unsupported)),
+        (
+            "POST",
+            "/v2/repository/models/echo/unload",
+            "",
+            501,
+            unbuilt,
+            Route::RepositoryUnload,
+            Some(Reason::Unsupported),
+        ),
+        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemoryStatus, None),
+        ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemoryStatus, None),
+        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        (
+            "GET",
+            "/v2/cudasharedmemory/region/r/status",
+            "",
+            404,
+            r#"{"error":"Unable to find cuda shared memory region: 'r'"}"#,
+            Route::CudaSharedMemoryStatus,
+            Some(Reason::SharedMemory),
+        ),
+        (
+            "POST",
+            "/v2/systemsharedmemory/region/r/register",
+            "{}",
+            501,
+            unbuilt,
+            Route::SystemSharedMemoryRegister,
+            Some(Reason::Unsupported),
+        ),
+        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/logging", "", 501, unbuilt, Route::LogSettings, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/generate", "", 501, unbuilt, Route::Generate, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/generate_stream", "", 501, unbuilt, Route::GenerateStream, Some(Reason::Unsupported)),
         ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
-        ("GET", "/v2/models/echo/versions/x/ready", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
+        (
+            "GET",
+            "/v2/models/echo/versions/x/ready",
+            "",
+            404,
+            r#"{"error":"Not Found"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
         ("GET", "/v2/models/%ff/ready", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
         ("GET", INFER, "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
         ("DELETE", "/v2", "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
@@ -117,11 +205,12 @@ async fn binary_data_goes_both_ways() {
 
 #[tokio::test]
 async fn bodies_may_be_compressed_both_ways() {
-    use super::compression::{Coding, compress, decompress};
+    use compression::{Coding, compress, decompress};
     let plain = Bytes::from(GOOD);
     for (coding, name) in [(Coding::Gzip, "gzip"), (Coding::Deflate, "deflate")] {
         let body = compress(std::iter::once(&plain), coding).unwrap();
-        let request = infer_request().header("content-encoding", name).header("accept-encoding", name).body(body.into());
+        let request =
+            infer_request().header("content-encoding", name).header("accept-encoding", name).body(body.into());
         let got = send(&Engine::default(), request.unwrap()).await;
         assert_eq!((got.status.as_u16(), got.header("content-encoding")), (200, Some(name)));
         let text = decompress(got.body, coding, 1 << 20).unwrap().unwrap();
@@ -131,19 +220,19 @@ async fn bodies_may_be_compressed_both_ways() {
     let got = send(&engine, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
     assert_eq!((got.status.as_u16(), got.header("accept-encoding")), (501, Some("gzip, deflate")));
     assert_eq!(got.text(), r#"{"error":"Unsupported compression type"}"#);
-    assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 501, Some(Reason::Unsupported))]);
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
 }
 
 #[tokio::test]
 async fn too_much_is_refused_however_it_comes() {
-    use super::compression::{Coding, compress};
+    use compression::{Coding, compress};
     let big = Bytes::from(vec![b' '; (1 << 16) + 1]);
     let json = "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size";
     let raw = "exceeds the maximum allowed value";
     let bomb = compress(std::iter::once(&Bytes::from(vec![b' '; 1 << 22])), Coding::Gzip).unwrap();
     let chunked = || {
         let pieces = vec![Bytes::from(vec![b' '; 1 << 15]); 3];
-        Body::new(super::body::Pieces::new(Bytes::new(), pieces).map_err(|never| match never {}))
+        Body::new(body::Pieces::new(Bytes::new(), pieces).map_err(|never| match never {}))
     };
     for (request, expected) in [
         (infer_request().body(Body::from(big.clone())), json),
@@ -154,7 +243,7 @@ async fn too_much_is_refused_however_it_comes() {
         let engine = Engine::default();
         let got = send(&engine, request.unwrap()).await;
         assert!(got.status == 400 && got.text().contains(expected), "{}: {}", got.status, got.text());
-        assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 400, Some(Reason::TooLarge))]);
+        assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
     }
 }
 
@@ -176,7 +265,7 @@ async fn a_client_that_goes_away_is_counted_as_cancelled() {
     let call = router(engine.clone(), Settings::default()).call(request);
     let waited = tokio::time::timeout(std::time::Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
-    assert_eq!(engine.records(), [(Protocol::Http, Route::ModelInfer, 400, Some(Reason::Cancelled))]);
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
 }
 
 #[tokio::test]
@@ -188,7 +277,10 @@ async fn metrics_have_their_own_listener() {
         (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
     };
     let (status, content_type, body) = call("/metrics?name=x", "*/*").await;
-    assert_eq!((status, content_type.as_str(), &body[..]), (200, "text/plain; version=0.0.4; charset=utf-8", &b"nv_x 1\n"[..]));
+    assert_eq!(
+        (status, content_type.as_str(), &body[..]),
+        (200, "text/plain; version=0.0.4; charset=utf-8", &b"nv_x 1\n"[..])
+    );
     let (_, content_type, body) = call("/metrics", "application/openmetrics-text").await;
     assert!(content_type.starts_with("application/openmetrics-text") && body == "# EOF\n");
     assert_eq!(call("/", "*/*").await.0, 404);

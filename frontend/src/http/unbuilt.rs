@@ -33,9 +33,9 @@ pub(super) async fn unload(State(edge): State<Edge>) -> Response {
 }
 
 pub(super) async fn trace(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::Trace, "the trace extension")
+    refuse(&edge, Route::TraceSetting, "the trace extension")
 }
 
 pub(super) async fn logging(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::Logging, "the logging extension")
+    refuse(&edge, Route::LogSettings, "the logging extension")
 }
