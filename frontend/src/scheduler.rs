@@ -306,6 +306,12 @@ impl Driver {
             record::inference_failed(&self.series, error.reason, ns);
         }
         let error = if error.message.is_empty() { error } else { error.with_request_id(&request.part.request.id) };
+        if let Some(order) = &mut state.order
+            && (reason.refused_on_arrival() || reason == RejectReason::Cancelled)
+        {
+            // Answered out of turn: nobody waits for these in their place.
+            order.forget(id);
+        }
         self.finish(state, id, request, Err(error));
     }
 

@@ -68,6 +68,11 @@ pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
     series.load_duration.set(seconds.to_bits());
 }
 
+/// The processes of all instances together had `bytes` of memory resident after loading the model.
+pub fn memory_usage(series: &ModelSeries, bytes: u64) {
+    series.memory.set(bytes);
+}
+
 /// A request of any kind was answered, malformed and unknown ones included. To be called exactly once for each.
 pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
     cache.requests().add(protocol, route, outcome);

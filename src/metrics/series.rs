@@ -81,6 +81,8 @@ pub struct ModelSeries {
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
     pub(super) samples_dropped: Count,
+    /// Resident bytes of all instances' processes after loading.
+    pub(super) memory: Count,
     /// By total batch size. Locked once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
 }
@@ -118,6 +120,7 @@ impl ModelSeries {
             instances: Default::default(),
             restarts: Count::default(),
             samples_dropped: Count::default(),
+            memory: Count::default(),
             batches: Mutex::default(),
         }
     }

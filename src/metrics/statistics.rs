@@ -139,6 +139,12 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         inference_stats,
         response_stats: BTreeMap::new(),
         batch_stats,
-        memory_usage: Vec::new(),
+        memory_usage: memory_usage(series.memory.get()),
     }
+}
+
+/// One entry for the memory of the workers; none while it is not known.
+fn memory_usage(byte_size: u64) -> Vec<MemoryUsage> {
+    let usage = (byte_size > 0).then(|| MemoryUsage { kind: "CPU".to_owned(), id: 0, byte_size });
+    usage.into_iter().collect()
 }
