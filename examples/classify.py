@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Asks a running server which digits are on pictures.
 
-    pip install 'tritonclient[http,grpc]'
-    python3 examples/classify.py examples/images/*.pgm
-    python3 examples/classify.py --grpc examples/images/digit_7.pgm
+pip install 'tritonclient[http,grpc]'
+python3 examples/classify.py examples/images/*.pgm
+python3 examples/classify.py --grpc examples/images/digit_7.pgm
 """
 
 import argparse

@@ -39,7 +39,13 @@ def train():
 def to_onnx(network) -> onnx.ModelProto:
     """The network as an ONNX graph: `image` FP32 [batch, 8, 8] -> `probabilities` FP32 [batch, 10], `label` INT64
     [batch, 1]."""
-    weights = [np.array([BRIGHTEST]), network.coefs_[0], network.intercepts_[0], network.coefs_[1], network.intercepts_[1]]
+    weights = [
+        np.array([BRIGHTEST]),
+        network.coefs_[0],
+        network.intercepts_[0],
+        network.coefs_[1],
+        network.intercepts_[1],
+    ]
     names = ["brightest", "weights_0", "bias_0", "weights_1", "bias_1"]
     constants = [numpy_helper.from_array(w.astype(np.float32), name) for w, name in zip(weights, names)]
     nodes = [

@@ -7,6 +7,7 @@ pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod metrics;
 pub mod model;
 pub mod repository;
 pub mod scheduler;

@@ -8,7 +8,8 @@ use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::metrics::{exposition, record};
+use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::record;
 use pharos::model::ModelMetadata;
 use pharos::repository::IndexEntry;
 use pharos::timeline::Instant;
@@ -185,12 +186,12 @@ impl Engine {
         self.0.repository.index(ready_only)
     }
 
-    /// Everything that is in the metrics now, as Prometheus or OpenMetrics text.
-    pub fn metrics_text(&self, openmetrics: bool) -> String {
+    /// Everything that is in the metrics now.
+    pub fn metrics_text(&self, format: Format) -> String {
         for serving in self.0.repository.all() {
             serving.driver.drain_metrics(&self.0.cache);
         }
-        exposition::text(&self.0.cache, openmetrics)
+        exposition::render(&self.0.cache, format)
     }
 
     /// Records an answer; to be called once for each, refusals and malformed requests included.

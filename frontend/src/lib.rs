@@ -9,6 +9,7 @@ pub mod fake_engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;
+mod log;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
@@ -16,5 +17,6 @@ mod onnxruntime;
 mod process;
 mod repository;
 mod scheduler;
+pub mod start;
 mod supervisor;
 mod wire;

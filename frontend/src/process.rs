@@ -5,8 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use command_fds::FdMapping;
-use command_fds::tokio::CommandFdAsyncExt;
+use command_fds::{CommandFdExt, FdMapping};
 use pharos::wire::descriptors;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use pharos::error::InferError;
 use pharos::metrics::cache::Cache;
 use pharos::model::ModelConfig;
-use pharos::repository::{IndexEntry, States};
+use pharos::repository::{IndexEntry, State, States};
 
 use crate::process::Program;
 use crate::scheduler::{Driver, Timer};
@@ -99,7 +99,7 @@ impl Repository {
 
     /// The versions of a model that are ready, ascending.
     pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
-        self.table().states.ready_versions(name)
+        self.table().states.ready_versions(name).collect()
     }
 
     /// Whether every model that should serve does, with at least one living instance.
@@ -115,7 +115,7 @@ impl Repository {
 
     /// Every model that is not ready, with the reason.
     pub(crate) fn failures(&self) -> Vec<(String, String)> {
-        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some("READY"));
-        unready.map(|entry| (entry.name, entry.reason.unwrap_or_default())).collect()
+        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some(State::Ready));
+        unready.map(|entry| (entry.name, entry.reason)).collect()
     }
 }

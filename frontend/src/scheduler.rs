@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::cache::ModelSeries;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::{self, Action, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
@@ -82,6 +83,8 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     timer: Arc<Timer>,
     next_request: AtomicU64,
+    /// Whether answers leave in the order of their requests.
+    ordered: bool,
     this: Weak<Driver>,
 }
 
@@ -94,7 +97,8 @@ impl Driver {
         settings: scheduler::Settings,
         timer: Arc<Timer>,
     ) -> Arc<Self> {
-        let order = settings.preserve_ordering.then(Reorder::new);
+        let ordered = settings.preserve_ordering;
+        let order = ordered.then(Reorder::new);
         let state = State {
             scheduler: scheduler::create(settings),
             queued: HashMap::new(),
@@ -111,6 +115,7 @@ impl Driver {
             state: Mutex::new(state),
             timer,
             next_request,
+            ordered,
             this: this.clone(),
         })
     }
@@ -225,6 +230,14 @@ impl Driver {
         }
     }
 
+    /// Takes what the workers have sent into the cache.
+    pub(crate) fn drain_metrics(&self, cache: &Cache) {
+        let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
+        for link in links {
+            link.ring.drain(cache, &self.series);
+        }
+    }
+
     fn cancel(&self, id: RequestId) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.cancel(id, now));
@@ -293,6 +306,12 @@ impl Driver {
             record::inference_failed(&self.series, error.reason, ns);
         }
         let error = if error.message.is_empty() { error } else { error.with_request_id(&request.part.request.id) };
+        if let Some(order) = &mut state.order
+            && (reason.refused_on_arrival() || reason == RejectReason::Cancelled)
+        {
+            // Answered out of turn: nobody waits for these in their place.
+            order.forget(id);
+        }
         self.finish(state, id, request, Err(error));
     }
 

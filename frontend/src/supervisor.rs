@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::record::{self, InstanceState};
+use pharos::metrics::labels::InstanceState;
+use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use tokio::process::Child;

@@ -310,6 +310,15 @@ impl ModelConfig {
         validate::config(Draft::decode(bytes)?.proto)
     }
 
+    /// The same configuration with one more free parameter, for what the server itself has to say about the model.
+    pub fn with_parameter(&self, name: &str, value: &str) -> Self {
+        let mut config = self.clone();
+        config.parameters.insert(name.to_owned(), value.to_owned());
+        let parameter = proto::ModelParameter { string_value: value.to_owned() };
+        config.proto.parameters.insert(name.to_owned(), parameter);
+        config
+    }
+
     /// Whether `other` differs in nothing but its instance groups, so that a running model can follow it by starting and
     /// stopping instances.
     pub fn differs_only_in_instances(&self, other: &ModelConfig) -> bool {

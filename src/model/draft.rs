@@ -62,6 +62,11 @@ impl Draft {
         Ok(Self { proto: proto::from_dynamic(&message)? })
     }
 
+    /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
+    pub fn model_file(&self) -> &str {
+        &self.proto.default_model_filename
+    }
+
     /// The draft as protobuf bytes of `inference.ModelConfig`.
     pub fn encode(&self) -> Vec<u8> {
         self.proto.encode_to_vec()

@@ -122,19 +122,17 @@ pub(super) fn defaults(config: &mut proto::ModelConfig, gpus: &[u32]) {
 fn scheduling(config: &mut proto::ModelConfig) {
     let batch = config.max_batch_size;
     match &mut config.scheduling_choice {
-        Some(SchedulingChoice::DynamicBatching(dynamic)) => {
-            if dynamic.preferred_batch_size.is_empty() && batch > 0 {
-                dynamic.preferred_batch_size.push(batch);
-            }
+        Some(SchedulingChoice::DynamicBatching(dynamic)) if batch > 0 && dynamic.preferred_batch_size.is_empty() => {
+            dynamic.preferred_batch_size.push(batch);
         }
         Some(SchedulingChoice::SequenceBatching(sequence)) => {
             if sequence.max_sequence_idle_microseconds == 0 {
                 sequence.max_sequence_idle_microseconds = SEQUENCE_IDLE_US;
             }
-            if let Some(StrategyChoice::Oldest(oldest)) = &mut sequence.strategy_choice {
-                if oldest.preferred_batch_size.is_empty() {
-                    oldest.preferred_batch_size.push(batch.max(1));
-                }
+            if let Some(StrategyChoice::Oldest(oldest)) = &mut sequence.strategy_choice
+                && oldest.preferred_batch_size.is_empty()
+            {
+                oldest.preferred_batch_size.push(batch.max(1));
             }
         }
         _ => {}

@@ -11,7 +11,19 @@ HERE = Path(__file__).resolve().parent
 BROKEN = HERE.parent / "models_broken"
 
 DATATYPES = [
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
     "BYTES",
 ]
 """The datatypes of the protocol; BYTES is TYPE_STRING in a configuration."""
@@ -27,7 +39,8 @@ def config_type(datatype: str) -> str:
 def tensor(kind: str, name: str, datatype: str, dims: list, extra: str = "") -> str:
     """One `input` or `output` entry."""
     size = ", ".join(str(d) for d in dims)
-    return f'{kind} [\n  {{\n    name: "{name}"\n    data_type: {config_type(datatype)}\n    dims: [ {size} ]\n{extra}  }}\n]\n'
+    body = f'    name: "{name}"\n    data_type: {config_type(datatype)}\n    dims: [ {size} ]\n{extra}'
+    return f"{kind} [\n  {{\n{body}  }}\n]\n"
 
 
 def parameters(**values) -> str:
@@ -71,12 +84,28 @@ def special():
     yield model("delay_200", "delay", fp32, batch=4, extra="dynamic_batching { }\n", delay_ms=200)
     yield model("delay_20_two_instances", "delay", fp32, batch=0, extra=two_instances, delay_ms=20)
     yield model("batched", "identity", fp32, extra=wait(100000))
-    yield model("preferred", "identity", fp32, extra="dynamic_batching {\n  preferred_batch_size: [ 4 ]\n"
-                "  max_queue_delay_microseconds: 10000000\n}\n")
-    yield model("queue_limit", "delay", fp32, batch=1, delay_ms=300, extra="dynamic_batching {\n"
-                "  default_queue_policy { max_queue_size: 2 }\n}\n")
-    yield model("queue_timeout", "delay", fp32, batch=1, delay_ms=300, extra="dynamic_batching {\n"
-                "  default_queue_policy { default_timeout_microseconds: 100000 }\n}\n")
+    yield model(
+        "preferred",
+        "identity",
+        fp32,
+        extra="dynamic_batching {\n  preferred_batch_size: [ 4 ]\n  max_queue_delay_microseconds: 10000000\n}\n",
+    )
+    yield model(
+        "queue_limit",
+        "delay",
+        fp32,
+        batch=1,
+        delay_ms=300,
+        extra="dynamic_batching {\n  default_queue_policy { max_queue_size: 2 }\n}\n",
+    )
+    yield model(
+        "queue_timeout",
+        "delay",
+        fp32,
+        batch=1,
+        delay_ms=300,
+        extra="dynamic_batching {\n  default_queue_policy { default_timeout_microseconds: 100000 }\n}\n",
+    )
     yield model("crash", "crash", one_to_one("UINT8"), batch=0)
     yield model("hang", "hang", one_to_one("UINT8"), batch=0)
     yield model("fail", "fail", fp32, batch=0)
@@ -113,8 +142,13 @@ def broken():
     yield "no_version", 'backend: "builtin"\n' + fp32 + parameters(function="identity"), []
     yield "wrong_name", 'name: "another"\nbackend: "builtin"\n' + fp32 + parameters(function="identity"), [1]
     yield "not_onnx", 'backend: "tract"\nmax_batch_size: 0\n' + fp32, [1]
-    yield "some_versions", 'backend: "builtin"\nversion_policy { specific { versions: [ 1, 7 ] } }\n' + fp32 + parameters(
-        function="identity"), [1]
+    yield (
+        "some_versions",
+        'backend: "builtin"\nversion_policy { specific { versions: [ 1, 7 ] } }\n'
+        + fp32
+        + parameters(function="identity"),
+        [1],
+    )
 
 
 def files() -> dict:

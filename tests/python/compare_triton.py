@@ -63,10 +63,11 @@ def reason_for(name: str):
 
 def normal(case, answer: Answer):
     """The body without what may differ: the server's name and version, the backend's name, the order of input names
-    in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Objects keep their key order."""
+    in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Keys keep their order."""
     try:
-        value = json.loads(answer.text, object_pairs_hook=list, parse_constant=str,
-                           parse_float=lambda text: Single(text, case))
+        value = json.loads(
+            answer.text, object_pairs_hook=list, parse_constant=str, parse_float=lambda text: Single(text, case)
+        )
     except ValueError:
         return sorted_names(answer.text)
     return replace(value)
@@ -111,15 +112,16 @@ def load_golden() -> dict:
 
 
 def ask_triton(triton: Triton, case) -> Answer:
-    """Triton's answer. It is started again if it died, and asked a second time before its death is believed."""
+    """Triton's answer. Where none comes it is started anew and asked once more: the case before may have ended it."""
     for _ in range(2):
         triton.ensure()
         try:
             answer = send(triton.http, triton.grpc, case)
+            if answer.status != "UNAVAILABLE" or triton.is_ready():
+                return answer
         except OSError:
-            continue
-        if not (answer.status == "UNAVAILABLE" and not triton.is_ready()):
-            return answer
+            pass
+        triton.wait_for_end()
     return Answer(CRASHED, "")
 
 

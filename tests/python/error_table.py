@@ -4,6 +4,9 @@ The rows follow sections of the protocol: routes, models and versions, inputs an
 gRPC. What a real Triton answered to each is in `golden_triton.json`.
 """
 
+# One row, one line: a table is read by comparing its rows.
+# fmt: off
+
 import gzip
 import json
 
@@ -45,7 +48,8 @@ def models():
         ("statistics", "/stats", 400, "requested model 'no_such_model' is not available"),
         ("ready", "/ready", 400, ""),
     ]:
-        yield HttpCase(f"unknown model: {name}", "GET", f"/v2/models/no_such_model{suffix}", status=status, fragment=text)
+        yield HttpCase(f"unknown model: {name}", "GET", f"/v2/models/no_such_model{suffix}", status=status,
+                       fragment=text)
     for name, suffix, status, text in [
         ("metadata", "", 404, UNKNOWN_VERSION),
         ("config", "/config", 404, UNKNOWN_VERSION),
@@ -85,7 +89,8 @@ def tensors():
         ("unknown input", {"inputs": [first, tensor("INPUT7", "INT32", [1, 16], ROW)]}, "INPUT7"),
         ("one input too many", {"inputs": [first, second, tensor("INPUT7", "INT32", [1, 16], ROW)]}, "INPUT7"),
         ("input twice", {"inputs": [first, first]}, "input 'INPUT0' already exists in request"),
-        ("unknown output", simple(outputs=[output("OUTPUT7")]), "unexpected inference output 'OUTPUT7' for model 'simple'"),
+        ("unknown output", simple(outputs=[output("OUTPUT7")]),
+         "unexpected inference output 'OUTPUT7' for model 'simple'"),
         ("output twice", simple(outputs=[output("OUTPUT0")] * 2), "output 'OUTPUT0' already exists in request"),
         ("wrong datatype", changed(0, datatype="FP32"),
          "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'"),
@@ -108,13 +113,16 @@ def tensors():
     ]
     for name, request, text in rows:
         yield infer(f"tensor: {name}", "simple", request, status=400, fragment=text)
-    for name, shape in [("negative dimension", [1, -1]), ("negative batch", [-1, 16]), ("dimension beyond 64 bits", [1, 2**64])]:
-        yield infer(f"tensor: {name}", "simple", changed(0, shape=shape), status=500, fragment="Unable to parse 'shape'")
+    for name, shape in [("negative dimension", [1, -1]), ("negative batch", [-1, 16]),
+                         ("dimension beyond 64 bits", [1, 2**64])]:
+        yield infer(f"tensor: {name}", "simple", changed(0, shape=shape), status=500,
+                    fragment="Unable to parse 'shape'")
     yield infer("tensor: optional given, required missing", "optional", optional, status=400,
                 fragment="but missing required input(s) ['INPUT0']")
     yield infer("tensor: rank of model without batch", "two_dims", one("INT32", [4], ROW[:4]), status=400,
                 fragment="unexpected shape for input 'INPUT0' for model 'two_dims'. Expected [-1,-1], got [4].")
-    yield infer("tensor: unknown output, with id", "simple", simple(id="my id", outputs=[output("OUTPUT7")]), status=400,
+    yield infer("tensor: unknown output, with id", "simple", simple(id="my id", outputs=[output("OUTPUT7")]),
+                status=400,
                 fragment='"unexpected inference output \'OUTPUT7\' for model \'simple\'')
     yield infer("tensor: wrong datatype, with id", "simple", changed(0, datatype="FP32") | {"id": "my id"}, status=400,
                 fragment="[request id: my id] inference input 'INPUT0' data-type is 'FP32'")
@@ -132,9 +140,12 @@ def json_bodies():
         ("no inputs", {}, 500, "Unable to parse 'inputs'"),
         ("inputs an object", {"inputs": {}}, 500, "Unable to parse 'inputs'"),
         ("input a number", {"inputs": [1]}, 400, ""),
-        ("input without name", {"inputs": [{"shape": [1, 16], "datatype": "INT32", "data": ROW}]}, 500, "Unable to parse 'name'"),
-        ("input without shape", {"inputs": [{"name": "INPUT0", "datatype": "INT32", "data": ROW}]}, 500, "Unable to parse 'shape'"),
-        ("input without datatype", {"inputs": [{"name": "INPUT0", "shape": [1, 16], "data": ROW}]}, 500, "Unable to parse 'datatype'"),
+        ("input without name", {"inputs": [{"shape": [1, 16], "datatype": "INT32", "data": ROW}]}, 500,
+         "Unable to parse 'name'"),
+        ("input without shape", {"inputs": [{"name": "INPUT0", "datatype": "INT32", "data": ROW}]}, 500,
+         "Unable to parse 'shape'"),
+        ("input without datatype", {"inputs": [{"name": "INPUT0", "shape": [1, 16], "data": ROW}]}, 500,
+         "Unable to parse 'datatype'"),
         ("name a number", changed(0, name=1), 500, "Unable to parse 'name'"),
         ("shape a number", changed(0, shape=16), 500, "Unable to parse 'shape'"),
         ("shape of strings", changed(0, shape=["1", "16"]), 500, "Unable to parse 'shape'"),
@@ -148,12 +159,15 @@ def json_bodies():
         ("parameter null", simple(parameters={"a": None}), 400, "parameter 'a' has invalid type"),
         ("reserved parameter", simple(parameters={"triton_a": 1}), 400,
          "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."),
-        ("binary_data_output a number", simple(parameters={"binary_data_output": 1}), 500, "Unable to parse 'binary_data_output'"),
-        ("binary_data a number", simple(outputs=[output("OUTPUT0", binary_data=1)]), 500, "Unable to parse 'binary_data'"),
+        ("binary_data_output a number", simple(parameters={"binary_data_output": 1}), 500,
+         "Unable to parse 'binary_data_output'"),
+        ("binary_data a number", simple(outputs=[output("OUTPUT0", binary_data=1)]), 500,
+         "Unable to parse 'binary_data'"),
         ("binary_data_size a text", changed(0, parameters={"binary_data_size": "64"}), 400, ""),
         ("priority a text", simple(parameters={"priority": "x"}), 500, "Unable to parse 'priority'"),
         ("timeout a text", simple(parameters={"timeout": "x"}), 500, "Unable to parse 'timeout'"),
-        ("sequence_start a number", simple(parameters={"sequence_id": 1, "sequence_start": 1}), 500, "Unable to parse 'sequence_start'"),
+        ("sequence_start a number", simple(parameters={"sequence_id": 1, "sequence_start": 1}), 500,
+         "Unable to parse 'sequence_start'"),
         ("data missing", {"inputs": [tensor("INPUT0", "INT32", [1, 16]), simple()["inputs"][1]]}, 400,
          "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
          "'shared_memory_region' in 'parameters'. But no field is set"),
@@ -165,7 +179,7 @@ def json_bodies():
         ("text for integer", changed(0, data=["x"] * 16), 500, "signed-integer"),
         ("fraction for integer", changed(0, data=[1.5] * 16), 500, "signed-integer"),
         ("null for integer", changed(0, data=[None] * 16), 500, "signed-integer"),
-        ("integer out of range", changed(0, data=[2**31] * 16), 500, "Unable to parse 'data'"),
+        ("integer out of range", changed(0, data=[2**31] * 16), 400, "out of range"),
         ("nested objects", changed(0, data=[{"a": 1}] * 16), 500, "Unable to parse 'data'"),
     ]
     for name, request, status, text in rows:
@@ -178,11 +192,14 @@ def json_bodies():
         ("UINT8", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ("UINT64", -1, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ("FP32", "x", "attempt to access JSON non-number as double"),
-        ("INT8", 128, "Unable to parse 'data'"), ("UINT8", 256, "Unable to parse 'data'"),
-        ("INT64", 2**63, "attempt to access JSON non-signed-integer as signed-integer"),
+                ("INT64", 2**63, "attempt to access JSON non-signed-integer as signed-integer"),
     ]:
         model = f"identity_{datatype.lower()}_nobatch"
         yield infer(f"json: {value} for {datatype}", model, one(datatype, [1], [value]), status=500, fragment=text)
+    for datatype, value in [("INT8", 128), ("UINT8", 256)]:
+        model = f"identity_{datatype.lower()}_nobatch"
+        request = one(datatype, [1], [value])
+        yield infer(f"json: {value} for {datatype}", model, request, status=400, fragment="out of range")
     yield infer("json: FP16 in", "identity_fp16_nobatch", one("FP16", [1], [1.0]), status=400,
                 fragment="receiving FP16 data via JSON is not supported. Please use the binary data format for input")
     yield infer("json: FP16 out", "identity_fp16_nobatch", one("FP16", [1], binary_data_size=2), b"\0\0", status=400,
@@ -202,12 +219,14 @@ def binary_bodies():
         ("short", "simple", simple_binary(), blobs[:-4], "unexpected size for input 'INPUT1', expecting"),
         ("size too small for the shape", "simple", changed(0, parameters={"binary_data_size": 60}), RAW_ROW[:60], ""),
         ("data and binary", "simple", changed(0, parameters={"binary_data_size": 64}), RAW_ROW, "'data'"),
-        ("huge size", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=2**63 - 1)]}, RAW_ROW, ""),
+        ("huge size", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=2**63 - 1)]},
+         RAW_ROW, ""),
     ]
     for name, model, request, body, text in rows:
         yield infer(f"binary: {name}", model, request, body, status=400, fragment=text)
     negative = {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=-1)]}
-    yield infer("binary: negative size", "simple", negative, RAW_ROW, status=500, fragment="Unable to parse 'binary_data_size'")
+    yield infer("binary: negative size", "simple", negative, RAW_ROW, status=500,
+                fragment="Unable to parse 'binary_data_size'")
     mismatch = {"inputs": [tensor("INPUT0", "INT32", [1, 16], binary_data_size=60), simple()["inputs"][1]]}
     yield infer("binary: byte size mismatch", "simple", mismatch, RAW_ROW[:60], status=400,
                 fragment="input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 60")
@@ -217,7 +236,8 @@ def binary_bodies():
         ("string cut", 1, byte_strings(b"abc")[:-1], "incomplete string data for inference input 'INPUT0', "
          "expecting string of length 3 but only 2 bytes available"),
         ("too many strings", 2, byte_strings(b"a", b"b", b"c"),
-         "unexpected number of string elements 3 for inference input 'INPUT0' for model 'identity_bytes_nobatch', expecting 2"),
+         "unexpected number of string elements 3 for inference input 'INPUT0' for model 'identity_bytes_nobatch', "
+         "expecting 2"),
         ("too few strings", 2, byte_strings(b"a"),
          "expected 2 string elements for inference input 'INPUT0' for model 'identity_bytes_nobatch', got 1"),
         ("huge string length", 1, b"\xff\xff\xff\xff", "incomplete string data for inference input 'INPUT0'"),
@@ -235,7 +255,8 @@ def binary_bodies():
     yield infer("header length: inside the JSON", "simple", head, blobs, headers=length(len(head) - 5), status=500,
                 fragment="failed to parse the request JSON buffer")
     yield infer("raw: two inputs", "simple", RAW_ROW, headers=length(0), status=400,
-                fragment="Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'simple' model")
+                fragment="Raw request must only have 1 input (found 1) to be deduced but got 2 inputs "
+                         "in 'simple' model")
     yield infer("raw: two free dimensions", "two_dims", RAW_ROW, headers=length(0), status=400)
     yield infer("raw: size that does not divide", "fixed_and_free", RAW_ROW[:12], headers=length(0), status=400)
     yield infer("raw: odd size", "identity_fp32_nobatch", b"12345", headers=length(0), status=400)
@@ -263,13 +284,13 @@ def execution():
 
 def grpc_models():
     """gRPC: models and versions that do not exist."""
-    for rpc, message, kind in [
-        ("ModelMetadata", pb.ModelMetadataRequest, "name"), ("ModelConfig", pb.ModelConfigRequest, "name"),
-    ]:
-        yield GrpcCase(f"grpc unknown model: {rpc}", rpc, message(name="no_such_model"), "INVALID_ARGUMENT", UNKNOWN_MODEL)
+    for rpc, message in [("ModelMetadata", pb.ModelMetadataRequest), ("ModelConfig", pb.ModelConfigRequest)]:
+        yield GrpcCase(f"grpc unknown model: {rpc}", rpc, message(name="no_such_model"), "INVALID_ARGUMENT",
+                       UNKNOWN_MODEL)
         yield GrpcCase(f"grpc unknown version: {rpc}", rpc, message(name="simple", version="99"), "NOT_FOUND",
                        UNKNOWN_VERSION)
-        yield GrpcCase(f"grpc bad version: {rpc}", rpc, message(name="simple", version="x"), "INVALID_ARGUMENT", BAD_VERSION)
+        yield GrpcCase(f"grpc bad version: {rpc}", rpc, message(name="simple", version="x"), "INVALID_ARGUMENT",
+                       BAD_VERSION)
     statistics = pb.ModelStatisticsRequest
     yield GrpcCase("grpc unknown model: ModelStatistics", "ModelStatistics", statistics(name="no_such_model"),
                    "INVALID_ARGUMENT", "requested model 'no_such_model' is not available")
@@ -277,9 +298,12 @@ def grpc_models():
                    "INVALID_ARGUMENT", "requested model version is not available for model 'simple'")
     yield GrpcCase("grpc unknown model: ModelReady", "ModelReady", pb.ModelReadyRequest(name="no_such_model"))
     yield GrpcCase("grpc unknown version: ModelReady", "ModelReady", pb.ModelReadyRequest(name="simple", version="99"))
-    yield grpc_infer("grpc unknown model: infer", "no_such_model", [], status="INVALID_ARGUMENT", fragment=UNKNOWN_MODEL)
-    yield grpc_infer("grpc unknown version: infer", "simple", [], version="99", status="NOT_FOUND", fragment=UNKNOWN_VERSION)
-    yield grpc_infer("grpc bad version: infer", "simple", [], version="x", status="INVALID_ARGUMENT", fragment=BAD_VERSION)
+    yield grpc_infer("grpc unknown model: infer", "no_such_model", [], status="INVALID_ARGUMENT",
+                     fragment=UNKNOWN_MODEL)
+    yield grpc_infer("grpc unknown version: infer", "simple", [], version="99", status="NOT_FOUND",
+                     fragment=UNKNOWN_VERSION)
+    yield grpc_infer("grpc bad version: infer", "simple", [], version="x", status="INVALID_ARGUMENT",
+                     fragment=BAD_VERSION)
     yield grpc_infer("grpc empty model name", "", [], status="INVALID_ARGUMENT")
 
 
@@ -299,7 +323,8 @@ def grpc_tensors():
         ("blob too short", bare, [RAW_ROW[:-4], RAW_ONES], {},
          "input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 60"),
         ("wrong typed field", [entry(0, fp32_contents=[1.0] * 16), good], [], {},
-         "unexpected explicit tensor data for input tensor 'INPUT0' for model 'simple' of type 'FP32', expected datatype 'INT32'"),
+         "unexpected explicit tensor data for input tensor 'INPUT0' for model 'simple' of type 'FP32', "
+         "expected datatype 'INT32'"),
         ("two typed fields", [entry(0, int_contents=ROW, fp32_contents=[1.0]), good], [], {}, "INPUT0"),
         ("too few elements", [entry(0, int_contents=ROW[:8]), good], [], {}, "INPUT0"),
         ("too many elements", [entry(0, int_contents=ROW + [1]), good], [], {}, "INPUT0"),
@@ -323,15 +348,19 @@ def grpc_tensors():
         ("timeout of a wrong type", [typed, good], [], {"parameters": {"timeout": "x"}}, "timeout"),
         ("priority of a wrong type", [typed, good], [], {"parameters": {"priority": "x"}}, "priority"),
         ("classification 0", [typed, good], [], {"outputs": [("OUTPUT0", {"classification": 0})]}, "classification"),
-        ("unknown output, with id", [typed, good], [], {"id": "my id", "outputs": ["OUTPUT7"]}, "unexpected inference output"),
+        ("unknown output, with id", [typed, good], [], {"id": "my id", "outputs": ["OUTPUT7"]},
+         "unexpected inference output"),
         ("wrong datatype, with id", [entry(0, "FP32", fp32_contents=[1.0] * 16), good], [], {"id": "my id"},
          "[request id: my id] inference input 'INPUT0' data-type is 'FP32'"),
     ]
     for name, inputs, raw, more, text in rows:
         yield grpc_infer(f"grpc: {name}", "simple", inputs, raw, status="INVALID_ARGUMENT", fragment=text, **more)
+    yield grpc_infer("grpc one blob too many", "simple", bare, [RAW_ROW, RAW_ONES, RAW_ONES], status="INVALID_ARGUMENT",
+                     fragment="unexpected additional input data for model 'simple'")
     yield grpc_infer("grpc: FP16 typed", "identity_fp16_nobatch", [entry(0, "FP16", (1,), fp32_contents=[1.0])],
                      status="INVALID_ARGUMENT")
-    yield grpc_infer("grpc: integer out of range", "identity_int8_nobatch", [entry(0, "INT8", (1,), int_contents=[300])],
+    yield grpc_infer("grpc: integer out of range", "identity_int8_nobatch",
+                     [entry(0, "INT8", (1,), int_contents=[300])],
                      status="INVALID_ARGUMENT")
     yield grpc_infer("grpc: string cut", "identity_bytes_nobatch", [entry(0, "BYTES", (1,))], [b"\5\0\0\0ab"],
                      status="INVALID_ARGUMENT", fragment="incomplete string data for inference input 'INPUT0'")

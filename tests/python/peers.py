@@ -71,6 +71,14 @@ class Triton:
                 raise RuntimeError(f"the Triton peer did not become ready within {START_S} s, see {self.log}")
             time.sleep(0.2)
 
+    def wait_for_end(self):
+        """Waits until a process that no longer answers is gone; a dying one may take seconds. Ends it if need be."""
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
     def is_ready(self) -> bool:
         """Whether it says that it is ready."""
         try:

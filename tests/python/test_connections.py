@@ -1,4 +1,4 @@
-"""What happens on the wire below the requests: many clients, slow clients, clients that leave, bytes that are no request."""
+"""What happens below the requests: many clients, slow clients, clients that leave, bytes that are no request."""
 
 import concurrent.futures
 import gzip
@@ -135,8 +135,10 @@ def test_requests_behind_each_other(server):
 
 
 @pytest.mark.parametrize("data", [
-    b"\r\n\r\n", b"GET\r\n\r\n", b"NONSENSE / HTTP/1.1\r\n\r\n", b"GET /v2 HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",
-    b"GET /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"\0" * 5000, b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    b"\r\n\r\n", b"GET\r\n\r\n", b"NONSENSE / HTTP/1.1\r\n\r\n", b"GET /v2 HTTP/9.9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"\0" * 5000,
+    b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
     b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
     b"GET /v2/models/%00%ff/ready HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
@@ -203,7 +205,9 @@ def test_gzip_bomb(server):
     bomb = gzip.compress(b" " * (256 * 2**20))
     status, text = server.ask("POST", "/v2/models/simple/infer", bomb, headers={"Content-Encoding": "gzip"})
     assert status == 400, text
-    resident = int(next(line for line in open(f"/proc/{server.process.pid}/status") if line.startswith("VmRSS")).split()[1])
+    resident = int(
+        next(line for line in open(f"/proc/{server.process.pid}/status") if line.startswith("VmRSS")).split()[1]
+    )
     assert resident < 700_000, f"{resident} kB resident"
     still_answers(server)
 
@@ -280,7 +284,8 @@ def h2_call(port: int, headers: dict, data: bytes) -> dict:
     ({}, b"\7" + struct.pack(">I", 0)),
     ({}, b""),
     ({}, b"\0" + struct.pack(">I", 2**32 - 1)),
-], ids=["not gRPC", "unknown compression", "compression that lies", "message cut", "unknown flag", "no message", "4 GiB"])  # fmt: skip
+], ids=["not gRPC", "unknown compression", "compression that lies", "message cut", "unknown flag", "no message",
+        "4 GiB"])  # fmt: skip
 def test_frames_that_are_no_call(server, change, data):
     """Each is answered by an HTTP or gRPC status that is no success, or the stream is reset; the server goes on."""
     answer = h2_call(server.grpc_port, {"content-type": "application/grpc", "te": "trailers"} | change, data)

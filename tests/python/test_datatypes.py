@@ -1,4 +1,4 @@
-"""Every datatype goes through the server unchanged, in every encoding that can carry it, and is computed with rightly."""
+"""Every datatype goes through the server unchanged, in every encoding that can carry it, and is computed rightly."""
 
 import json
 import struct

@@ -18,11 +18,16 @@ def test_profile(server, protocol, mode):
     is about the protocol, not about speed."""
     command = [
         str(script("perf_analyzer")), "-m", "simple", "-i", protocol, "-u", getattr(server, protocol), mode,
-        "--concurrency-range", "2", "--measurement-interval", "500", "--max-trials", "3", "--stability-percentage", "999",
+        "--concurrency-range", "2", "--measurement-interval", "500", "--max-trials", "3",
+        "--stability-percentage", "999",
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    numbers = dict(re.findall(r"^\s+(Inference count|Execution count|Successful request count): (\d+)", result.stdout, re.M))
+    numbers = dict(
+        re.findall(r"^\s+(Inference count|Execution count|Successful request count): (\d+)", result.stdout, re.M)
+    )
     assert int(numbers["Inference count"]) > 0, result.stdout
     assert int(numbers["Execution count"]) > 0, result.stdout
-    assert re.search(r"queue \d+ usec \+ compute input \d+ usec \+ compute infer \d+ usec", result.stdout), result.stdout
+    assert re.search(r"queue \d+ usec \+ compute input \d+ usec \+ compute infer \d+ usec", result.stdout), (
+        result.stdout
+    )

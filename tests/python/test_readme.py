@@ -28,7 +28,9 @@ def test_curl_command(server, command):
     ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
     line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
     line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
-    result = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
     assert result.stdout.strip(), f"{line}\nprinted nothing"
 

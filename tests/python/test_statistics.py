@@ -25,7 +25,9 @@ def counts(statistics: dict) -> dict:
     """The numbers of the statistics that are counts, without the durations."""
     result = {name: statistics["inference_stats"][name]["count"] for name in DURATIONS}
     result |= {key: statistics[key] for key in ("inference_count", "execution_count")}
-    return result | {f"batch {entry['batch_size']}": entry["compute_infer"]["count"] for entry in statistics["batch_stats"]}
+    return result | {
+        f"batch {entry['batch_size']}": entry["compute_infer"]["count"] for entry in statistics["batch_stats"]
+    }
 
 
 def risen(before: dict, after: dict) -> dict:
@@ -43,7 +45,11 @@ def test_every_request_is_counted_before_it_is_answered(server, rows):
         assert status == 200, answer
         after = server.statistics("simple")
         once = dict.fromkeys(["success", "queue", "compute_input", "compute_infer", "compute_output"], 1)
-        assert risen(before, counts(after)) == once | {"inference_count": rows, "execution_count": 1, f"batch {rows}": 1}
+        assert risen(before, counts(after)) == once | {
+            "inference_count": rows,
+            "execution_count": 1,
+            f"batch {rows}": 1,
+        }
         assert started - 1000 <= after["last_inference"] <= time.time() * 1000 + 1000
 
 
@@ -109,13 +115,20 @@ def test_failures_of_the_model_count_as_failures(server):
 def by_reason(metrics: dict, model: str) -> dict:
     """The failures of a model by reason."""
     name = "nv_inference_request_failure"
-    return {dict(labels)["reason"]: v for (n, labels), v in metrics.items() if n == name and dict(labels)["model"] == model}
+    return {
+        dict(labels)["reason"]: v for (n, labels), v in metrics.items() if n == name and dict(labels)["model"] == model
+    }
 
 
 REFUSED = [
     infer("bad JSON", "simple", b"{", status=500),
     infer("too few inputs", "simple", {"inputs": []}, status=400),
-    infer("wrong shape", "simple", {"inputs": [tensor(n, "INT32", [1, 8], ROW[:8]) for n in ("INPUT0", "INPUT1")]}, status=400),
+    infer(
+        "wrong shape",
+        "simple",
+        {"inputs": [tensor(n, "INT32", [1, 8], ROW[:8]) for n in ("INPUT0", "INPUT1")]},
+        status=400,
+    ),
     infer("unknown model", "no_such_model", simple(), status=400),
     infer("unknown version", "simple", simple(), version=99, status=404),
     infer("unknown encoding", "simple", simple(), headers={"Content-Encoding": "br"}, status=501),
@@ -125,7 +138,9 @@ REFUSED = [
 REFUSED_CALLS = [
     grpc_infer("no inputs", "simple", [], status="INVALID_ARGUMENT"),
     grpc_infer("unknown model", "no_such_model", [], status="INVALID_ARGUMENT"),
-    grpc_infer("no data", "simple", [grpc_tensor(n, "INT32", [1, 16]) for n in ("INPUT0", "INPUT1")], status="INVALID_ARGUMENT"),
+    grpc_infer(
+        "no data", "simple", [grpc_tensor(n, "INT32", [1, 16]) for n in ("INPUT0", "INPUT1")], status="INVALID_ARGUMENT"
+    ),
 ]
 
 
@@ -155,7 +170,11 @@ def test_metrics_and_statistics_agree(server):
     """After a load of good and bad requests of many clients, every number of one view is in the other."""
 
     def load(n: int):
-        cases = [("simple", batch(1 + n % 8)), ("identity_fp32", one("FP32", [1, 2], [1, 2])), ("fail", one("FP32", [1], [1]))]
+        cases = [
+            ("simple", batch(1 + n % 8)),
+            ("identity_fp32", one("FP32", [1, 2], [1, 2])),
+            ("fail", one("FP32", [1], [1])),
+        ]
         server.infer(*cases[n % 3])
         server.infer("simple", {"inputs": []})
 
@@ -191,14 +210,18 @@ def test_series_exist_from_the_start(start):
     server = start(["identity_fp32"])
     metrics = server.scrape()
     for name in (
-        "request_success", "count", "exec_count", "request_duration_us", "queue_duration_us", "compute_input_duration_us",
-        "compute_infer_duration_us", "compute_output_duration_us", "pending_request_count",
+        "request_success", "count", "exec_count", "request_duration_us", "queue_duration_us",
+        "compute_input_duration_us", "compute_infer_duration_us", "compute_output_duration_us", "pending_request_count",
     ):  # fmt: skip
         assert metrics[f"nv_inference_{name}", (("model", "identity_fp32"), ("version", "1"))] == 0
     assert by_reason(metrics, "identity_fp32") == {"REJECTED": 0, "CANCELED": 0, "BACKEND": 0, "OTHER": 0}
     assert total(metrics, "nv_model_load_duration_secs", model="identity_fp32") > 0
     names = {name for name, _ in metrics}
-    assert {"ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"} <= names
+    assert {
+        "ts_inference_requests_total",
+        "ts_inference_latency_microseconds",
+        "ts_queue_latency_microseconds",
+    } <= names
     for name, labels in metrics:
         assert list(labels) == sorted(labels), name
 

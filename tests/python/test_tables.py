@@ -75,6 +75,38 @@ def test_comparison_sees_differences():
     assert "status" in difference(case, refused, theirs)
 
 
+class DyingTriton:
+    """Stands for a Triton that the case before ended: its process is there a little longer, but answers no more."""
+
+    http = grpc = "nowhere"
+    ends = 0
+
+    def ensure(self):
+        """Nothing to start."""
+
+    def is_ready(self):
+        """Ready once the dying process is gone."""
+        return self.ends > 0
+
+    def wait_for_end(self):
+        """The dying process is gone."""
+        self.ends += 1
+
+
+@pytest.mark.parametrize("lives, status", [(1, 200), (2, compare_triton.CRASHED)])
+def test_a_crash_is_believed_only_of_a_fresh_process(monkeypatch, lives, status):
+    """A case that a dying Triton did not answer is asked again; only one that a fresh one does not answer ended it."""
+    triton = DyingTriton()
+
+    def send_to_it(http, grpc, case):
+        if triton.ends < lives:
+            raise ConnectionRefusedError
+        return compare_triton.Answer(200, "")
+
+    monkeypatch.setattr(compare_triton, "send", send_to_it)
+    assert compare_triton.ask_triton(triton, CASES[0]).status == status
+
+
 def test_test_models_are_what_their_script_writes():
     """Nobody edited a generated configuration by hand."""
     for path, text in generate.files().items():

@@ -27,14 +27,23 @@ class Difference:
 
 DIFFERENCES = [
     Difference(
-        ("unknown model: metadata", "unknown model: config", "unknown model: infer", "unknown model and bad JSON",
-         "escape in model name", "grpc unknown model: Model[MC]*", "grpc unknown model: infer", "grpc empty model name"),
+        (
+            "unknown model: metadata",
+            "unknown model: config",
+            "unknown model: infer",
+            "unknown model and bad JSON",
+            "escape in model name",
+            "grpc unknown model: Model[MC]*",
+            "grpc unknown model: infer",
+            "grpc empty model name",
+        ),
         "Triton 2.51 answers 404 NOT_FOUND, newer ones (2.73) 400 INVALID_ARGUMENT: as the newer ones.",
     ),
     Difference(
         ("bad version: *", "negative version: infer"),
-        "Triton's HTTP routes take digits only and answer `Not Found`; over gRPC it says what is wrong: so here over both.",
-        (400,), "failed to get model version from specified version string",
+        "Triton's HTTP routes take digits only and answer `Not Found`; over gRPC it says what is wrong; here both do.",
+        (400,),
+        "failed to get model version from specified version string",
     ),
     Difference(
         ("huge version: infer", "grpc bad version: *"),
@@ -46,7 +55,12 @@ DIFFERENCES = [
         "Triton 2.51 drops the repetition silently, newer ones refuse it: as the newer ones.",
     ),
     Difference(
-        ("tensor: batch 0", "tensor: batches differ", "tensor: element count overflows", "grpc: element count overflows"),
+        (
+            "tensor: batch 0",
+            "tensor: batches differ",
+            "tensor: element count overflows",
+            "grpc: element count overflows",
+        ),
         "Which of two wrong inputs, or of two faults, is named first depends on the order of a hash map in Triton.",
     ),
     Difference(
@@ -68,12 +82,27 @@ DIFFERENCES = [
         "The text after the colon is the JSON parser's own.",
     ),
     Difference(
-        ("json: not UTF-8", "json: parameters an array", "json: an array", "json: null", "json: no inputs", "json: * an object",
-         "json: input without *", "json: output without name", "json: * a number", "json: shape of *", "json: nest*",
-         "json: data a text", "json: priority a text", "json: timeout a text", "tensor: negative *",
-         "tensor: dimension beyond 64 bits", "binary: negative size"),
-        "The text after `Unable to parse 'FIELD'` is the JSON parser's own. A body that is not UTF-8, and parameters or "
-        "inputs of a wrong kind, are refused with a text of our own.",
+        (
+            "json: not UTF-8",
+            "json: parameters an array",
+            "json: an array",
+            "json: null",
+            "json: no inputs",
+            "json: * an object",
+            "json: input without *",
+            "json: output without name",
+            "json: * a number",
+            "json: shape of *",
+            "json: nest*",
+            "json: data a text",
+            "json: priority a text",
+            "json: timeout a text",
+            "tensor: negative *",
+            "tensor: dimension beyond 64 bits",
+            "binary: negative size",
+        ),
+        "The text after `Unable to parse 'FIELD'` is the JSON parser's own. A body that is not UTF-8, and parameters "
+        "or inputs of a wrong kind, are refused with a text of our own.",
         (400, 500),
     ),
     Difference(
@@ -89,6 +118,16 @@ DIFFERENCES = [
     Difference(
         ("compression: no *", "compression: gzip cut"),
         "Triton goes on with what could be decompressed; a body that is not what its header says is refused here.",
+    ),
+    Difference(
+        ("grpc one blob too many",),
+        "Triton 2.51 ignores what no input asks for; over HTTP it refuses the same mistake: so here over both.",
+    ),
+    Difference(
+        ("bytes that are no text, as json",),
+        "Triton copies the bytes into the JSON, which then is none; refused here by a text that names the way out.",
+        (400,),
+        "is not UTF-8",
     ),
     Difference(("grpc: unknown datatype",), "Triton's text says `expected datatype '<invalid>'`."),
     Difference(("model: no number",), "The text is the model's; ours names the element."),

@@ -7,11 +7,32 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 COMPARED = [
-    "examples/models/simple", "examples/models/simple_string", "examples/models/simple_identity",
+    "examples/models/simple",
+    "examples/models/simple_string",
+    "examples/models/simple_identity",
     *(f"tests/models/identity_{t}" for t in ("fp32", "fp64", "uint64", "bytes")),
-    *(f"tests/models/identity_{t}_nobatch" for t in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
-                                                     "uint32", "uint64", "fp16", "fp32", "fp64", "bytes")),
-    *(f"tests/models/{name}" for name in ("optional", "fail", "one_string", "two_dims", "fixed_and_free", "versions_specific")),
+    *(
+        f"tests/models/identity_{t}_nobatch"
+        for t in (
+            "bool",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+            "fp16",
+            "fp32",
+            "fp64",
+            "bytes",
+        )
+    ),
+    *(
+        f"tests/models/{name}"
+        for name in ("optional", "fail", "one_string", "two_dims", "fixed_and_free", "versions_specific")
+    ),
 ]
 """The models that both servers serve. Triton's Python backend starts a process for each, so the list is short."""
 

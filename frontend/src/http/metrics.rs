@@ -11,13 +11,11 @@ use axum::response::Response;
 use axum::routing::get;
 use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode};
+use pharos::metrics::exposition::Format;
 use tokio::net::TcpListener;
 
 use super::{Engine, answer};
 use crate::listener::{self, Speaks};
-
-const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Serves metrics on `listener` until `shutdown` is ready.
 pub async fn serve(listener: TcpListener, engine: Engine, shutdown: impl Future<Output = ()>) {
@@ -34,27 +32,9 @@ pub fn router(engine: Engine) -> Router {
 }
 
 async fn metrics(State(engine): State<Engine>, headers: HeaderMap) -> Response {
-    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let openmetrics = prefers_openmetrics(accepts);
-    let content_type = if openmetrics { OPENMETRICS } else { PROMETHEUS };
-    answer::with_body(StatusCode::OK, content_type, engine.metrics_text(openmetrics))
-}
-
-/// Whether OpenMetrics has a greater weight than plain text. Of equals plain text wins: it is the form that every reader of
-/// the `nv_*` families knows.
-fn prefers_openmetrics<'a>(accepts: impl Iterator<Item = &'a str>) -> bool {
-    let (mut open, mut plain) = (0.0, 0.0);
-    for item in accepts.flat_map(|value| value.split(',')) {
-        let mut parts = item.split(';').map(str::trim);
-        let media = parts.next().unwrap_or_default();
-        let weight: f64 = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok()).unwrap_or(1.0);
-        match media {
-            "application/openmetrics-text" => open = weight.max(open),
-            "text/plain" | "text/*" | "*/*" => plain = weight.max(plain),
-            _ => {}
-        }
-    }
-    open > plain
+    let accepts: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::negotiate(Some(&accepts.join(",")));
+    answer::with_body(StatusCode::OK, format.content_type(), engine.metrics_text(format))
 }
 
 async fn elsewhere() -> Response {
@@ -64,19 +44,4 @@ async fn elsewhere() -> Response {
 async fn wrong_method() -> Response {
     let sentence = "Metrics are read with GET /metrics.\n";
     answer::with_body(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", sentence)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn openmetrics_is_chosen_only_when_preferred() {
-        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
-        assert!(prefers_openmetrics([prometheus].into_iter()));
-        assert!(prefers_openmetrics(["application/openmetrics-text", "text/plain;q=0.5"].into_iter()));
-        assert!(!prefers_openmetrics(["*/*"].into_iter()));
-        assert!(!prefers_openmetrics(["text/plain;q=0.9,application/openmetrics-text;q=0.5"].into_iter()));
-        assert!(!prefers_openmetrics(std::iter::empty()));
-    }
 }

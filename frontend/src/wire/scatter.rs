@@ -49,7 +49,7 @@ impl Link {
         if block.datatype != spec.datatype {
             return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
         }
-        let shape = spec.client_shape(&block.shape);
+        let shape = spec.protocol_shape(&block.shape, config.batches());
         let batching = config.max_batch_size > 0;
         let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
         if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
@@ -83,7 +83,7 @@ fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
 /// Where each request's elements end in a serialized BYTES tensor; `None` if it does not hold `elements` whole ones.
 fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> {
     let per_row = elements / rows_of.iter().sum::<u64>().max(1);
-    let mut at = 0;
+    let mut at: usize = 0;
     let mut ends = Vec::with_capacity(rows_of.len());
     for rows in rows_of {
         for _ in 0..per_row.checked_mul(*rows)? {

@@ -220,13 +220,12 @@ fn backends_and_platforms_are_matched() {
     }
 }
 
-/// Texts that a real Triton gave for the same configurations, except the last group.
+/// Texts that a real Triton gave for the same configurations, where it refuses them too.
 #[test]
-fn what_cannot_work_is_refused() {
+fn schedulers_that_cannot_work_are_refused() {
     let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
     let output = "output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
     let io = format!("{input} {output}");
-    let with_input = |rest: &str| format!("{output} input {{ name: 'INPUT0' data_type: TYPE_INT32 {rest} }}");
     let dynamic = |rest: &str| format!("{io} max_batch_size: 4 dynamic_batching {{ {rest} }}");
     for (source, expected) in [
         (
@@ -253,6 +252,19 @@ fn what_cannot_work_is_refused() {
             dynamic("preserve_ordering: true default_queue_policy { timeout_action: DELAY }"),
             "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
         ),
+    ] {
+        let source = format!("backend: 'builtin' {source}");
+        assert_eq!(complete("m", &source).unwrap_err(), expected, "{source}");
+    }
+}
+
+/// As above.
+#[test]
+fn tensors_that_cannot_work_are_refused() {
+    let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
+    let output = "output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
+    let with_input = |rest: &str| format!("{output} input {{ name: 'INPUT0' data_type: TYPE_INT32 {rest} }}");
+    for (source, expected) in [
         (format!("{output} input {{ data_type: TYPE_INT32 dims: [1] }}"), "model input must specify 'name' for m"),
         (
             format!("{output} input {{ name: 'INPUT0' dims: [1] }}"),
@@ -288,6 +300,19 @@ fn what_cannot_work_is_refused() {
             "model input 'INPUT0' cannot have empty reshape for non-batching model as scalar tensors are not supported for m",
         ),
         (with_input("dims: [16] format: FORMAT_NCHW"), "model input NHWC/NCHW require 3 dims for m"),
+    ] {
+        let source = format!("backend: 'builtin' {source}");
+        assert_eq!(complete("m", &source).unwrap_err(), expected, "{source}");
+    }
+}
+
+/// As above; Triton takes those from the repeated input on.
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
+    let output = "output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
+    let io = format!("{input} {output}");
+    for (source, expected) in [
         (
             format!("{io} response_cache {{ enable: true }} model_transaction_policy {{ decoupled: true }}"),
             "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the response \

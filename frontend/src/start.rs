@@ -1,0 +1,194 @@
+//! The start and the end of the server, in order.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::cli::Options;
+use crate::engine::{self, Engine};
+use crate::metrics::Definition;
+use crate::process::Program;
+use crate::{grpc, http, log, onnxruntime, repository};
+
+/// How long connections may take to carry away the last answers after everything else has ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// Runs the server until a signal ends it.
+pub fn main() -> ExitCode {
+    let options = match Options::from_args(std::env::args_os()) {
+        Ok(options) => options,
+        Err(error) => error.exit(),
+    };
+    log::start(&options.log);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
+    };
+    let result = runtime.block_on(serve(&options));
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => failed(&reason),
+    }
+}
+
+/// The last words, on standard error even when logging is off.
+fn failed(reason: &str) -> ExitCode {
+    eprintln!("pharos: {reason}");
+    ExitCode::FAILURE
+}
+
+/// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
+async fn serve(options: &Options) -> Result<(), String> {
+    let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
+    let metrics = Definition::read(options.metrics.config.as_deref())?;
+    let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
+    let engine = Engine::new(settings(options, library)?, metrics, &hostname()).map_err(|error| error.to_string())?;
+    let (stop, stopped) = watch::channel(false);
+    let listeners = listen(options, &engine, &stopped).await?;
+    let loaded = tokio::select! {
+        loaded = engine.load() => report(loaded.map_err(|error| error.to_string())?, options),
+        () = ends.next() => Ok(()),
+    };
+    if loaded.is_ok() && !ends.seen {
+        tracing::info!("ready");
+        ends.next().await;
+    }
+    let unanswered = end(options, &engine, &mut ends).await;
+    let _ = stop.send(true);
+    for listener in listeners {
+        let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
+    }
+    loaded?;
+    match unanswered {
+        0 => Ok(()),
+        count => Err(format!("Exit timeout expired. Exiting immediately. {count} requests were not answered")),
+    }
+}
+
+/// Refuses new requests and finishes the accepted ones. A second signal ends the patience.
+async fn end(options: &Options, engine: &Engine, ends: &mut Ends) -> usize {
+    let patience = options.general.exit_timeout_secs;
+    tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
+    let impatient = engine.clone();
+    tokio::select! {
+        unanswered = engine.shut_down(patience) => unanswered,
+        () = ends.next() => impatient.shut_down(Duration::ZERO).await,
+    }
+}
+
+/// Says which models are not there, and whether the server goes on without them.
+fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), String> {
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
+    let text = format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
+    if options.general.exit_on_error {
+        return Err(format!("{text}\n(with --exit-on-error=false the server goes on with the others)"));
+    }
+    tracing::warn!("{text}");
+    Ok(())
+}
+
+/// Opens the listeners and serves on them.
+async fn listen(options: &Options, engine: &Engine, stopped: &watch::Receiver<bool>) -> Result<Vec<JoinHandle<()>>, String> {
+    let mut tasks = Vec::new();
+    let shutdown = || {
+        let mut stopped = stopped.clone();
+        async move {
+            // An error means that the sender is gone: the server ends too.
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        }
+    };
+    if options.http.allow {
+        let listener = bind("HTTP", "--http-port", options.http.address, options.http.port).await?;
+        let settings = http::Settings { max_input_size: options.http.max_input_size };
+        tasks.push(tokio::spawn(http::serve(listener, engine.clone(), settings, shutdown())));
+    }
+    if options.grpc.allow {
+        let listener = bind("gRPC", "--grpc-port", options.grpc.address, options.grpc.port).await?;
+        let (engine, shutdown) = (engine.clone(), shutdown());
+        tasks.push(tokio::spawn(async move {
+            if let Err(error) = grpc::serve(listener, engine, grpc::Settings::default(), shutdown).await {
+                tracing::error!("gRPC does not serve: {error}");
+            }
+        }));
+    }
+    if options.metrics.allow {
+        let listener = bind("metrics", "--metrics-port", options.metrics_address(), options.metrics.port).await?;
+        tasks.push(tokio::spawn(http::metrics::serve(listener, engine.clone(), shutdown())));
+    }
+    Ok(tasks)
+}
+
+async fn bind(what: &str, flag: &str, address: IpAddr, port: u16) -> Result<TcpListener, String> {
+    let wanted = SocketAddr::new(address, port);
+    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {flag} chooses another port");
+    let listener = TcpListener::bind(wanted).await.map_err(unusable)?;
+    let bound = listener.local_addr().map_err(unusable)?;
+    tracing::info!("{what} on {bound}");
+    Ok(listener)
+}
+
+fn settings(options: &Options, onnxruntime: Option<PathBuf>) -> Result<engine::Settings, String> {
+    let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
+    let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
+    if !worker.is_file() {
+        return Err(format!("the worker '{}' does not exist; --worker-binary names another", worker.display()));
+    }
+    match &onnxruntime {
+        Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
+        None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
+    }
+    let execution_timeout = options.workers.worker_execution_timeout_secs;
+    Ok(engine::Settings {
+        name: options.general.id.clone(),
+        strict_readiness: options.general.strict_readiness,
+        repository: repository::Settings {
+            repositories: options.models.repositories.clone(),
+            program: Program { worker, onnxruntime },
+            auto_complete: !options.models.disable_auto_complete_config,
+            default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
+            load_threads: options.models.load_thread_count as usize,
+            start_timeout: options.workers.worker_start_timeout_secs,
+            execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
+            worker_threads: options.workers.worker_threads.unwrap_or(0),
+        },
+    })
+}
+
+/// This machine's name, for labels.
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The signals that end the server.
+struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+    seen: bool,
+}
+
+impl Ends {
+    fn new() -> io::Result<Self> {
+        let terminate = signal(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: false })
+    }
+
+    /// Waits for the next signal.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+        self.seen = true;
+    }
+}
