@@ -146,28 +146,29 @@ fn a_hostile_ring_is_corrupt() {
     let first = |kind: u64, padding: u64, words: u64, number: u64| kind | padding << 8 | words << 16 | number << 32;
     let ok = [first(2, 0, 3, 0), 1f64.to_bits(), 9];
     assert_eq!(hostile(&ok, 3).unwrap(), [Read::Sample(0, 1.0, 9, String::new())]);
-    let cases: &[(&str, &[u64], u64)] = &[
-        ("more than the ring", &ok, 2 * MAX_RECORD_WORDS as u64 + 1),
-        ("head before tail", &ok, u64::MAX),
-        ("longer than committed", &ok, 2),
-        ("no length", &[first(2, 0, 0, 0)], 3),
-        ("too long", &[first(2, 0, 1025, 0)], 1100),
-        ("too short for its kind", &[first(2, 0, 2, 0), 0], 2),
-        ("series too short", &[first(1, 0, 1, 1)], 1),
-        ("unknown kind", &[first(3, 0, 3, 0), 0, 0], 3),
-        ("unknown series", &[first(2, 0, 3, 1), 0, 0], 3),
-        ("padding without text", &[first(2, 1, 3, 0), 0, 0], 3),
-        ("padding of a word", &[first(2, 8, 4, 0), 0, 0, 0], 4),
-        ("request id not UTF-8", &[first(2, 0, 4, 0), 0, 0, u64::MAX], 4),
-        ("series told twice", &[first(1, 0, 2, 0), 0], 2),
-        ("series skipped", &[first(1, 0, 2, 2), 0], 2),
-        ("huge metric id", &[first(1, 0, 2, 1), 1 << 32], 2),
-        ("label cut off", &[first(1, 0, 3, 1), 0, 5], 3),
-        ("label length cut off", &[first(1, 6, 3, 1), 0, 0], 3),
-        ("label not UTF-8", &[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3),
+    let cases: &[(&[u64], u64, &str)] = &[
+        (&ok, 2 * MAX_RECORD_WORDS as u64 + 1, "2049 words are waiting in a ring of 2048"),
+        (&ok, u64::MAX, "18446744073709551615 words are waiting"),
+        (&ok, 2, "a record of 3 words where 2 are committed"),
+        (&[first(2, 0, 0, 0)], 3, "a record of 0 words"),
+        (&[first(2, 0, 1025, 0)], 1100, "a record of 1025 words where 1100"),
+        (&[first(2, 0, 2, 0), 0], 2, "a record of kind 2 with 2 words"),
+        (&[first(1, 0, 1, 1)], 1, "a record of kind 1 with 1 words"),
+        (&[first(3, 0, 3, 0), 0, 0], 3, "a record of kind 3"),
+        (&[first(2, 0, 3, 1), 0, 0], 3, "a sample of series 1, 1 are known"),
+        (&[first(2, 1, 3, 0), 0, 0], 3, "1 bytes of padding in 0 words"),
+        (&[first(2, 8, 4, 0), 0, 0, 0], 4, "8 bytes of padding in 1 words"),
+        (&[first(2, 0, 4, 0), 0, 0, u64::MAX], 4, "a request id that is not UTF-8"),
+        (&[first(1, 0, 2, 0), 0], 2, "series 0 is told, 1 are known"),
+        (&[first(1, 0, 2, 2), 0], 2, "series 2 is told, 1 are known"),
+        (&[first(1, 0, 2, 1), 1 << 32], 2, "a metric id of more than 32 bits"),
+        (&[first(1, 0, 3, 1), 0, 5], 3, "a label value that passes its record"),
+        (&[first(1, 6, 3, 1), 0, 0], 3, "a label value that passes its record"),
+        (&[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3, "a label value that is not UTF-8"),
     ];
-    for (what, words, head) in cases {
-        assert!(hostile(words, *head).is_err(), "{what}");
+    for (words, head, expected) in cases {
+        let message = hostile(words, *head).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}, not {expected}");
     }
 }
 
