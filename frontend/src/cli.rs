@@ -28,6 +28,7 @@ const LOG: &str = "Log";
     about = "Pharos: a metrics-centric inference server (KServe v2 over HTTP and gRPC)",
     long_about = None,
     max_term_width = 120,
+    args_override_self = true,
     after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it."
 )]
 pub struct Options {

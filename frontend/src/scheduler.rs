@@ -217,10 +217,10 @@ impl Driver {
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
             finished = Some(member.in_flight.remove(position));
             member.executing_since = now;
-            if position == 0
-                && let Some(next) = member.in_flight.first()
-            {
-                record::request_pending(&self.series, -(next.requests.len() as i64));
+            // One that was sent second and came back first (two threads sent at once) was never counted as executing.
+            let executing = if position > 0 { finished.as_ref() } else { member.in_flight.first() };
+            if let Some(batch) = executing {
+                record::request_pending(&self.series, -(batch.requests.len() as i64));
             }
             link.release_inputs(done.batch);
             state.scheduler.batch_done(instance, now);

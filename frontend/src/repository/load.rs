@@ -10,7 +10,7 @@ use std::time::Duration;
 use memmap2::Mmap;
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, onnx};
+use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, VersionPolicy, onnx};
 use pharos::repository::{self, State};
 use pharos::supervisor;
 use tokio::sync::Semaphore;
@@ -102,6 +102,12 @@ impl Repository {
         }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
+        self.change(|table| {
+            for version in missing(&config.version_policy, &present) {
+                let reason = format!("version {version} has no directory in '{}'", model.path.display());
+                table.states.set(&model.name, version, State::Unavailable, reason);
+            }
+        });
         if wanted.is_empty() {
             return Err(format!("no version to run: '{}' has versions {present:?}", model.path.display()));
         }
@@ -171,6 +177,14 @@ impl Repository {
             let _ = task.await;
         }
         left
+    }
+}
+
+/// The versions that a policy names and that are not there.
+fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
+    match policy {
+        VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
+        VersionPolicy::Latest(_) | VersionPolicy::All => Vec::new(),
     }
 }
 

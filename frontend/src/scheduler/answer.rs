@@ -29,19 +29,20 @@ impl Driver {
 
     /// One answer for each request, in batch order.
     fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
-        let fail = |error: &InferError, part: &Part| Err(error.clone().with_request_id(&part.request.id));
+        // A backend's own words reach the client as they are, without the request's id in front (as Triton's do).
+        let fail = |error: &InferError| Err(error.clone());
         let outputs = match &done.error {
             Some(error) => Err(error.clone().into()),
             None => link.scatter(&self.config, self.model.version, parts, &done.outputs),
         };
         let mut answers: Vec<Answer> = match outputs {
             Ok(responses) => responses.into_iter().map(Ok).collect(),
-            Err(error) => return parts.iter().map(|part| fail(&error, part)).collect(),
+            Err(error) => return parts.iter().map(|_| fail(&error)).collect(),
         };
         for (position, error) in &done.failed {
             let position = *position as usize;
-            if let (Some(answer), Some(part)) = (answers.get_mut(position), parts.get(position)) {
-                *answer = fail(&error.clone().into(), part);
+            if let Some(answer) = answers.get_mut(position) {
+                *answer = fail(&error.clone().into());
             }
         }
         answers
