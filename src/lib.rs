@@ -7,7 +7,13 @@ pub mod arena;
 pub mod error;
 pub mod id;
 pub mod infer;
+pub mod metrics;
+pub mod model;
+pub mod repository;
+pub mod scheduler;
+#[allow(unsafe_code)]
 pub mod shm;
+pub mod supervisor;
 pub mod tensor;
 pub mod timeline;
 pub mod wire;

@@ -1,6 +1,5 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -14,9 +13,10 @@ use pharos::model::ModelMetadata;
 use pharos::repository::IndexEntry;
 use pharos::timeline::Instant;
 
-pub use pharos::metrics::record::{Protocol, Route};
+pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 
 use crate::clock;
+use crate::metrics::Definition;
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
 
@@ -27,8 +27,6 @@ pub struct Settings {
     pub name: String,
     /// Whether readiness asks for every model (`--strict-readiness`).
     pub strict_readiness: bool,
-    /// The metrics' definition; `None` for the shipped one.
-    pub metrics: Option<PathBuf>,
     /// The models.
     pub repository: repository::Settings,
 }
@@ -54,9 +52,10 @@ impl Engine {
     ///
     /// # Errors
     /// No thread is left.
-    pub fn new(settings: Settings, cache: Arc<Cache>) -> std::io::Result<Self> {
+    pub fn new(settings: Settings, metrics: Definition, hostname: &str) -> std::io::Result<Self> {
+        let cache = Arc::new(Cache::new(metrics.catalog, hostname));
         let timer = Timer::start()?;
-        let repository = Arc::new(Repository::new(settings.repository.clone(), cache.clone(), timer));
+        let repository = Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
         Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
     }
 
@@ -142,7 +141,7 @@ impl Engine {
     /// answer itself ([`Engine::record_answered`] is the caller's).
     pub async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, InferError> {
         let serving = self.serving(&request.model_name, &request.model_version)?;
-        record::request_accepted(&serving.driver.series);
+        record::inference_requested(&serving.driver.series);
         let checked = serving.config.check(&mut request)?;
         if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
             let text = format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
@@ -196,7 +195,7 @@ impl Engine {
 
     /// Records an answer; to be called once for each, refusals and malformed requests included.
     pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
-        record::request_answered(&self.0.cache, protocol, route, code, reason);
+        record::request_answered(&self.0.cache, protocol, route, Outcome { code, reason });
     }
 
     /// Now, on the clock of all stamps.

@@ -48,7 +48,9 @@ impl Inputs {
     /// Hands memory that has not been used lately back to the system.
     pub(crate) fn trim(&self) {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((offset, len)) = arena.idle_tail(KEEP) {
+        if let Some((offset, len)) = arena.idle_tail(KEEP)
+            && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
+        {
             // A hole that cannot be punched costs memory, nothing else. Under the lock, so that nobody gets the block.
             let _ = self.memory.punch_hole(offset, len);
         }

@@ -11,10 +11,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use pharos::error::InferError;
-use pharos::id::ModelVersion;
 use pharos::metrics::cache::Cache;
 use pharos::model::ModelConfig;
-use pharos::repository::{IndexEntry, States};
+use pharos::repository::{IndexEntry, State, States};
 
 use crate::process::Program;
 use crate::scheduler::{Driver, Timer};
@@ -59,6 +58,8 @@ pub(crate) struct Table {
 pub(crate) struct Repository {
     settings: Settings,
     cache: Arc<Cache>,
+    /// The text of `metrics.yaml`.
+    metrics: Arc<str>,
     timer: Arc<Timer>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
@@ -66,8 +67,8 @@ pub(crate) struct Repository {
 
 impl Repository {
     /// A repository that has loaded nothing yet.
-    pub(crate) fn new(settings: Settings, cache: Arc<Cache>, timer: Arc<Timer>) -> Self {
-        Self { settings, cache, timer, table: RwLock::default() }
+    pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
+        Self { settings, cache, metrics, timer, table: RwLock::default() }
     }
 
     fn table(&self) -> Arc<Table> {
@@ -98,7 +99,7 @@ impl Repository {
 
     /// The versions of a model that are ready, ascending.
     pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
-        self.table().states.ready_versions(name)
+        self.table().states.ready_versions(name).collect()
     }
 
     /// Whether every model that should serve does, with at least one living instance.
@@ -114,12 +115,7 @@ impl Repository {
 
     /// Every model that is not ready, with the reason.
     pub(crate) fn failures(&self) -> Vec<(String, String)> {
-        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some("READY"));
-        unready.map(|entry| (entry.name, entry.reason.unwrap_or_default())).collect()
-    }
-
-    /// The series of a version, for statistics.
-    pub(crate) fn version_of(serving: &Serving) -> ModelVersion {
-        serving.driver.model.clone()
+        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some(State::Ready));
+        unready.map(|entry| (entry.name, entry.reason)).collect()
     }
 }

@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::cache::ModelSeries;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::{self, Action, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
@@ -82,6 +83,8 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     timer: Arc<Timer>,
     next_request: AtomicU64,
+    /// Whether answers leave in the order of their requests.
+    ordered: bool,
     this: Weak<Driver>,
 }
 
@@ -94,7 +97,8 @@ impl Driver {
         settings: scheduler::Settings,
         timer: Arc<Timer>,
     ) -> Arc<Self> {
-        let order = settings.preserve_ordering.then(Reorder::new);
+        let ordered = settings.preserve_ordering;
+        let order = ordered.then(Reorder::new);
         let state = State {
             scheduler: scheduler::create(settings),
             queued: HashMap::new(),
@@ -111,6 +115,7 @@ impl Driver {
             state: Mutex::new(state),
             timer,
             next_request,
+            ordered,
             this: this.clone(),
         })
     }
@@ -222,6 +227,14 @@ impl Driver {
         });
         if let Some(batch) = finished {
             self.answer_batch(batch.requests, link, &done);
+        }
+    }
+
+    /// Takes what the workers have sent into the cache.
+    pub(crate) fn drain_metrics(&self, cache: &Cache) {
+        let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
+        for link in links {
+            link.ring.drain(cache, &self.series);
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::record;
+use pharos::metrics::record::{self, InstanceState};
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use tokio::process::Child;
@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) threads: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
+    /// The text of `metrics.yaml`.
+    pub(crate) metrics: Arc<str>,
 }
 
 /// The instances of a model version.
@@ -66,6 +68,7 @@ impl Instances {
                 plan: plan.clone(),
                 driver: driver.clone(),
                 ready: ready.clone(),
+                shown: None,
                 outcome: Some(outcome),
             };
             let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
@@ -112,6 +115,8 @@ struct Instance {
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     ready: Arc<AtomicBool>,
+    /// What the metrics show.
+    shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
 }
@@ -142,6 +147,7 @@ impl Instance {
             while let Some(action) = machine.poll_action() {
                 self.perform(action, &mut machine, &mut running);
             }
+            self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
                 return self.gone();
             }
@@ -173,7 +179,6 @@ impl Instance {
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name, "instance lost: {reason}; it will be restarted");
                 self.gone();
-                record::instance_lost(&self.driver.series);
             }
             Action::ReportFailed { reason } => {
                 if let Some(outcome) = self.outcome.take() {
@@ -185,7 +190,7 @@ impl Instance {
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
-        let worker = process::start(&self.plan.program, &self.name, self.plan.threads)?;
+        let worker = process::start(&self.plan.program, &self.name, self.plan.threads, self.plan.cache.catalog().fingerprint())?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
@@ -195,6 +200,7 @@ impl Instance {
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             threads: self.plan.threads,
+            metrics: self.plan.metrics.to_string(),
         }));
         let (sender, events) = mpsc::unbounded_channel();
         tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
@@ -215,14 +221,27 @@ impl Instance {
                 record::instance_restarted(&self.driver.series);
             }
         }
-        record::instance_ready(&self.driver.series);
+    }
+
+    /// Keeps the metrics' count of instances by state.
+    fn show(&mut self, state: State) {
+        let now = match state {
+            State::Starting { .. } => Some(InstanceState::Starting),
+            State::Ready { .. } => Some(InstanceState::Ready),
+            State::Lost => Some(InstanceState::Lost),
+            State::Backoff { .. } => Some(InstanceState::Backoff),
+            State::Failed => Some(InstanceState::Failed),
+            State::Stopping | State::Stopped => None,
+        };
+        if now != self.shown {
+            record::instance_state(&self.driver.series, self.shown, now);
+            self.shown = now;
+        }
     }
 
     /// The instance takes no more work; what it had goes to the driver.
     fn gone(&self) {
-        if self.ready.swap(false, Ordering::Relaxed) {
-            record::instance_gone(&self.driver.series);
-        }
+        self.ready.store(false, Ordering::Relaxed);
         self.driver.instance_lost(self.id);
     }
 
@@ -259,7 +278,7 @@ impl Instance {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
             running.link.send_released();
-            running.link.ring.drain(&self.plan.cache);
+            running.link.ring.drain(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();
             }
@@ -301,7 +320,7 @@ async fn read(link: SharedLink, driver: Arc<Driver>, id: InstanceId, events: mps
         match frame {
             ToFrontend::Done(done) => {
                 // First the samples: whoever has an answer finds what it caused in the metrics.
-                link.ring.drain(&cache);
+                link.ring.drain(&cache, &driver.series);
                 driver.batch_done(id, &link, done);
             }
             ToFrontend::Loaded(loaded) => drop(events.send(Event::Loaded(loaded))),
@@ -313,7 +332,7 @@ async fn read(link: SharedLink, driver: Arc<Driver>, id: InstanceId, events: mps
         }
     };
     let end = Link::run(&link, on_frame).await;
-    link.ring.drain(&cache);
+    link.ring.drain(&cache, &driver.series);
     let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
     let _ = events.send(Event::Ended(reason));
 }

@@ -159,7 +159,7 @@ macro_rules! fields {
         }
     };
 }
-fields!(Load { wire_version, model, version, instance, directory, config, threads });
+fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics });
 fields!(Execute { batch, requests, inputs, outputs, released });
 fields!(BatchRequest { id, rows, parameters });
 fields!(InputBlock { input, datatype, shape, offset, len });
@@ -353,6 +353,7 @@ mod tests {
             directory: "/r/m/3".into(),
             config: vec![1, 2],
             threads: 2,
+            metrics: "mode: prometheus".into(),
         });
         for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown] {
             let mut bytes = Vec::new();

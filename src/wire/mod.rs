@@ -55,6 +55,8 @@ pub struct Load {
     pub config: Vec<u8>,
     /// Threads that one execution may use.
     pub threads: u32,
+    /// The text of `metrics.yaml`, from which both processes number the metrics.
+    pub metrics: String,
 }
 
 /// One batch.

@@ -58,7 +58,9 @@ impl OutputArena {
 
     /// Hands memory beyond `keep` bytes back to the system if nobody uses it.
     pub(crate) fn trim(&mut self, keep: u64) {
-        if let Some((offset, len)) = self.arena.idle_tail(keep) {
+        if let Some((offset, len)) = self.arena.idle_tail(keep)
+            && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
+        {
             // A hole that cannot be punched costs memory, nothing else.
             let _ = self.memory.punch_hole(offset, len);
         }

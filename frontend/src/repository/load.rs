@@ -11,7 +11,7 @@ use memmap2::Mmap;
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
 use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, onnx};
-use pharos::repository;
+use pharos::repository::{self, State};
 use pharos::supervisor;
 use tokio::sync::Semaphore;
 
@@ -31,7 +31,7 @@ impl Repository {
     pub(crate) async fn load_all(self: &Arc<Self>) -> io::Result<()> {
         let found = scan::models(&self.settings.repositories)?;
         for model in &found {
-            self.change(|table| table.states.found(&model.name));
+            self.change(|table| table.states.add(&model.name));
         }
         let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
         let mut tasks = Vec::new();
@@ -54,21 +54,21 @@ impl Repository {
             Ok(prepared) => prepared,
             Err(reason) => {
                 tracing::error!(model = %model.name, "model cannot be loaded: {reason}");
-                self.change(|table| table.states.failed(&model.name, None, &reason));
+                self.change(|table| table.states.fail(&model.name, reason));
                 return;
             }
         };
         let (config, versions) = prepared;
         for (version, directory) in versions {
-            self.change(|table| table.states.loading(&model.name, version));
+            self.change(|table| table.states.set(&model.name, version, State::Loading, ""));
             match self.load_version(&config, version, directory).await {
                 Ok(serving) => self.change(|table| {
-                    table.states.ready(&model.name, version);
+                    table.states.set(&model.name, version, State::Ready, "");
                     table.serving.entry(model.name.clone()).or_default().insert(version, Arc::new(serving));
                 }),
                 Err(reason) => {
                     tracing::error!(model = %model.name, version, "model cannot be loaded: {reason}");
-                    self.change(|table| table.states.failed(&model.name, Some(version), &reason));
+                    self.change(|table| table.states.set(&model.name, version, State::Unavailable, reason));
                 }
             }
         }
@@ -86,7 +86,7 @@ impl Repository {
             None if self.settings.auto_complete => Draft::empty(),
             None => return Err(format!("'{}' does not exist, and auto-complete is off", config_path.display())),
         };
-        let signature = signature(&contents, draft.default_model_filename())?;
+        let signature = signature(&contents, draft.model_file())?;
         let completion = Completion {
             directory: &model.name,
             files: &contents.files,
@@ -131,6 +131,7 @@ impl Repository {
                 ..supervisor::Settings::default()
             },
             cache: self.cache.clone(),
+            metrics: self.metrics.clone(),
         });
         match Instances::start(plan, &names, &driver).await {
             Ok((instances, loaded)) => {
@@ -142,7 +143,7 @@ impl Repository {
                 Ok(Serving { config, driver, instances })
             }
             Err(reason) => {
-                self.cache.model_unloaded(&model);
+                self.cache.model_unloaded(&series);
                 Err(reason)
             }
         }

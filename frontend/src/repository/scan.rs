@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pharos::repository::parse_version;
+use pharos::repository::parse_version_directory;
 
 /// A model's directory.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub(super) fn contents(path: &Path) -> io::Result<Contents> {
     };
     let mut contents = Contents { config, ..Contents::default() };
     for (name, directory) in directories(path)? {
-        let Some(version) = parse_version(&name) else { continue };
+        let Some(version) = parse_version_directory(&name) else { continue };
         for entry in fs::read_dir(&directory)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if !contents.files.contains(&name) {

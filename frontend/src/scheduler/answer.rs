@@ -63,7 +63,7 @@ impl Driver {
 
     /// Sends answers to those who wait, in order if the model keeps one.
     fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), Answer)>) {
-        if self.config.preserve_ordering() {
+        if self.ordered {
             let now = clock::now();
             self.turn(now, |state| {
                 for ((id, request), answer) in answers {

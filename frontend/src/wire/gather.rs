@@ -33,7 +33,7 @@ impl Link {
                     inputs.push(InputBlock {
                         input: u16::try_from(position).unwrap_or(u16::MAX),
                         datatype: spec.datatype,
-                        shape: batch_shape(config, spec.backend_shape(first_shape(parts, index)), parts),
+                        shape: batch_shape(config, spec.backend_shape(first_shape(parts, index), config.batches()), parts),
                         offset: offset_len.0,
                         len: offset_len.1,
                     });

@@ -49,7 +49,7 @@ impl Link {
         if block.datatype != spec.datatype {
             return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
         }
-        let shape = spec.client_shape(&block.shape);
+        let shape = spec.protocol_shape(&block.shape, config.batches());
         let batching = config.max_batch_size > 0;
         let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
         if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {

@@ -145,10 +145,10 @@ fn to_value<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, InferError> 
         _ => {
             let elements = bytes_elements(input.data).map(|element| {
                 let bytes = element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
-                let text = str::from_utf8(bytes);
+                let text = String::from_utf8(bytes.to_vec());
                 text.map_err(|_| InferError::invalid(format!("input '{}' holds an element that is not UTF-8", input.name)))
             });
-            let elements = elements.collect::<Result<Vec<_>, InferError>>()?;
+            let elements = elements.collect::<Result<Vec<String>, InferError>>()?;
             ort::value::Tensor::from_string_array((shape, elements.as_slice())).map_err(failed)?.into()
         }
     });

@@ -1,0 +1,22 @@
+//! Compiles the model configuration's schema with a protobuf compiler written in Rust, so that no `protoc` is needed:
+//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=proto/model_config.proto");
+    let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
+    for file in &mut descriptors.file {
+        // Comments and positions are of no use at run time.
+        file.source_code_info = None;
+    }
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run this through cargo")?);
+    std::fs::write(out.join("model_config.bin"), descriptors.encode_to_vec())?;
+    // Sorted maps: the same configuration always has the same bytes and the same JSON.
+    prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Asks a running server which digits are on pictures.
+
+pip install 'tritonclient[http,grpc]'
+python3 examples/classify.py examples/images/*.pgm
+python3 examples/classify.py --grpc examples/images/digit_7.pgm
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+MODEL = "digits"
+SIZE = 8
+BRIGHTEST = 16
+
+
+def read_pgm(path: str) -> np.ndarray:
+    """The pixels of a plain PGM picture (P2), FP32 [8, 8] with values from 0 to 16."""
+    lines = (line.partition("#")[0] for line in Path(path).read_text().splitlines())
+    words = " ".join(lines).split()
+    if not words or words[0] != "P2":
+        raise ValueError(f"{path}: not a plain PGM picture: it must begin with P2")
+    width, height, brightest, *pixels = (int(word) for word in words[1:])
+    if (width, height) != (SIZE, SIZE) or len(pixels) != SIZE * SIZE:
+        raise ValueError(f"{path}: {width} x {height} pixels, {len(pixels)} given; the model takes {SIZE} x {SIZE}")
+    return (np.array(pixels, dtype=np.float32) * (BRIGHTEST / brightest)).reshape(SIZE, SIZE)
+
+
+def classify(client, module, pictures: np.ndarray):
+    """The digits INT64 [n] and the probabilities FP32 [n, 10] of `pictures` FP32 [n, 8, 8]; `module` is the one that
+    `client` is from, `tritonclient.http` or `tritonclient.grpc`."""
+    image = module.InferInput("image", list(pictures.shape), "FP32")
+    image.set_data_from_numpy(pictures)
+    result = client.infer(MODEL, [image])
+    return result.as_numpy("label")[:, 0], result.as_numpy("probabilities")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Asks a running server which digits are on pictures.")
+    parser.add_argument("pictures", nargs="+", help="plain PGM pictures (P2) of 8 x 8 pixels, at most 32")
+    parser.add_argument("--url", help="host:port of the server (default: localhost:8000, with --grpc localhost:8001)")
+    parser.add_argument("--grpc", action="store_true", help="ask over gRPC instead of HTTP")
+    options = parser.parse_args()
+    if options.grpc:
+        import tritonclient.grpc as module
+    else:
+        import tritonclient.http as module
+    try:
+        pictures = np.stack([read_pgm(path) for path in options.pictures])
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    client = module.InferenceServerClient(options.url or ("localhost:8001" if options.grpc else "localhost:8000"))
+    labels, probabilities = classify(client, module, pictures)
+    for path, label, row in zip(options.pictures, labels, probabilities):
+        print(f"{path}: {label} ({row[label]:.1%})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

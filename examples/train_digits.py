@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Trains the model `digits`: a picture of a handwritten digit, 8 x 8 pixels, to the digit.
+
+    pip install scikit-learn onnx
+    python3 examples/train_digits.py
+
+The data are scikit-learn's bundled digits (1797 pictures, of the UCI data set "Optical Recognition of Handwritten
+Digits"). A fifth of them is held out: ten of these become the pictures in `images/`, all of them `digits_held_out.npz`.
+What it writes is committed, so that nobody has to train before serving; the seed is fixed.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+
+HERE = Path(__file__).resolve().parent
+BRIGHTEST = 16.0
+"""Pixels are whole numbers from 0 (empty) to 16; the model scales them itself."""
+
+
+def train():
+    """The trained network and the held-out pictures `[n, 8, 8]` and digits `[n]`."""
+    digits = load_digits()
+    train_x, test_x, train_y, test_y = train_test_split(
+        digits.images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
+    )
+    network = MLPClassifier(hidden_layer_sizes=(64,), alpha=0.01, max_iter=400, random_state=0)
+    network.fit(train_x.reshape(-1, 64) / BRIGHTEST, train_y)
+    accuracy = network.score(test_x.reshape(-1, 64) / BRIGHTEST, test_y)
+    print(f"{accuracy:.1%} of {len(test_y)} held-out pictures right after {network.n_iter_} rounds")
+    return network, test_x, test_y
+
+
+def to_onnx(network) -> onnx.ModelProto:
+    """The network as an ONNX graph: `image` FP32 [batch, 8, 8] -> `probabilities` FP32 [batch, 10], `label` INT64
+    [batch, 1]."""
+    weights = [
+        np.array([BRIGHTEST]),
+        network.coefs_[0],
+        network.intercepts_[0],
+        network.coefs_[1],
+        network.intercepts_[1],
+    ]
+    names = ["brightest", "weights_0", "bias_0", "weights_1", "bias_1"]
+    constants = [numpy_helper.from_array(w.astype(np.float32), name) for w, name in zip(weights, names)]
+    nodes = [
+        helper.make_node("Div", ["image", "brightest"], ["scaled"]),
+        helper.make_node("Flatten", ["scaled"], ["pixels"], axis=1),
+        helper.make_node("Gemm", ["pixels", "weights_0", "bias_0"], ["sums"]),
+        helper.make_node("Relu", ["sums"], ["hidden"]),
+        helper.make_node("Gemm", ["hidden", "weights_1", "bias_1"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["probabilities"], axis=1),
+        helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "digits",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 8, 8])],
+        [
+            helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["batch", 10]),
+            helper.make_tensor_value_info("label", TensorProto.INT64, ["batch", 1]),
+        ],
+        constants,
+    )
+    # Old enough for every runtime in use.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7, producer_name="digits")
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def write_picture(path: Path, pixels: np.ndarray):
+    """A picture as plain PGM (P2), which is text: https://netpbm.sourceforge.net/doc/pgm.html"""
+    rows = "\n".join(" ".join(f"{int(pixel):2}" for pixel in row) for row in pixels)
+    path.write_text(f"P2\n8 8\n16\n{rows}\n")
+
+
+def main():
+    """Trains, and writes the model, the held-out data and one picture for each digit."""
+    network, pictures, labels = train()
+    onnx.save(to_onnx(network), HERE / "models/digits/1/model.onnx")
+    np.savez_compressed(HERE / "digits_held_out.npz", images=pictures.astype(np.uint8), labels=labels.astype(np.uint8))
+    for digit in range(10):
+        first = int(np.argmax(labels == digit))
+        write_picture(HERE / f"images/digit_{digit}.pgm", pictures[first])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+//! The command line: Triton's flag names, and after each an environment variable `PHAROS_<FLAG>` with the same meaning
+//! (the command line wins). Parsing gives plain [`Options`]; whatever can be checked without the machine is checked here.
+//!
+//! Differences from Triton, on purpose: `--metrics-port` is 8082, the port of the `ts_*` families' former home, so that
+//! scrapers of either find their families in one place; `--metrics-config` names the YAML file that defines the metrics,
+//! not a `key=value` setting.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser};
+
+const GENERAL: &str = "Server";
+const MODELS: &str = "Model repository";
+const WORKERS: &str = "Workers";
+const HTTP: &str = "HTTP";
+const GRPC: &str = "gRPC";
+const METRICS: &str = "Metrics";
+const LOG: &str = "Log";
+
+/// Everything that the server is told at start.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "pharos",
+    version,
+    about = "Pharos: a metrics-centric inference server (KServe v2 over HTTP and gRPC)",
+    long_about = None,
+    max_term_width = 120,
+    after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it."
+)]
+pub struct Options {
+    /// Of the server as a whole.
+    #[command(flatten)]
+    pub general: General,
+    /// Which models.
+    #[command(flatten)]
+    pub models: Models,
+    /// The processes that run models.
+    #[command(flatten)]
+    pub workers: Workers,
+    /// The HTTP listener.
+    #[command(flatten)]
+    pub http: Http,
+    /// The gRPC listener.
+    #[command(flatten)]
+    pub grpc: Grpc,
+    /// The metrics listener and what it shows.
+    #[command(flatten)]
+    pub metrics: Metrics,
+    /// What is logged.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// Of the server as a whole.
+#[derive(Clone, Debug, Args)]
+pub struct General {
+    /// The server's name in its metadata; clients of Triton expect "triton"
+    #[arg(long, value_name = "NAME", default_value = "triton", env = "PHAROS_ID", help_heading = GENERAL)]
+    pub id: String,
+    /// Seconds to wait at exit for requests in flight
+    #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_EXIT_TIMEOUT_SECS", value_parser = seconds, help_heading = GENERAL)]
+    pub exit_timeout_secs: Duration,
+    /// Exit if a model cannot be loaded at start
+    #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_EXIT_ON_ERROR", value_parser = boolean, help_heading = GENERAL)]
+    pub exit_on_error: bool,
+    /// Be ready only when every model is; otherwise as soon as the server answers
+    #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_READINESS", value_parser = boolean, help_heading = GENERAL)]
+    pub strict_readiness: bool,
+}
+
+/// Which models are served.
+#[derive(Clone, Debug, Args)]
+pub struct Models {
+    /// A directory of models; may be given several times (in the environment: separated by ':')
+    #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
+    pub repositories: Vec<PathBuf>,
+    /// When models are loaded and unloaded; now only "none": all at start
+    #[arg(id = "model-control-mode", long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
+    pub control_mode: ControlMode,
+    /// Models loaded side by side
+    #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
+    pub load_thread_count: u32,
+    /// Do not fill what a model's configuration leaves out from the model itself
+    #[arg(id = "disable-auto-complete-config", long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
+    pub disable_auto_complete_config: bool,
+    /// A setting of all backends or of one: KEY=VALUE or BACKEND,KEY=VALUE; may be given several times. Known to all:
+    /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch
+    #[arg(id = "backend-config", long = "backend-config", value_name = "SETTING", env = "PHAROS_BACKEND_CONFIG", value_parser = backend_setting, help_heading = MODELS)]
+    pub backend_config: Vec<BackendSetting>,
+}
+
+impl Models {
+    /// The maximum batch size that auto-complete gives (`--backend-config [BACKEND,]default-max-batch-size=N`); a setting
+    /// of the backend itself wins, the last given of equals.
+    pub fn default_max_batch_size(&self, backend: &str) -> u32 {
+        let of = |name: Option<&str>| {
+            let settings = self.backend_config.iter().rev();
+            let mut settings = settings.filter(|s| s.key == "default-max-batch-size" && s.backend.as_deref() == name);
+            settings.next().and_then(|setting| setting.value.parse().ok())
+        };
+        of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
+    }
+}
+
+/// When models are loaded and unloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControlMode {
+    /// All at start, none later.
+    None,
+}
+
+/// One `--backend-config`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendSetting {
+    /// The backend that it is for; `None` for all.
+    pub backend: Option<String>,
+    /// What is set.
+    pub key: String,
+    /// To what.
+    pub value: String,
+}
+
+/// The processes that run models.
+#[derive(Clone, Debug, Args)]
+pub struct Workers {
+    /// The worker executable [default: pharos-worker beside this executable]
+    #[arg(long, value_name = "FILE", env = "PHAROS_WORKER_BINARY", help_heading = WORKERS)]
+    pub worker_binary: Option<PathBuf>,
+    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else that of the Python on the PATH; without one, the embedded
+    /// runtime serves ONNX models]
+    #[arg(long, value_name = "FILE", env = "PHAROS_ONNXRUNTIME_LIBRARY", help_heading = WORKERS)]
+    pub onnxruntime_library: Option<PathBuf>,
+    /// Seconds that a worker may take to load its model
+    #[arg(long, value_name = "SECONDS", default_value = "300", env = "PHAROS_WORKER_START_TIMEOUT_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
+    pub worker_start_timeout_secs: Duration,
+    /// Seconds that a worker may take to execute one batch; 0 for no limit
+    #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
+    pub worker_execution_timeout_secs: Duration,
+    /// Threads that one instance computes with [default: the cores divided by the instances]
+    #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = WORKERS)]
+    pub worker_threads: Option<u32>,
+}
+
+/// The HTTP listener.
+#[derive(Clone, Debug, Args)]
+pub struct Http {
+    /// Serve HTTP
+    #[arg(id = "allow-http", long = "allow-http", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_HTTP", value_parser = boolean, help_heading = HTTP)]
+    pub allow: bool,
+    /// The address to listen on
+    #[arg(id = "http-address", long = "http-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_HTTP_ADDRESS", value_parser = address, help_heading = HTTP)]
+    pub address: IpAddr,
+    /// The port to listen on; 0 lets the system choose
+    #[arg(id = "http-port", long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", help_heading = HTTP)]
+    pub port: u16,
+    /// The most bytes of a request's JSON, and of its binary data
+    #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
+    pub max_input_size: u64,
+}
+
+/// The gRPC listener.
+#[derive(Clone, Debug, Args)]
+pub struct Grpc {
+    /// Serve gRPC
+    #[arg(id = "allow-grpc", long = "allow-grpc", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GRPC", value_parser = boolean, help_heading = GRPC)]
+    pub allow: bool,
+    /// The address to listen on
+    #[arg(id = "grpc-address", long = "grpc-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_GRPC_ADDRESS", value_parser = address, help_heading = GRPC)]
+    pub address: IpAddr,
+    /// The port to listen on; 0 lets the system choose
+    #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
+    pub port: u16,
+}
+
+/// The metrics listener and what it shows.
+#[derive(Clone, Debug, Args)]
+pub struct Metrics {
+    /// Serve metrics
+    #[arg(id = "allow-metrics", long = "allow-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_METRICS", value_parser = boolean, help_heading = METRICS)]
+    pub allow: bool,
+    /// The address to listen on [default: that of --http-address]
+    #[arg(id = "metrics-address", long = "metrics-address", value_name = "ADDRESS", env = "PHAROS_METRICS_ADDRESS", value_parser = address, help_heading = METRICS)]
+    pub address: Option<IpAddr>,
+    /// The port to listen on; 0 lets the system choose
+    #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", help_heading = METRICS)]
+    pub port: u16,
+    /// The file that defines the metrics [default: the metrics.yaml built in]
+    #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE", env = "PHAROS_METRICS_CONFIG", help_heading = METRICS)]
+    pub config: Option<PathBuf>,
+}
+
+/// What is logged.
+#[derive(Clone, Debug, Args)]
+pub struct Log {
+    /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
+    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
+    pub verbose: u32,
+    /// Log information
+    #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
+    pub info: bool,
+    /// Log warnings
+    #[arg(id = "log-warning", long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
+    pub warning: bool,
+    /// Log errors
+    #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
+    pub error: bool,
+}
+
+impl Options {
+    /// Parses a command line (with the program's name first) and the environment.
+    ///
+    /// # Errors
+    /// What is wrong, with the flag, the value and what is allowed; also `--help` and `--version`. The caller prints it and
+    /// exits with its code (`clap::Error::exit`).
+    pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(args)
+    }
+
+    /// The address that metrics are served on.
+    pub fn metrics_address(&self) -> IpAddr {
+        self.metrics.address.unwrap_or(self.http.address)
+    }
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "on" | "yes" | "1" => Ok(true),
+        "false" | "off" | "no" | "0" => Ok(false),
+        _ => Err("allowed are true, false, on, off, yes, no, 1 and 0".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let allowed = "allowed are whole seconds from 0 to 86400";
+    let seconds: u64 = text.parse().map_err(|_| allowed.to_owned())?;
+    if seconds <= 86_400 { Ok(Duration::from_secs(seconds)) } else { Err(allowed.to_owned()) }
+}
+
+fn positive_seconds(text: &str) -> Result<Duration, String> {
+    let allowed = "allowed are whole seconds from 1 to 86400";
+    seconds(text).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| allowed.to_owned())
+}
+
+fn input_size(text: &str) -> Result<u64, String> {
+    let size: u64 = text.parse().map_err(|_| "allowed are numbers of bytes greater than 0".to_owned())?;
+    if size == 0 { Err("--http-max-input-size must be greater than 0.".to_owned()) } else { Ok(size) }
+}
+
+/// An IP address, or `localhost`.
+fn address(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(IpAddr::from([127, 0, 0, 1]));
+    }
+    text.parse()
+        .map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
+}
+
+fn control_mode(text: &str) -> Result<ControlMode, String> {
+    match text {
+        "none" => Ok(ControlMode::None),
+        "poll" | "explicit" => Err("this version supports only none: all models are loaded at start".to_owned()),
+        _ => Err("allowed is none".to_owned()),
+    }
+}
+
+fn backend_setting(text: &str) -> Result<BackendSetting, String> {
+    let form = "allowed are KEY=VALUE and BACKEND,KEY=VALUE, for example default-max-batch-size=8";
+    let (backend, setting) = match text.split_once(',') {
+        Some((backend, setting)) => (Some(backend), setting),
+        None => (None, text),
+    };
+    let (key, value) = setting.split_once('=').ok_or(form)?;
+    if key.is_empty() || value.is_empty() || backend.is_some_and(str::is_empty) {
+        return Err(form.to_owned());
+    }
+    if key == "default-max-batch-size" && value.parse::<u32>().is_err() {
+        return Err(format!("default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}", u32::MAX));
+    }
+    Ok(BackendSetting { backend: backend.map(str::to_owned), key: key.to_owned(), value: value.to_owned() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Options, String> {
+        let args = ["pharos", "--model-repository", "models"].iter().chain(args);
+        Options::from_args(args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_tritons_but_for_the_metrics_port() {
+        let options = parse(&[]).unwrap();
+        assert_eq!((options.http.port, options.grpc.port, options.metrics.port), (8000, 8001, 8082));
+        assert_eq!(options.general.exit_timeout_secs, Duration::from_secs(30));
+        assert!(options.general.exit_on_error && options.general.strict_readiness && options.http.allow);
+        assert!(!options.models.disable_auto_complete_config);
+        assert_eq!(options.models.default_max_batch_size("onnxruntime"), 4);
+        assert_eq!(options.metrics_address(), options.http.address);
+        assert_eq!(options.http.max_input_size, 67_108_864);
+    }
+
+    #[test]
+    fn tritons_forms_are_taken() {
+        let options = parse(&[
+            "--model-store=more",
+            "--allow-grpc=0",
+            "--exit-on-error",
+            "off",
+            "--disable-auto-complete-config",
+            "--backend-config=default-max-batch-size=8",
+            "--backend-config",
+            "onnxruntime,default-max-batch-size=16",
+            "--http-address=localhost",
+            "--worker-threads=2",
+        ]);
+        let options = options.unwrap();
+        assert_eq!(options.models.repositories, [PathBuf::from("models"), PathBuf::from("more")]);
+        assert!(!options.grpc.allow && !options.general.exit_on_error);
+        assert!(options.models.disable_auto_complete_config);
+        assert_eq!(options.models.default_max_batch_size("onnxruntime"), 16);
+        assert_eq!(options.models.default_max_batch_size("tract"), 8);
+        assert!(options.http.address.is_loopback());
+        assert_eq!(options.workers.worker_threads, Some(2));
+    }
+
+    #[test]
+    fn a_bad_value_names_flag_value_and_what_is_allowed() {
+        for (args, expected) in [
+            (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
+            (&["--http-port=70000"], &["--http-port", "70000", "65535"]),
+            (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
+            (&["--model-control-mode=explicit"], &["--model-control-mode", "explicit", "only none"]),
+            (&["--http-max-input-size=0"], &["--http-max-input-size must be greater than 0."]),
+            (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
+            (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),
+            (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
+            (&["--htp-port=1"], &["--htp-port", "--http-port"]),
+        ] {
+            let message = parse(args).unwrap_err();
+            for part in expected {
+                assert!(message.contains(part), "{args:?} should tell {part:?}: {message}");
+            }
+        }
+        assert!(Options::from_args(["pharos"]).unwrap_err().to_string().contains("--model-repository"));
+    }
+
+    #[test]
+    fn every_flag_has_help_a_group_and_a_variable_of_its_name() {
+        use clap::CommandFactory;
+        let command = Options::command();
+        for arg in command.get_arguments().filter(|arg| !matches!(arg.get_id().as_str(), "help" | "version")) {
+            let flag = arg.get_long().unwrap();
+            let variable = format!("PHAROS_{}", flag.to_uppercase().replace('-', "_"));
+            assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(variable.as_str()), "--{flag}");
+            assert!(arg.get_help().is_some() && arg.get_help_heading().is_some(), "--{flag}");
+        }
+    }
+}

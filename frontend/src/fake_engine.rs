@@ -1,0 +1,112 @@
+//! An engine for the unit tests of the protocol edges: it has the verbs of [`crate::engine::Engine`], echoes, and
+//! remembers what was recorded.
+
+use std::sync::{Arc, Mutex};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::metrics::statistics::ModelStatistics;
+use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::repository::{IndexEntry, State};
+use pharos::timeline::Instant;
+
+use crate::engine::{Protocol, Route};
+
+/// One recorded answer.
+pub(crate) type Record = (Protocol, Route, u16, Option<Reason>);
+
+/// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
+#[derive(Clone, Default)]
+pub(crate) struct Engine {
+    records: Arc<Mutex<Vec<Record>>>,
+}
+
+impl Engine {
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.records.lock().map(|records| records.clone()).unwrap_or_default()
+    }
+    pub(crate) fn live(&self) -> bool {
+        true
+    }
+    pub(crate) fn ready(&self) -> bool {
+        true
+    }
+    pub(crate) fn exiting(&self) -> bool {
+        false
+    }
+    pub(crate) fn server_name(&self) -> &str {
+        "triton"
+    }
+    fn known(&self, name: &str) -> Result<(), InferError> {
+        if matches!(name, "echo" | "slow") {
+            return Ok(());
+        }
+        let message = format!("Request for unknown model: '{name}' is not found");
+        Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
+    }
+    pub(crate) fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
+        self.known(name).map(|()| true)
+    }
+    pub(crate) fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {
+        self.known(name)?;
+        let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
+        Ok(ModelMetadata {
+            name: name.into(),
+            versions: vec!["1".into()],
+            platform: "builtin".into(),
+            inputs: vec![tensor("INPUT0")],
+            outputs: vec![tensor("OUTPUT0")],
+        })
+    }
+    pub(crate) fn model_config_json(&self, name: &str, _version: &str) -> Result<String, InferError> {
+        self.known(name).map(|()| format!("{{\"name\":\"{name}\"}}"))
+    }
+    pub(crate) fn model_config_proto(&self, name: &str, _version: &str) -> Result<Vec<u8>, InferError> {
+        self.known(name)?;
+        let mut bytes = vec![0x0a, name.len() as u8];
+        bytes.extend_from_slice(name.as_bytes());
+        Ok(bytes)
+    }
+    pub(crate) async fn infer(&self, request: InferRequest) -> Result<InferResponse, InferError> {
+        self.known(&request.model_name)?;
+        if request.model_name == "slow" {
+            std::future::pending::<()>().await;
+        }
+        if request.id == "fail" {
+            return Err(InferError::invalid("asked to fail").with_request_id(&request.id));
+        }
+        let inputs = request.inputs.into_iter();
+        let outputs = inputs.map(|i| InferOutput { name: i.name.replace("INPUT", "OUTPUT"), tensor: i.tensor });
+        Ok(InferResponse {
+            model_name: request.model_name,
+            model_version: "1".into(),
+            id: request.id,
+            parameters: request.parameters,
+            outputs: outputs.collect(),
+            timeline: request.timeline,
+        })
+    }
+    pub(crate) fn statistics(&self, name: &str, _version: &str) -> Result<Vec<ModelStatistics>, InferError> {
+        if !name.is_empty() {
+            self.known(name)?;
+        }
+        Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
+    }
+    pub(crate) fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
+        let ready =
+            IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: String::new() };
+        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
+        if ready_only { vec![ready] } else { vec![ready, never] }
+    }
+    pub(crate) fn metrics_text(&self, openmetrics: bool) -> String {
+        if openmetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+    pub(crate) fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+        if let Ok(mut records) = self.records.lock() {
+            records.push((protocol, route, code, reason));
+        }
+    }
+    pub(crate) fn now(&self) -> Instant {
+        crate::clock::now()
+    }
+}

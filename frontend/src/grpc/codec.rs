@@ -1,0 +1,223 @@
+//! The gRPC form of inference requests and responses, as pure functions over messages (spec 2.5).
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use pharos::tensor::{DataType, Tensor};
+
+use super::contents::{self, Of};
+use super::proto::infer_parameter::ParameterChoice;
+use super::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use super::proto::model_infer_response::InferOutputTensor;
+use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse};
+
+/// The response parameter that says that nothing follows.
+pub(super) const FINAL_RESPONSE: &str = "triton_final_response";
+
+/// Decodes a request. Raw inputs are taken over, not copied. The stamps are the caller's to set.
+///
+/// # Errors
+/// INVALID_ARG with the texts of spec 2.2 and 2.5; NOT_FOUND for shared memory regions.
+pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
+    let mut request = InferRequest {
+        model_name: message.model_name,
+        model_version: message.model_version,
+        id: message.id,
+        ..InferRequest::default()
+    };
+    for (key, parameter) in message.parameters {
+        request_parameter(key, parameter.parameter_choice, &mut request)?;
+    }
+    let mut raw = message.raw_input_contents.into_iter();
+    let any_raw = raw.len() > 0;
+    let model = &request.model_name;
+    let inputs = message.inputs.into_iter().map(|tensor| input(tensor, model, any_raw, &mut raw));
+    let inputs = inputs.collect::<Result<_, _>>()?;
+    if raw.len() > 0 {
+        return Err(InferError::invalid(format!("unexpected additional input data for model '{model}'")));
+    }
+    request.inputs = inputs;
+    request.outputs = message.outputs.into_iter().map(output).collect::<Result<_, _>>()?;
+    Ok(request)
+}
+
+fn wrong_type(key: &str, expected: &str) -> InferError {
+    InferError::invalid(format!("invalid value type for '{key}' parameter, expected {expected}."))
+}
+
+fn request_parameter(
+    key: String,
+    choice: Option<ParameterChoice>,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
+    match key.as_str() {
+        "sequence_id" => {
+            request.correlation_id = match choice {
+                Some(ParameterChoice::Int64Param(id)) => CorrelationId::Uint(id.cast_unsigned()),
+                Some(ParameterChoice::Uint64Param(id)) => CorrelationId::Uint(id),
+                Some(ParameterChoice::StringParam(id)) => CorrelationId::String(id),
+                _ => return Err(wrong_type(&key, "int64_param or string_param")),
+            }
+        }
+        "sequence_start" => request.sequence_start = flag(&key, choice)?,
+        "sequence_end" => request.sequence_end = flag(&key, choice)?,
+        "priority" => request.priority = whole(&key, choice)?,
+        "timeout" => request.timeout_us = whole(&key, choice)?,
+        // Concerns decoupled models only, which answer more than once; their issue reads it.
+        "triton_enable_empty_final_response" => drop(flag(&key, choice)?),
+        reserved if reserved.starts_with("triton_") => {
+            return Err(InferError::invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+            ));
+        }
+        _ => {
+            let parameter = match choice {
+                Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
+                Some(ParameterChoice::Int64Param(value)) => Parameter::Int(value),
+                Some(ParameterChoice::Uint64Param(value)) => Parameter::Uint(value),
+                Some(ParameterChoice::DoubleParam(value)) => Parameter::Double(value),
+                Some(ParameterChoice::StringParam(value)) => Parameter::String(value),
+                None => {
+                    let expected = "bool_param, int64_param, string_param, double_param or uint64_param";
+                    return Err(wrong_type(&key, expected));
+                }
+            };
+            request.parameters.push((key, parameter));
+        }
+    }
+    Ok(())
+}
+
+fn flag(key: &str, choice: Option<ParameterChoice>) -> Result<bool, InferError> {
+    match choice {
+        Some(ParameterChoice::BoolParam(value)) => Ok(value),
+        _ => Err(wrong_type(key, "bool_param")),
+    }
+}
+
+fn whole(key: &str, choice: Option<ParameterChoice>) -> Result<u64, InferError> {
+    match choice {
+        Some(ParameterChoice::Uint64Param(value)) => Ok(value),
+        Some(ParameterChoice::Int64Param(value)) => u64::try_from(value).map_err(|_| {
+            InferError::invalid(format!("invalid value {value} for '{key}' parameter, expected 0 or greater."))
+        }),
+        _ => Err(wrong_type(key, "int64_param or uint64_param")),
+    }
+}
+
+fn input(
+    tensor: InferInputTensor,
+    model: &str,
+    any_raw: bool,
+    raw: &mut impl Iterator<Item = Bytes>,
+) -> Result<InferInput, InferError> {
+    let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
+    let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
+    if let Some(region) = parameters.get("shared_memory_region") {
+        if contents.is_some() {
+            return Err(InferError::invalid(format!(
+                "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+            )));
+        }
+        return Err(unknown_region(region, &parameters));
+    }
+    let typed = match &contents {
+        Some(contents) => contents::bytes(contents, Of { input: &name, model, datatype })?,
+        None => None,
+    };
+    let data = match (typed, any_raw) {
+        (Some(_), true) => {
+            return Err(InferError::invalid(format!(
+                "contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
+            )));
+        }
+        (Some(typed), false) => typed.into(),
+        (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?,
+        // A tensor without elements has no data to give.
+        (None, false) if shape.contains(&0) => Bytes::new(),
+        (None, false) => return Err(no_data(&name, model)),
+    };
+    Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
+}
+
+fn no_data(input: &str, model: &str) -> InferError {
+    InferError::invalid(format!("unable to find data for input tensor '{input}' for model '{model}' in request."))
+}
+
+fn unknown_datatype(input: &str, datatype: &str) -> InferError {
+    let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
+}
+
+/// Client shared memory is not built yet: no region can be registered, so every region is unknown.
+fn unknown_region(region: &InferParameter, parameters: &BTreeMap<String, InferParameter>) -> InferError {
+    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
+        return wrong_type("shared_memory_region", "string_param");
+    };
+    if !parameters.contains_key("shared_memory_byte_size") {
+        return InferError::invalid(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' for a tensor in shared memory",
+        );
+    }
+    let message = format!("Unable to find shared memory region: '{region}'");
+    InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message)
+}
+
+fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferError> {
+    if let Some(region) = output.parameters.get("shared_memory_region") {
+        return Err(unknown_region(region, &output.parameters));
+    }
+    let classification = match output.parameters.get("classification") {
+        None => 0,
+        Some(InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(count)) }) if *count > 0 => {
+            count.cast_unsigned()
+        }
+        Some(InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(count)) }) => {
+            return Err(InferError::invalid(format!(
+                "invalid value {count} for 'classification' parameter, expected 1 or greater."
+            )));
+        }
+        Some(_) => return Err(wrong_type("classification", "int64_param")),
+    };
+    Ok(RequestedOutput { name: output.name, binary_data: None, classification })
+}
+
+/// Encodes a response: always raw contents, one entry for each output.
+pub fn encode(response: InferResponse) -> ModelInferResponse {
+    let mut message = ModelInferResponse {
+        model_name: response.model_name,
+        model_version: response.model_version,
+        id: response.id,
+        parameters: response.parameters.into_iter().map(|(key, value)| (key, parameter(value))).collect(),
+        outputs: Vec::with_capacity(response.outputs.len()),
+        raw_output_contents: Vec::with_capacity(response.outputs.len()),
+    };
+    for output in response.outputs {
+        message.outputs.push(InferOutputTensor {
+            name: output.name,
+            datatype: output.tensor.datatype.name().to_owned(),
+            shape: output.tensor.shape,
+            ..InferOutputTensor::default()
+        });
+        message.raw_output_contents.push(output.tensor.data);
+    }
+    message
+}
+
+/// A parameter as a message.
+pub(super) fn parameter(value: Parameter) -> InferParameter {
+    let choice = match value {
+        Parameter::Bool(value) => ParameterChoice::BoolParam(value),
+        Parameter::Int(value) => ParameterChoice::Int64Param(value),
+        Parameter::Uint(value) => ParameterChoice::Uint64Param(value),
+        Parameter::Double(value) => ParameterChoice::DoubleParam(value),
+        Parameter::String(value) => ParameterChoice::StringParam(value),
+    };
+    InferParameter { parameter_choice: Some(choice) }
+}
+
+#[cfg(test)]
+#[path = "codec_tests.rs"]
+mod tests;

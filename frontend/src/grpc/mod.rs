@@ -1,0 +1,135 @@
+//! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
+//!
+//! Handlers translate between messages and the engine's verbs and decide nothing else. Every answer is counted once, by
+//! [`seen::Counted`].
+
+pub mod codec;
+mod contents;
+mod health;
+pub mod raw;
+mod seen;
+mod service;
+mod statistics;
+mod stream;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tokio::net::TcpListener;
+use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::HealthServer;
+
+use self::health::HealthService;
+use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
+use self::seen::Counted;
+use self::service::Service;
+// The unit tests of this edge put an engine that echoes in the place of the real one.
+#[cfg(not(test))]
+use crate::engine::Engine;
+#[cfg(test)]
+use crate::fake_engine::Engine;
+use crate::listener::{self, Speaks};
+
+/// The generated messages and service of package `inference`.
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
+pub mod proto {
+    include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+    /// The files that the messages are generated from, for reflection.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/grpc_service.bin"));
+}
+
+/// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
+const MAX_MESSAGE: usize = i32::MAX as usize;
+
+/// What the gRPC edge is told at start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {}
+
+/// The reflection service could not be made from the compiled-in descriptors.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot offer gRPC reflection: {0}")]
+pub struct ReflectionError(#[from] tonic_reflection::server::Error);
+
+/// Serves gRPC on `listener` until `shutdown` is ready and the calls in flight are answered.
+///
+/// # Errors
+/// Only before serving, when the compiled-in descriptors are not usable.
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    settings: Settings,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ReflectionError> {
+    let service = service(engine, settings)?;
+    listener::serve(listener, Speaks::Http2, service, shutdown).await;
+    Ok(())
+}
+
+type Inference = GrpcInferenceServiceServer<Service>;
+
+/// All services, by path. Inference has a short way; the others are asked rarely.
+#[derive(Clone)]
+pub struct Dispatch {
+    plain: Inference,
+    /// The same service, compressing its answers. gRPC clients announce in every call that they could read compressed
+    /// answers; only one that compresses its own request asks for it.
+    compressing: Inference,
+    others: Routes,
+}
+
+/// Every gRPC service of the server, counted.
+fn service(engine: Engine, _: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
+    let inference = Arc::new(Service(engine.clone()));
+    let plain = GrpcInferenceServiceServer::from_arc(inference)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let compressing =
+        plain.clone().send_compressed(CompressionEncoding::Gzip).send_compressed(CompressionEncoding::Deflate);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let others = Routes::new(HealthServer::new(HealthService(engine.clone())))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .prepare();
+    Ok(Counted { engine, inner: Dispatch { plain, compressing, others } })
+}
+
+impl<B> tower::Service<Request<B>> for Dispatch
+where
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // None of the services ever waits to be ready.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
+            let others = self.others.clone().call(request.map(Body::new));
+            return Box::pin(others);
+        }
+        if request.headers().contains_key("grpc-encoding") {
+            self.compressing.call(request)
+        } else {
+            self.plain.call(request)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

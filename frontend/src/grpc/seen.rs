@@ -1,0 +1,178 @@
+//! A call from its first sight to its end: when it came, and that its answer is counted once, also when the message could
+//! not even be decoded, when the method does not exist, and when the client goes away.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::timeline::Instant;
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower::Service;
+
+use super::Engine;
+use crate::engine::{Protocol, Route};
+
+/// What handlers know of and report about the call that they serve. Travels in the request's extensions.
+#[derive(Clone)]
+pub(super) struct Seen {
+    /// When the call's head was here.
+    pub(super) received: Instant,
+    ending: Arc<Ending>,
+}
+
+/// How the call ended, as far as its handler knows.
+#[derive(Default)]
+struct Ending {
+    reason: OnceLock<Reason>,
+    /// 1: the handler counts the call's answers itself (a stream has many).
+    counts_itself: AtomicU8,
+}
+
+impl Seen {
+    /// What travelled with `request`; for a call that came some other way, as if first seen now.
+    pub(super) fn of<T>(request: &tonic::Request<T>, engine: &Engine) -> Self {
+        let seen = request.extensions().get::<Self>().cloned();
+        seen.unwrap_or_else(|| Self { received: engine.now(), ending: Arc::default() })
+    }
+
+    /// Notes why the call fails and gives the status that says so.
+    pub(super) fn fail(&self, error: InferError) -> Status {
+        let _ = self.ending.reason.set(error.reason);
+        status(error)
+    }
+
+    /// The handler counts from now on.
+    pub(super) fn counts_itself(&self) {
+        self.ending.counts_itself.store(1, Ordering::Relaxed);
+    }
+}
+
+/// The gRPC status of an error.
+pub(super) fn status(error: InferError) -> Status {
+    Status::new(Code::from_i32(error.code.grpc_code()), error.message)
+}
+
+/// The reason of a failure that no handler saw: the transport's own.
+fn transport_reason(code: Code) -> Reason {
+    match code {
+        Code::Ok | Code::Unimplemented => Reason::Unsupported,
+        Code::Cancelled => Reason::Cancelled,
+        Code::ResourceExhausted | Code::OutOfRange => Reason::TooLarge,
+        _ => Reason::Malformed,
+    }
+}
+
+/// A service that stamps and counts the calls of the one within.
+#[derive(Clone)]
+pub(super) struct Counted<S> {
+    pub(super) engine: Engine,
+    pub(super) inner: S,
+}
+
+/// The call while it runs. Dropped before its end, it counts as cancelled.
+struct Running {
+    engine: Engine,
+    route: Route,
+    seen: Seen,
+    ended: bool,
+}
+
+impl Running {
+    fn end(&mut self, response: &Response<Body>) {
+        self.ended = true;
+        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return;
+        }
+        let code = match response.headers().get("grpc-status") {
+            Some(code) => Code::from_bytes(code.as_bytes()),
+            // What is not gRPC at all is refused below gRPC, with an HTTP status.
+            None if !response.status().is_success() => Code::Internal,
+            None => Code::Ok,
+        };
+        let failed = code != Code::Ok;
+        let reason = self.seen.ending.reason.get().copied();
+        let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
+        self.engine.record_answered(Protocol::Grpc, self.route, code as u16, reason);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            let code = ErrorCode::Cancelled.grpc_code();
+            let code = u16::try_from(code).unwrap_or_default();
+            self.engine.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
+        }
+    }
+}
+
+impl<S, B> Service<Request<B>> for Counted<S>
+where
+    S: Service<Request<B>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let seen = Seen { received: self.engine.now(), ending: Arc::default() };
+        let route = route(request.uri().path());
+        request.extensions_mut().insert(seen.clone());
+        let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
+        let call = self.inner.call(request);
+        Box::pin(async move {
+            let Ok(response) = call.await;
+            running.end(&response);
+            Ok(response)
+        })
+    }
+}
+
+/// What a path of gRPC asks for.
+fn route(path: &str) -> Route {
+    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+        return Route::Unknown;
+    };
+    match (service, method) {
+        ("inference.GRPCInferenceService", method) => inference_route(method),
+        ("grpc.health.v1.Health", _) => Route::HealthCheck,
+        (service, _) if service.starts_with("grpc.reflection.") => Route::Reflection,
+        _ => Route::Unknown,
+    }
+}
+
+fn inference_route(method: &str) -> Route {
+    match method {
+        "ServerLive" => Route::Live,
+        "ServerReady" => Route::Ready,
+        "ServerMetadata" => Route::ServerMetadata,
+        "ModelReady" => Route::ModelReady,
+        "ModelMetadata" => Route::ModelMetadata,
+        "ModelConfig" => Route::ModelConfig,
+        "ModelInfer" => Route::Infer,
+        "ModelStreamInfer" => Route::StreamInfer,
+        "ModelStatistics" => Route::ModelStatistics,
+        "RepositoryIndex" => Route::RepositoryIndex,
+        "RepositoryModelLoad" => Route::RepositoryLoad,
+        "RepositoryModelUnload" => Route::RepositoryUnload,
+        "SystemSharedMemoryStatus" => Route::SystemSharedMemoryStatus,
+        "SystemSharedMemoryRegister" => Route::SystemSharedMemoryRegister,
+        "SystemSharedMemoryUnregister" => Route::SystemSharedMemoryUnregister,
+        "CudaSharedMemoryStatus" => Route::CudaSharedMemoryStatus,
+        "CudaSharedMemoryRegister" => Route::CudaSharedMemoryRegister,
+        "CudaSharedMemoryUnregister" => Route::CudaSharedMemoryUnregister,
+        "TraceSetting" => Route::TraceSetting,
+        "LogSettings" => Route::LogSettings,
+        _ => Route::Unknown,
+    }
+}

@@ -1,0 +1,275 @@
+//! `inference.GRPCInferenceService`: each rpc is one of the engine's verbs.
+
+use std::sync::Arc;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::model::TensorMetadata;
+use pharos::repository::State;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Engine;
+use super::codec;
+use super::proto::grpc_inference_service_server::GrpcInferenceService;
+use super::proto::{self, model_metadata_response, repository_index_response};
+use super::raw::RawModelConfig;
+use super::seen::Seen;
+use super::statistics;
+use super::stream::{self, Answers};
+
+/// The extensions advertised, in Triton's order.
+const EXTENSIONS: [&str; 13] = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+];
+
+/// The service.
+pub(super) struct Service(pub(super) Engine);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Service {
+    /// Answers with what `verb` gives, and notes why if it fails.
+    fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&Engine, Q) -> Result<A, InferError>) -> Answer<A> {
+        let seen = Seen::of(&request, &self.0);
+        verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| seen.fail(error))
+    }
+
+    /// Refuses what this version does not have.
+    fn refuse<Q, A>(&self, request: Request<Q>, feature: &str) -> Answer<A> {
+        let text = format!("{feature} is not supported by this version of the server");
+        self.answer(request, |_, _| Err(InferError::unsupported(text)))
+    }
+}
+
+fn ready_error(error: InferError) -> Result<bool, InferError> {
+    // Clients expect OK and false for a model that is unknown or unloaded; only what is no such question is an error.
+    match error.reason {
+        Reason::UnknownModel | Reason::NotReady => Ok(false),
+        _ => Err(error),
+    }
+}
+
+fn tensors(tensors: Vec<TensorMetadata>) -> Vec<model_metadata_response::TensorMetadata> {
+    let tensors = tensors.into_iter();
+    tensors
+        .map(|tensor| model_metadata_response::TensorMetadata {
+            name: tensor.name,
+            datatype: tensor.datatype.to_owned(),
+            shape: tensor.shape,
+        })
+        .collect()
+}
+
+/// The status of one region by name: there is none.
+fn no_region(kind: &str, name: &str) -> Result<(), InferError> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    let message = format!("Unable to find {kind} shared memory region: '{name}'");
+    Err(InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message))
+}
+
+#[tonic::async_trait]
+impl GrpcInferenceService for Service {
+    async fn server_live(
+        self: Arc<Self>,
+        request: Request<proto::ServerLiveRequest>,
+    ) -> Answer<proto::ServerLiveResponse> {
+        self.answer(request, |engine, _| Ok(proto::ServerLiveResponse { live: engine.live() }))
+    }
+
+    async fn server_ready(
+        self: Arc<Self>,
+        request: Request<proto::ServerReadyRequest>,
+    ) -> Answer<proto::ServerReadyResponse> {
+        self.answer(request, |engine, _| Ok(proto::ServerReadyResponse { ready: engine.ready() }))
+    }
+
+    async fn model_ready(
+        self: Arc<Self>,
+        request: Request<proto::ModelReadyRequest>,
+    ) -> Answer<proto::ModelReadyResponse> {
+        self.answer(request, |engine, asked| {
+            let ready = engine.model_ready(&asked.name, &asked.version).or_else(ready_error)?;
+            Ok(proto::ModelReadyResponse { ready })
+        })
+    }
+
+    async fn server_metadata(
+        self: Arc<Self>,
+        request: Request<proto::ServerMetadataRequest>,
+    ) -> Answer<proto::ServerMetadataResponse> {
+        self.answer(request, |engine, _| {
+            Ok(proto::ServerMetadataResponse {
+                name: engine.server_name().to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+            })
+        })
+    }
+
+    async fn model_metadata(
+        self: Arc<Self>,
+        request: Request<proto::ModelMetadataRequest>,
+    ) -> Answer<proto::ModelMetadataResponse> {
+        self.answer(request, |engine, asked| {
+            let metadata = engine.model_metadata(&asked.name, &asked.version)?;
+            Ok(proto::ModelMetadataResponse {
+                name: metadata.name,
+                versions: metadata.versions,
+                platform: metadata.platform,
+                inputs: tensors(metadata.inputs),
+                outputs: tensors(metadata.outputs),
+            })
+        })
+    }
+
+    async fn model_infer(
+        self: Arc<Self>,
+        request: Request<proto::ModelInferRequest>,
+    ) -> Answer<proto::ModelInferResponse> {
+        let seen = Seen::of(&request, &self.0);
+        let infer = async {
+            let mut request = codec::decode(request.into_inner())?;
+            request.timeline.received = seen.received;
+            request.timeline.request_start = self.0.now();
+            self.0.infer(request).await
+        };
+        infer.await.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
+    }
+
+    type ModelStreamInferStream = Answers;
+
+    async fn model_stream_infer(
+        self: Arc<Self>,
+        request: Request<Streaming<proto::ModelInferRequest>>,
+    ) -> Answer<Answers> {
+        Seen::of(&request, &self.0).counts_itself();
+        let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wants_status)))
+    }
+
+    async fn model_config(
+        self: Arc<Self>,
+        request: Request<proto::ModelConfigRequest>,
+    ) -> Answer<proto::ModelConfigResponse> {
+        self.answer(request, |engine, asked| {
+            let config = engine.model_config_proto(&asked.name, &asked.version)?;
+            Ok(proto::ModelConfigResponse { config: Some(RawModelConfig(config.into())) })
+        })
+    }
+
+    async fn model_statistics(
+        self: Arc<Self>,
+        request: Request<proto::ModelStatisticsRequest>,
+    ) -> Answer<proto::ModelStatisticsResponse> {
+        self.answer(request, |engine, asked| {
+            let models = engine.statistics(&asked.name, &asked.version)?;
+            Ok(proto::ModelStatisticsResponse { model_stats: models.into_iter().map(statistics::message).collect() })
+        })
+    }
+
+    async fn repository_index(
+        self: Arc<Self>,
+        request: Request<proto::RepositoryIndexRequest>,
+    ) -> Answer<proto::RepositoryIndexResponse> {
+        self.answer(request, |engine, asked| {
+            if !asked.repository_name.is_empty() {
+                return Err(InferError::unsupported("'repository_name' specification is not supported"));
+            }
+            let models = engine.repository_index(asked.ready).into_iter();
+            let models = models.map(|entry| repository_index_response::ModelIndex {
+                name: entry.name,
+                version: entry.version.map_or_else(String::new, |version| version.to_string()),
+                state: entry.state.map_or("", State::as_str).to_owned(),
+                reason: entry.reason,
+            });
+            Ok(proto::RepositoryIndexResponse { models: models.collect() })
+        })
+    }
+
+    async fn repository_model_load(
+        self: Arc<Self>,
+        request: Request<proto::RepositoryModelLoadRequest>,
+    ) -> Answer<proto::RepositoryModelLoadResponse> {
+        self.refuse(request, "loading models on request")
+    }
+
+    async fn repository_model_unload(
+        self: Arc<Self>,
+        request: Request<proto::RepositoryModelUnloadRequest>,
+    ) -> Answer<proto::RepositoryModelUnloadResponse> {
+        self.refuse(request, "unloading models on request")
+    }
+
+    async fn system_shared_memory_status(
+        self: Arc<Self>,
+        request: Request<proto::SystemSharedMemoryStatusRequest>,
+    ) -> Answer<proto::SystemSharedMemoryStatusResponse> {
+        self.answer(request, |_, asked| {
+            no_region("system", &asked.name).map(|()| proto::SystemSharedMemoryStatusResponse::default())
+        })
+    }
+
+    async fn system_shared_memory_register(
+        self: Arc<Self>,
+        request: Request<proto::SystemSharedMemoryRegisterRequest>,
+    ) -> Answer<proto::SystemSharedMemoryRegisterResponse> {
+        self.refuse(request, "registering system shared memory")
+    }
+
+    async fn system_shared_memory_unregister(
+        self: Arc<Self>,
+        request: Request<proto::SystemSharedMemoryUnregisterRequest>,
+    ) -> Answer<proto::SystemSharedMemoryUnregisterResponse> {
+        self.answer(request, |_, _| Ok(proto::SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn cuda_shared_memory_status(
+        self: Arc<Self>,
+        request: Request<proto::CudaSharedMemoryStatusRequest>,
+    ) -> Answer<proto::CudaSharedMemoryStatusResponse> {
+        self.answer(request, |_, asked| {
+            no_region("cuda", &asked.name).map(|()| proto::CudaSharedMemoryStatusResponse::default())
+        })
+    }
+
+    async fn cuda_shared_memory_register(
+        self: Arc<Self>,
+        request: Request<proto::CudaSharedMemoryRegisterRequest>,
+    ) -> Answer<proto::CudaSharedMemoryRegisterResponse> {
+        self.refuse(request, "registering cuda shared memory")
+    }
+
+    async fn cuda_shared_memory_unregister(
+        self: Arc<Self>,
+        request: Request<proto::CudaSharedMemoryUnregisterRequest>,
+    ) -> Answer<proto::CudaSharedMemoryUnregisterResponse> {
+        self.answer(request, |_, _| Ok(proto::CudaSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn trace_setting(
+        self: Arc<Self>,
+        request: Request<proto::TraceSettingRequest>,
+    ) -> Answer<proto::TraceSettingResponse> {
+        self.refuse(request, "the trace extension")
+    }
+
+    async fn log_settings(
+        self: Arc<Self>,
+        request: Request<proto::LogSettingsRequest>,
+    ) -> Answer<proto::LogSettingsResponse> {
+        self.refuse(request, "the logging extension")
+    }
+}

@@ -1,0 +1,258 @@
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use pharos::error::Reason;
+use prost::Message;
+use tonic::codegen::tokio_stream::{self, StreamExt};
+use tonic::{Code, Request as Call, Status};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tonic_prost::ProstCodec;
+
+use super::proto::*;
+use super::*;
+use crate::engine::{Protocol, Route};
+
+type Client = tonic::client::Grpc<Counted<Dispatch>>;
+
+fn client(engine: &Engine) -> Client {
+    let service = service(engine.clone(), Settings::default()).unwrap();
+    tonic::client::Grpc::new(service)
+}
+
+async fn unary<Q, A>(engine: &Engine, path: &'static str, message: Q) -> Result<A, Status>
+where
+    Q: Message + Default + 'static,
+    A: Message + Default + 'static,
+{
+    let mut client = client(engine);
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static(path);
+    client.unary(Call::new(message), path, ProstCodec::<Q, A>::default()).await.map(|answer| answer.into_inner())
+}
+
+macro_rules! call {
+    ($engine:expr, $method:literal, $message:expr) => {
+        unary($engine, concat!("/inference.GRPCInferenceService/", $method), $message).await
+    };
+}
+
+fn infer_request(model: &str, id: &str) -> ModelInferRequest {
+    let input = model_infer_request::InferInputTensor {
+        name: "INPUT0".into(),
+        datatype: "UINT8".into(),
+        shape: vec![2],
+        ..Default::default()
+    };
+    ModelInferRequest {
+        model_name: model.into(),
+        id: id.into(),
+        inputs: vec![input],
+        raw_input_contents: vec![vec![1, 2].into()],
+        ..Default::default()
+    }
+}
+
+/// The one answer that was counted.
+fn counted(engine: &Engine) -> (Route, u16, Option<Reason>) {
+    let records = engine.records();
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert_eq!(records[0].0, Protocol::Grpc);
+    (records[0].1, records[0].2, records[0].3)
+}
+
+#[tokio::test]
+async fn what_is_asked_of_server_and_models_is_answered() {
+    let engine = Engine::default();
+    let live: ServerLiveResponse = call!(&engine, "ServerLive", ServerLiveRequest {}).unwrap();
+    assert!(live.live);
+    assert_eq!(counted(&engine), (Route::Live, 0, None));
+    let ready: ServerReadyResponse = call!(&engine, "ServerReady", ServerReadyRequest {}).unwrap();
+    assert!(ready.ready);
+    let server: ServerMetadataResponse = call!(&engine, "ServerMetadata", ServerMetadataRequest {}).unwrap();
+    assert_eq!((server.name.as_str(), server.extensions.len()), ("triton", 13));
+    let named = |name: &str| (name.to_owned(), String::new());
+    let (name, version) = named("echo");
+    let metadata: ModelMetadataResponse =
+        call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
+    assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
+    let (name, version) = named("echo");
+    // The configuration's bytes pass through: they read as any message with a name in field 1.
+    let config: RepositoryIndexResponse = call!(&engine, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
+    assert_eq!(config.models[0].name, "echo");
+    let statistics: ModelStatisticsResponse =
+        call!(&engine, "ModelStatistics", ModelStatisticsRequest::default()).unwrap();
+    assert!(statistics.model_stats[0].inference_stats.as_ref().unwrap().cache_miss.is_some());
+    let index: RepositoryIndexResponse =
+        call!(&engine, "RepositoryIndex", RepositoryIndexRequest { ready: true, ..Default::default() }).unwrap();
+    assert_eq!((index.models.len(), index.models[0].state.as_str()), (1, "READY"));
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_not_ready_and_cannot_infer() {
+    let engine = Engine::default();
+    let question = ModelReadyRequest { name: "nope".into(), version: String::new() };
+    let ready: ModelReadyResponse = call!(&engine, "ModelReady", question).unwrap();
+    assert!(!ready.ready);
+    assert_eq!(counted(&engine), (Route::ModelReady, 0, None));
+    let engine = Engine::default();
+    let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("nope", ""));
+    let status = result.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "Request for unknown model: 'nope' is not found")
+    );
+    assert_eq!(counted(&engine), (Route::Infer, 3, Some(Reason::UnknownModel)));
+}
+
+#[tokio::test]
+async fn infer_answers_and_is_counted() {
+    let engine = Engine::default();
+    let answer: ModelInferResponse = call!(&engine, "ModelInfer", infer_request("echo", "7")).unwrap();
+    assert_eq!((answer.id.as_str(), answer.outputs[0].name.as_str()), ("7", "OUTPUT0"));
+    assert_eq!(answer.raw_output_contents[0], [1u8, 2][..]);
+    assert_eq!(counted(&engine), (Route::Infer, 0, None));
+}
+
+#[tokio::test]
+async fn what_is_not_built_says_so_but_unregistering_succeeds() {
+    let engine = Engine::default();
+    let load: Result<RepositoryModelLoadResponse, _> =
+        call!(&engine, "RepositoryModelLoad", RepositoryModelLoadRequest::default());
+    let status = load.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert_eq!(status.message(), "loading models on request is not supported by this version of the server");
+    assert_eq!(counted(&engine), (Route::RepositoryLoad, 12, Some(Reason::Unsupported)));
+    let _: CudaSharedMemoryUnregisterResponse =
+        call!(&engine, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default()).unwrap();
+    let regions: SystemSharedMemoryStatusResponse =
+        call!(&engine, "SystemSharedMemoryStatus", SystemSharedMemoryStatusRequest::default()).unwrap();
+    assert!(regions.regions.is_empty());
+}
+
+#[tokio::test]
+async fn what_no_handler_sees_is_counted_too() {
+    let engine = Engine::default();
+    let result: Result<ServerLiveResponse, _> = call!(&engine, "NoSuchMethod", ServerLiveRequest {});
+    assert_eq!(result.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(counted(&engine), (Route::Unknown, 12, Some(Reason::Unsupported)));
+    // Field 5 (inputs) with the wrong wire type: not a ModelInferRequest.
+    let engine = Engine::default();
+    let bad = StatisticDuration { count: 1, ns: 2 };
+    let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", bad);
+    assert!(result.is_err());
+    assert_eq!(counted(&engine).2, Some(Reason::Malformed));
+    let engine = Engine::default();
+    let waiting = async {
+        let _: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("slow", ""));
+    };
+    assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
+    assert_eq!(counted(&engine), (Route::Infer, 1, Some(Reason::Cancelled)));
+}
+
+#[tokio::test]
+async fn health_and_reflection_answer() {
+    let engine = Engine::default();
+    let question = HealthCheckRequest { service: "anything".into() };
+    let health: HealthCheckResponse = unary(&engine, "/grpc.health.v1.Health/Check", question).await.unwrap();
+    assert_eq!(health.status, 1);
+    assert_eq!(counted(&engine), (Route::HealthCheck, 0, None));
+    // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference service.
+    let mut client = client(&engine);
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+    let question = tokio_stream::once(raw::RawModelConfig(vec![0x3a, 0].into()));
+    let codec = ProstCodec::<raw::RawModelConfig, ModelInferResponse>::default();
+    let answer = client.streaming(Call::new(question), path, codec).await;
+    assert!(answer.is_ok());
+}
+
+async fn stream(
+    engine: &Engine,
+    messages: Vec<ModelInferRequest>,
+    status: bool,
+) -> Vec<Result<ModelStreamInferResponse, Status>> {
+    let mut client = client(engine);
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
+    let mut call = Call::new(tokio_stream::iter(messages));
+    if status {
+        call.metadata_mut().insert("triton_grpc_error", "true".parse().unwrap());
+    }
+    let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+    client.streaming(call, path, codec).await.unwrap().into_inner().collect().await
+}
+
+#[tokio::test]
+async fn a_stream_answers_in_order_with_errors_in_band() {
+    let engine = Engine::default();
+    let messages: Vec<_> = (0..200)
+        .map(|n| if n == 100 { "fail".into() } else { n.to_string() })
+        .map(|id: String| infer_request("echo", &id))
+        .collect();
+    let answers = stream(&engine, messages, false).await;
+    assert_eq!(answers.len(), 200);
+    for (n, answer) in answers.into_iter().enumerate() {
+        let answer = answer.unwrap();
+        let response = answer.infer_response.unwrap();
+        let expected =
+            if n == 100 { ("fail".to_owned(), "[request id: fail] asked to fail") } else { (n.to_string(), "") };
+        assert_eq!((response.id, answer.error_message.as_str()), expected);
+        let last = response.parameters["triton_final_response"].parameter_choice.clone();
+        assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
+    }
+    let records = engine.records();
+    assert_eq!(records.len(), 200, "one for each request, none for the stream");
+    assert_eq!(records.iter().filter(|record| record.3 == Some(Reason::Invalid)).count(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_asks_for_it_ends_with_the_errors_status() {
+    let engine = Engine::default();
+    let messages = ["1", "fail", "3"].map(|id| infer_request("echo", id)).to_vec();
+    let answers = stream(&engine, messages, true).await;
+    assert_eq!(answers.len(), 2);
+    assert_eq!(answers[1].as_ref().unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn an_abandoned_stream_cancels_its_requests() {
+    let engine = Engine::default();
+    let waiting = stream(&engine, vec![infer_request("slow", "1"), infer_request("slow", "2")], false);
+    assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
+    let all_counted = async {
+        while engine.records().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), all_counted).await.unwrap();
+    assert!(engine.records().iter().all(|record| record.3 == Some(Reason::Cancelled)));
+}
+
+#[tokio::test]
+async fn answers_are_compressed_only_for_who_compresses() {
+    let engine = Engine::default();
+    for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {
+        let service = service(engine.clone(), Settings::default()).unwrap();
+        let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
+        match encoding {
+            Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),
+            Some(_) => {
+                client =
+                    client.send_compressed(CompressionEncoding::Deflate).accept_compressed(CompressionEncoding::Deflate)
+            }
+            None => {}
+        }
+        client.ready().await.unwrap();
+        let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+        let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
+        let answer = client.unary(Call::new(infer_request("echo", "1")), path, codec).await.unwrap();
+        let got = answer.metadata().get("grpc-encoding").and_then(|value| value.to_str().ok());
+        match expected {
+            None => assert_eq!(got, None),
+            Some(_) => assert!(got.is_some(), "{encoding:?}"),
+        }
+        assert_eq!(answer.into_inner().id, "1");
+    }
+}

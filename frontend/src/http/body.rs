@@ -1,0 +1,130 @@
+//! Bodies: requests are read whole, with a limit; responses leave as their JSON and then each tensor's own bytes.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use pharos::error::{ErrorCode, InferError, Reason};
+
+/// How long a client may send nothing in the middle of a body.
+const STALL: Duration = Duration::from_secs(60);
+/// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+const DRAIN_BYTES: u64 = 1 << 30;
+/// Larger bodies are not allocated whole before their bytes come.
+const TRUSTED_LENGTH: u64 = 16 << 20;
+
+/// A request's body as far as it could be read.
+pub(super) enum Read {
+    /// All of it.
+    Whole(Bytes),
+    /// It is longer than allowed: at least this many bytes.
+    TooLarge(u64),
+}
+
+/// Reads a body of at most `limit` bytes. `waits` says that the client waits to be told to send (`Expect: 100-continue`).
+///
+/// # Errors
+/// The client went away, stalled, or broke the framing.
+pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
+    let declared = http_body::Body::size_hint(&body);
+    if declared.lower() > limit {
+        if !waits && declared.lower() <= DRAIN_BYTES {
+            drain(&mut body, DRAIN_BYTES).await;
+        }
+        return Ok(Read::TooLarge(declared.lower()));
+    }
+    // A body that came in one piece is used as it is.
+    let Some(first) = frame(&mut body).await? else { return Ok(Read::Whole(Bytes::new())) };
+    if http_body::Body::is_end_stream(&body) && first.len() as u64 <= limit {
+        return Ok(Read::Whole(first));
+    }
+    let capacity = declared.lower().min(TRUSTED_LENGTH).max(first.len() as u64);
+    let mut whole = BytesMut::with_capacity(usize::try_from(capacity).unwrap_or_default());
+    let mut next = Some(first);
+    while let Some(piece) = next {
+        let length = (whole.len() + piece.len()) as u64;
+        if length > limit {
+            drop(whole);
+            return Ok(Read::TooLarge(length + drain(&mut body, DRAIN_BYTES).await));
+        }
+        whole.extend_from_slice(&piece);
+        next = frame(&mut body).await?;
+    }
+    Ok(Read::Whole(whole.freeze()))
+}
+
+/// The next piece of data; `None` at the end.
+async fn frame(body: &mut Body) -> Result<Option<Bytes>, InferError> {
+    loop {
+        let frame = tokio::time::timeout(STALL, body.frame()).await.map_err(|_| {
+            let message = format!("the request's body stalled for {} seconds", STALL.as_secs());
+            InferError::new(ErrorCode::InvalidArg, Reason::Timeout, message)
+        })?;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(InferError::malformed(format!("the request's body broke off: {error}"))),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+/// Reads on without keeping anything; returns how much it was.
+async fn drain(body: &mut Body, most: u64) -> u64 {
+    let mut drained = 0u64;
+    let all = async {
+        while let Ok(Some(piece)) = frame(body).await {
+            drained += piece.len() as u64;
+            if drained > most {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_TIME, all).await;
+    drained
+}
+
+/// A response's body made of pieces that are sent as they are: tensor bytes go to the socket from where they lie.
+pub(super) struct Pieces {
+    pieces: VecDeque<Bytes>,
+    left: u64,
+}
+
+impl Pieces {
+    pub(super) fn new(head: Bytes, blobs: Vec<Bytes>) -> Self {
+        let mut pieces = VecDeque::with_capacity(blobs.len() + 1);
+        pieces.push_back(head);
+        pieces.extend(blobs);
+        let left = pieces.iter().map(|piece| piece.len() as u64).sum();
+        Self { pieces, left }
+    }
+}
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = self.pieces.pop_front();
+        self.left -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}

@@ -1,0 +1,136 @@
+//! `POST /v2/models/M[/versions/V]/infer`.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::{HeaderMap, Request};
+use pharos::error::InferError;
+use pharos::infer::InferRequest;
+
+use super::body::{self, Pieces, Read};
+use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
+use super::compression::{self, Coding};
+use super::model::ModelPath;
+use super::{Edge, answer};
+use crate::engine::Route;
+
+/// Work on more bytes than this leaves the threads that serve sockets.
+const LONG: usize = 1 << 20;
+
+pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+    let received = edge.engine.now();
+    let pending = edge.pending(Route::Infer);
+    let (parts, body) = request.into_parts();
+    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str())) else {
+        return pending.finish_as(answer::unsupported_coding(), Some(pharos::error::Reason::Unsupported));
+    };
+    let head = Head {
+        model_name: path.model,
+        model_version: path.version,
+        header_length: text(&parts.headers, HEADER_LENGTH).map(str::to_owned),
+    };
+    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()));
+    let waits = parts.headers.contains_key(EXPECT);
+    let result = async {
+        let (mut request, form) = receive(&edge, head, body, coding, waits).await?;
+        request.timeline.received = received;
+        request.timeline.request_start = edge.engine.now();
+        let response = edge.engine.infer(request).await?;
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
+        on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await
+    };
+    let result = result.await;
+    pending.finish(result)
+}
+
+/// A header's text; one that is not text counts as absent.
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Reads, decompresses and decodes a request.
+async fn receive(
+    edge: &Edge,
+    head: Head,
+    body: Body,
+    coding: Coding,
+    waits: bool,
+) -> Result<(InferRequest, AnswerForm), InferError> {
+    let limit = edge.settings.max_input_size;
+    let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
+    // The limit bounds the JSON and the binary data each; how long the JSON is, the client says.
+    let json = declared.unwrap_or(0).min(limit);
+    let most = match coding {
+        Coding::Identity => json.saturating_add(limit),
+        // Compressed data that is longer than what it stands for is no sign of malice, only of noise.
+        _ => limit.saturating_mul(2),
+    };
+    let body = match body::read(body, most, waits).await? {
+        Read::Whole(body) => body,
+        Read::TooLarge(size) => return Err(too_large(declared, size, limit)),
+    };
+    let long = body.len() > LONG || coding != Coding::Identity;
+    let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
+    on_a_thread_if(long && !binary_follows, move || {
+        let body = match compression::decompress(body, coding, json.saturating_add(limit))? {
+            Some(body) => body,
+            None => return Err(too_large(declared, json.saturating_add(limit).saturating_add(1), limit)),
+        };
+        codec::decode(head, body, limit)
+    })
+    .await
+}
+
+/// The refusal of a body of `size` bytes: what is too large is the JSON unless the client says that there is less of it.
+fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
+    let (json, binary) = match declared {
+        None => (size, 0),
+        Some(json) if json > limit => (json, 0),
+        Some(json) => (0, size.saturating_sub(json)),
+    };
+    match codec::check_size(json, binary, limit) {
+        Err(error) => error,
+        // Noise: compressed data beyond twice the limit that may stand for less.
+        Ok(()) => codec::check_size(0, size.max(limit.saturating_add(1)), limit)
+            .err()
+            .unwrap_or_else(|| InferError::internal("a body that is too large has no size")),
+    }
+}
+
+fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
+    let binary = encoded.is_binary();
+    let json_length = encoded.head.len();
+    let (head, blobs) = match coding {
+        Coding::Identity => (encoded.head, encoded.blobs),
+        _ => (compression::compress(std::iter::once(&encoded.head).chain(&encoded.blobs), coding)?, Vec::new()),
+    };
+    let mut response = Response::new(one_or_many(head, blobs));
+    let content_type = if binary { "application/octet-stream" } else { "application/json" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if binary {
+        answer::number_header(&mut response, HEADER_LENGTH, json_length);
+    }
+    if let Some(name) = coding.name() {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(name));
+    }
+    Ok(response)
+}
+
+fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
+    if blobs.is_empty() { Body::from(head) } else { Body::new(Pieces::new(head, blobs)) }
+}
+
+/// Runs `work` here, or on a thread for blocking work if it is long, so that other connections are served meanwhile.
+async fn on_a_thread_if<T: Send + 'static>(
+    long: bool,
+    work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
+) -> Result<T, InferError> {
+    if !long {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(InferError::internal(format!("the work on a body broke off: {error}"))))
+}

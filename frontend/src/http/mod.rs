@@ -1,0 +1,119 @@
+//! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
+//!
+//! Handlers translate between HTTP and the engine's verbs and decide nothing else. Query strings are accepted and
+//! ignored. Every answer is counted once, by [`answer::Pending`].
+
+mod answer;
+mod body;
+pub mod codec;
+mod compression;
+mod data;
+mod infer;
+mod json;
+pub mod metrics;
+mod model;
+mod parse;
+mod render;
+mod repository;
+mod server;
+mod shared_memory;
+mod unbuilt;
+
+use std::future::Future;
+
+use axum::Router;
+use axum::response::Response;
+use axum::routing::{MethodRouter, get, post};
+use http::StatusCode;
+use pharos::error::Reason;
+use tokio::net::TcpListener;
+
+// The unit tests of this edge put an engine that echoes in the place of the real one.
+#[cfg(not(test))]
+use crate::engine::Engine;
+use crate::engine::Route;
+#[cfg(test)]
+use crate::fake_engine::Engine;
+use crate::listener::{self, Speaks};
+
+/// What the HTTP edge is told at start.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// `--http-max-input-size`: the most bytes of a request's JSON, and of its binary data, each.
+    pub max_input_size: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { max_input_size: 64 << 20 }
+    }
+}
+
+/// What every handler has.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    engine: Engine,
+    settings: Settings,
+}
+
+impl Edge {
+    fn pending(&self, route: Route) -> answer::Pending {
+        answer::Pending::new(&self.engine, route)
+    }
+}
+
+/// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
+pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
+    listener::serve(listener, Speaks::Http, router(engine, settings), shutdown).await;
+}
+
+/// The table of routes.
+pub fn router(engine: Engine, settings: Settings) -> Router {
+    let router = Router::new()
+        .route("/v2", get(server::metadata))
+        .route("/v2/health/live", get(server::live))
+        .route("/v2/health/ready", get(server::ready))
+        .route("/v2/models/stats", get(model::all_statistics));
+    let router = model_route(router, "", || get(model::metadata));
+    let router = model_route(router, "/ready", || get(model::ready));
+    let router = model_route(router, "/config", || get(model::config));
+    let router = model_route(router, "/stats", || get(model::statistics));
+    let router = model_route(router, "/infer", || post(infer::infer));
+    let router = model_route(router, "/generate", || post(unbuilt::generate));
+    let router = model_route(router, "/generate_stream", || post(unbuilt::generate_stream));
+    let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
+    let router = router
+        .route("/v2/repository/index", post(repository::index))
+        .route("/v2/repository/models/{model}/load", post(unbuilt::load))
+        .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
+        .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
+        .route("/v2/logging", get(unbuilt::logging).post(unbuilt::logging));
+    shared_memory::routes(router)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(Edge { engine, settings })
+}
+
+/// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
+fn model_route(router: Router<Edge>, suffix: &str, method: impl Fn() -> MethodRouter<Edge>) -> Router<Edge> {
+    router
+        .route(&format!("/v2/models/{{model}}{suffix}"), method())
+        .route(&format!("/v2/models/{{model}}/versions/{{version}}{suffix}"), method())
+}
+
+async fn not_found(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
+    not_found_response(&edge)
+}
+
+fn not_found_response(edge: &Edge) -> Response {
+    let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
+    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+}
+
+async fn method_not_allowed(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
+    let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! The JSON part of an inference request (spec 2.3): from text to the parts of an [`InferRequest`].
+//!
+//! The order of the checks is Triton's: id, parameters, each input, what is left of the binary data, outputs.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{CorrelationId, InferInput, InferRequest, RequestedOutput};
+use pharos::tensor::{DataType, Tensor, byte_size, element_count};
+use serde_json::value::RawValue;
+
+use super::json::{
+    Members, as_bool, as_parameter, as_string, as_u64, check_depth, object, parse_error, quote_nonfinite, type_error,
+};
+
+object! {
+    /// The top level.
+    Request { id: &'a RawValue, parameters: &'a RawValue, inputs: Vec<Input<'a>>, outputs: Vec<Output<'a>> }
+}
+object! {
+    /// The top level again, for finding out what was wrong with it.
+    Shallow { inputs: &'a RawValue, outputs: &'a RawValue }
+}
+object! {
+    /// An element of `inputs`.
+    Input { name: &'a RawValue, shape: &'a RawValue, datatype: &'a RawValue, parameters: InputParameters<'a>, data: &'a RawValue }
+}
+object! {
+    /// An input's `parameters`.
+    InputParameters { binary_data_size: &'a RawValue, shared_memory_region: &'a RawValue }
+}
+object! {
+    /// An element of `outputs`.
+    Output { name: &'a RawValue, parameters: OutputParameters<'a> }
+}
+object! {
+    /// An output's `parameters`.
+    OutputParameters { binary_data: &'a RawValue, classification: &'a RawValue, shared_memory_region: &'a RawValue }
+}
+
+const NO_MEMBER: &str = "attempt to access non-existing object member";
+
+/// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
+pub(super) fn parse(json: &[u8], binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
+    let json =
+        std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
+    check_depth(json)?;
+    let relaxed;
+    let parsed: Request<'_> = match serde_json::from_str(json) {
+        Ok(parsed) => parsed,
+        Err(error) => match quote_nonfinite(json) {
+            Some(quoted) => {
+                relaxed = quoted;
+                serde_json::from_str(&relaxed).map_err(|error| diagnose(&relaxed, &error))?
+            }
+            None => return Err(diagnose(json, &error)),
+        },
+    };
+    fill(parsed, binary, request)
+}
+
+fn fill(parsed: Request<'_>, binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
+    if let Some(id) = parsed.id {
+        request.id = as_string(id, "Unable to parse 'id'")?.into_owned();
+    }
+    let mut binary_data_output = false;
+    if let Some(parameters) = parsed.parameters {
+        binary_data_output = request_parameters(parameters, request)?;
+    }
+    let Some(inputs) = parsed.inputs else {
+        return Err(type_error("Unable to parse 'inputs'", &format!("{NO_MEMBER} 'inputs'")));
+    };
+    let mut binary = Blobs { rest: binary, model: &request.model_name };
+    let inputs = inputs.into_iter().map(|one| input(one, &mut binary)).collect::<Result<_, _>>()?;
+    if !binary.rest.is_empty() {
+        let model = binary.model;
+        return Err(InferError::malformed(format!("unexpected additional input data for model '{model}'")));
+    }
+    request.inputs = inputs;
+    request.outputs = parsed.outputs.unwrap_or_default().into_iter().map(output).collect::<Result<_, _>>()?;
+    Ok(binary_data_output)
+}
+
+/// Finds Triton's words for what serde could not take.
+fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
+    if !error.is_data() {
+        return parse_error(error);
+    }
+    let shallow: Shallow<'_> = serde_json::from_str(json).unwrap_or_default();
+    let not_array = |value: Option<&RawValue>| value.is_some_and(|value| !value.get().starts_with('['));
+    let prefix = if shallow.inputs.is_none() {
+        return type_error("Unable to parse 'inputs'", &format!("{NO_MEMBER} 'inputs'"));
+    } else if not_array(shallow.inputs) {
+        "Unable to parse 'inputs'"
+    } else if not_array(shallow.outputs) {
+        "Unable to parse 'outputs'"
+    } else if has_no_object(shallow.inputs) {
+        return one_source(None, &InputParameters::default()).err().unwrap_or_else(|| parse_error(error));
+    } else if has_no_object(shallow.outputs) {
+        return type_error("Unable to parse 'name'", &format!("{NO_MEMBER} 'name'"));
+    } else {
+        return parse_error(error);
+    };
+    type_error(prefix, "attempt to access JSON non-array as array")
+}
+
+/// Whether an array has an element that is no object.
+fn has_no_object(array: Option<&RawValue>) -> bool {
+    let elements: Vec<&RawValue> = array.and_then(|array| serde_json::from_str(array.get()).ok()).unwrap_or_default();
+    elements.iter().any(|element| !element.get().starts_with('{'))
+}
+
+fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Result<bool, InferError> {
+    let members: Members<'_> = serde_json::from_str(parameters.get())
+        .map_err(|_| type_error("failed to get request params.", "attempt to get members for non-object"))?;
+    let mut binary_data_output = false;
+    for (key, value) in members.0 {
+        match &*key {
+            "sequence_id" => {
+                request.correlation_id = match value.get().parse() {
+                    Ok(number) => CorrelationId::Uint(number),
+                    Err(_) => CorrelationId::String(as_string(value, "Unable to parse 'sequence_id'")?.into_owned()),
+                }
+            }
+            "sequence_start" => request.sequence_start = as_bool(value, "Unable to parse 'sequence_start'")?,
+            "sequence_end" => request.sequence_end = as_bool(value, "Unable to parse 'sequence_end'")?,
+            "priority" => request.priority = as_u64(value, "Unable to parse 'priority'")?,
+            "timeout" => request.timeout_us = as_u64(value, "Unable to parse 'timeout'")?,
+            "binary_data_output" => binary_data_output = as_bool(value, "Unable to parse 'binary_data_output'")?,
+            reserved if reserved.starts_with("triton_") => {
+                return Err(InferError::invalid(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+                ));
+            }
+            _ => {
+                let parameter = as_parameter(value).ok_or_else(|| {
+                    InferError::invalid(format!(
+                        "parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+                    ))
+                })?;
+                request.parameters.push((key.into_owned(), parameter));
+            }
+        }
+    }
+    Ok(binary_data_output)
+}
+
+/// The binary data that no input has taken yet.
+struct Blobs<'a> {
+    rest: Bytes,
+    model: &'a str,
+}
+
+impl Blobs<'_> {
+    fn take(&mut self, input: &str, size: u64) -> Result<Bytes, InferError> {
+        match usize::try_from(size).ok().filter(|&size| size <= self.rest.len()) {
+            Some(size) => Ok(self.rest.split_to(size)),
+            None => Err(InferError::malformed(format!(
+                "unexpected size for input '{input}', expecting {} additional bytes for model '{}'",
+                size - self.rest.len() as u64,
+                self.model
+            ))),
+        }
+    }
+}
+
+fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferError> {
+    let parameters = input.parameters.unwrap_or_default();
+    one_source(input.data, &parameters)?;
+    let name = required_string(input.name, "name")?.into_owned();
+    let datatype = required_string(input.datatype, "datatype")?;
+    let shape = shape(input.shape)?;
+    let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
+    if parameters.shared_memory_region.is_some() {
+        return Err(unknown_region(parameters.shared_memory_region));
+    }
+    let elements = element_count(&shape).ok_or_else(|| {
+        let most = i64::MAX;
+        InferError::invalid(format!(
+            "shape for input '{name}' causes total element count to exceed maximum size of {most}"
+        ))
+    })?;
+    if datatype.size().is_some() && byte_size(datatype, &shape).is_none() {
+        return Err(InferError::invalid(format!("byte size overflow for input '{name}' with shape {shape:?}")));
+    }
+    let data = match (parameters.binary_data_size, input.data) {
+        (Some(size), _) => binary.take(&name, as_u64(size, "Unable to parse 'binary_data_size'")?)?,
+        // Triton does not look at the data of an empty tensor.
+        (None, Some(data)) if elements > 0 => super::data::flatten(&name, data.get(), datatype, elements)?.into(),
+        (None, _) => Bytes::new(),
+    };
+    Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
+}
+
+/// Exactly one of `data`, `binary_data_size` and `shared_memory_region` says where the bytes are.
+fn one_source(data: Option<&RawValue>, parameters: &InputParameters<'_>) -> Result<(), InferError> {
+    let given = [
+        ("'data'", data.is_some()),
+        ("'binary_data_size'", parameters.binary_data_size.is_some()),
+        ("'shared_memory_region'", parameters.shared_memory_region.is_some()),
+    ];
+    let given: Vec<&str> = given.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
+    let found = match given.len() {
+        1 => return Ok(()),
+        0 => "no field is set".to_owned(),
+        _ => format!("set {}", given.join(" ")),
+    };
+    Err(InferError::invalid(format!(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
+         'shared_memory_region' in 'parameters'. But {found}"
+    )))
+}
+
+fn required_string<'a>(value: Option<&'a RawValue>, member: &str) -> Result<Cow<'a, str>, InferError> {
+    let prefix = match member {
+        "name" => "Unable to parse 'name'",
+        _ => "Unable to parse 'datatype'",
+    };
+    let value = value.ok_or_else(|| type_error(prefix, &format!("{NO_MEMBER} '{member}'")))?;
+    as_string(value, prefix)
+}
+
+fn shape(value: Option<&RawValue>) -> Result<Vec<i64>, InferError> {
+    let prefix = "Unable to parse 'shape'";
+    let value = value.ok_or_else(|| type_error(prefix, &format!("{NO_MEMBER} 'shape'")))?;
+    if !value.get().starts_with('[') {
+        return Err(type_error(prefix, "attempt to access JSON non-array as array"));
+    }
+    let dims: Option<Vec<i64>> = serde_json::from_str(value.get()).ok();
+    dims.filter(|dims| dims.iter().all(|&dim| dim >= 0))
+        .ok_or_else(|| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
+}
+
+fn unknown_datatype(input: &str, datatype: &str) -> InferError {
+    let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
+}
+
+/// Client shared memory is not built yet: no region can be registered, so every region is unknown.
+fn unknown_region(region: Option<&RawValue>) -> InferError {
+    let region = region.map(|region| as_string(region, "Unable to parse 'shared_memory_region'"));
+    match region {
+        Some(Err(error)) => error,
+        Some(Ok(region)) => InferError::new(
+            ErrorCode::NotFound,
+            Reason::SharedMemory,
+            format!("Unable to find shared memory region: '{region}'"),
+        ),
+        None => InferError::internal("a shared memory region without a name"),
+    }
+}
+
+fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
+    let parameters = output.parameters.unwrap_or_default();
+    let binary_data = match parameters.binary_data {
+        Some(value) => Some(as_bool(value, "Unable to parse 'binary_data'")?),
+        None => None,
+    };
+    if parameters.shared_memory_region.is_some() {
+        for (set, other) in
+            [(parameters.classification.is_some(), "classification"), (binary_data == Some(true), "binary_data")]
+        {
+            if set {
+                return Err(InferError::invalid(format!("Output can't set both 'shared_memory_region' and '{other}'")));
+            }
+        }
+    }
+    let name = required_string(output.name, "name")?.into_owned();
+    let classification = match parameters.classification {
+        Some(value) => as_u64(value, "Unable to set 'classification'")?,
+        None => 0,
+    };
+    if parameters.shared_memory_region.is_some() {
+        return Err(unknown_region(parameters.shared_memory_region));
+    }
+    Ok(RequestedOutput { name, binary_data, classification })
+}

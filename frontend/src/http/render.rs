@@ -1,0 +1,172 @@
+//! An inference response as JSON (spec 2.4), written straight into one buffer.
+//!
+//! Numbers: the shortest text that reads back as the same value of the tensor's datatype. (Triton prints an FP32 as the
+//! double it is cast to, `0.10000000149011612`; a reader of either gets the same FP32.) NaN and infinities have no JSON;
+//! like Triton and Python the words `NaN`, `Infinity` and `-Infinity` are written.
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferOutput, InferResponse, Parameter, Parameters};
+use pharos::tensor::{DataType, byte_size, bytes_elements, element_count};
+use serde::Serialize;
+
+/// Appends the response's JSON to `out`; `binary` says which outputs go as binary data behind it.
+///
+/// # Errors
+/// An output that JSON cannot carry (FP16, BF16, bytes that are not UTF-8), or whose bytes do not fit its shape.
+pub(super) fn render(
+    response: &InferResponse,
+    binary: impl Fn(&str) -> bool,
+    out: &mut Vec<u8>,
+) -> Result<(), InferError> {
+    out.push(b'{');
+    if !response.id.is_empty() {
+        out.extend_from_slice(b"\"id\":");
+        value(out, &response.id)?;
+        out.push(b',');
+    }
+    out.extend_from_slice(b"\"model_name\":");
+    value(out, &response.model_name)?;
+    out.extend_from_slice(b",\"model_version\":");
+    value(out, &response.model_version)?;
+    if !response.parameters.is_empty() {
+        parameters(out, &response.parameters)?;
+    }
+    out.extend_from_slice(b",\"outputs\":[");
+    for (index, output) in response.outputs.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        self::output(out, output, binary(&output.name))?;
+    }
+    out.extend_from_slice(b"]}");
+    Ok(())
+}
+
+/// Appends a JSON value.
+fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> Result<(), InferError> {
+    serde_json::to_writer(out, value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))
+}
+
+fn parameters(out: &mut Vec<u8>, parameters: &Parameters) -> Result<(), InferError> {
+    out.extend_from_slice(b",\"parameters\":{");
+    for (index, (key, parameter)) in parameters.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        value(out, key)?;
+        out.push(b':');
+        match parameter {
+            Parameter::Bool(flag) => value(out, flag)?,
+            Parameter::Int(number) => value(out, number)?,
+            Parameter::Uint(number) => value(out, number)?,
+            Parameter::Double(number) => double(out, *number)?,
+            Parameter::String(text) => value(out, text)?,
+        }
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), InferError> {
+    let tensor = &output.tensor;
+    out.extend_from_slice(b"{\"name\":");
+    value(out, &output.name)?;
+    out.extend_from_slice(b",\"datatype\":\"");
+    out.extend_from_slice(tensor.datatype.name().as_bytes());
+    out.extend_from_slice(b"\",\"shape\":");
+    value(out, &tensor.shape)?;
+    if binary {
+        out.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
+        value(out, &tensor.data.len())?;
+        out.extend_from_slice(b"}}");
+    } else {
+        out.extend_from_slice(b",\"data\":[");
+        data(out, output)?;
+        out.extend_from_slice(b"]}");
+    }
+    Ok(())
+}
+
+fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
+    let tensor = &output.tensor;
+    let bytes: &[u8] = &tensor.data;
+    if tensor.datatype.size().is_some() && byte_size(tensor.datatype, &tensor.shape) != Some(bytes.len() as u64) {
+        return Err(size_mismatch(output));
+    }
+    match tensor.datatype {
+        DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),
+        DataType::Uint8 => list(out, bytes, |out, element| value(out, &u8::from_le_bytes(element))),
+        DataType::Uint16 => list(out, bytes, |out, element| value(out, &u16::from_le_bytes(element))),
+        DataType::Uint32 => list(out, bytes, |out, element| value(out, &u32::from_le_bytes(element))),
+        DataType::Uint64 => list(out, bytes, |out, element| value(out, &u64::from_le_bytes(element))),
+        DataType::Int8 => list(out, bytes, |out, element| value(out, &i8::from_le_bytes(element))),
+        DataType::Int16 => list(out, bytes, |out, element| value(out, &i16::from_le_bytes(element))),
+        DataType::Int32 => list(out, bytes, |out, element| value(out, &i32::from_le_bytes(element))),
+        DataType::Int64 => list(out, bytes, |out, element| value(out, &i64::from_le_bytes(element))),
+        DataType::Fp32 => list(out, bytes, |out, element| single(out, f32::from_le_bytes(element))),
+        DataType::Fp64 => list(out, bytes, |out, element| double(out, f64::from_le_bytes(element))),
+        DataType::Bytes => strings(out, output),
+        DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid(format!(
+            "sending {} data via JSON is not supported. Please use the binary data format for output {}",
+            tensor.datatype, output.name
+        ))),
+    }
+}
+
+fn list<const N: usize>(
+    out: &mut Vec<u8>,
+    bytes: &[u8],
+    element: impl Fn(&mut Vec<u8>, [u8; N]) -> Result<(), InferError>,
+) -> Result<(), InferError> {
+    out.reserve(bytes.len() / N * 4);
+    let (elements, _) = bytes.as_chunks::<N>();
+    for (index, chunk) in elements.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        element(out, *chunk)?;
+    }
+    Ok(())
+}
+
+fn single(out: &mut Vec<u8>, number: f32) -> Result<(), InferError> {
+    if number.is_finite() { value(out, &number) } else { double(out, f64::from(number)) }
+}
+
+fn double(out: &mut Vec<u8>, number: f64) -> Result<(), InferError> {
+    if number.is_finite() {
+        return value(out, &number);
+    }
+    let word: &[u8] = match number {
+        f64::INFINITY => b"Infinity",
+        f64::NEG_INFINITY => b"-Infinity",
+        _ => b"NaN",
+    };
+    out.extend_from_slice(word);
+    Ok(())
+}
+
+fn strings(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
+    let mut count = 0u64;
+    for element in bytes_elements(&output.tensor.data) {
+        let element = element.map_err(|_| size_mismatch(output))?;
+        let text = std::str::from_utf8(element).map_err(|_| {
+            InferError::invalid(format!(
+                "element {count} of output {} is not UTF-8, which JSON cannot carry. Please use the binary data format \
+                 for output {}",
+                output.name, output.name
+            ))
+        })?;
+        if count > 0 {
+            out.push(b',');
+        }
+        value(out, text)?;
+        count += 1;
+    }
+    if element_count(&output.tensor.shape) == Some(count) { Ok(()) } else { Err(size_mismatch(output)) }
+}
+
+fn size_mismatch(output: &InferOutput) -> InferError {
+    let message = format!("output tensor shape does not match size of output for '{}'", output.name);
+    InferError::new(ErrorCode::Internal, Reason::Internal, message)
+}

@@ -1,0 +1,314 @@
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use pharos::error::Reason;
+use tower::Service;
+
+use super::*;
+use crate::engine::{Protocol, Route};
+
+struct Got {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Got {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+async fn send(engine: &Engine, request: Request<Body>) -> Got {
+    let settings = Settings { max_input_size: 1 << 16 };
+    let response = router(engine.clone(), settings).call(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
+}
+
+async fn ask(engine: &Engine, method: &str, path: &str, body: impl Into<Body>) -> Got {
+    send(engine, Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
+}
+
+const INFER: &str = "/v2/models/echo/infer";
+const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype":"INT32","data":[1,2]}]}"#;
+
+/// Method, path, body; status, and what the body is.
+#[tokio::test]
+async fn every_route_answers_and_is_counted_once() {
+    let dir = r#"{"name":"echo","versions":["1"],"platform":"builtin","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[-1]}],"outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[-1]}]}"#;
+    let unbuilt = "is not supported by this version of the server\"}";
+    let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
+    for (method, path, body, status, expected, route, reason) in [
+        ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
+        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::Ready, None),
+        ("GET", "/v2", "", 200, "{\"name\":\"triton\",\"version\":", Route::ServerMetadata, None),
+        ("GET", "/v2/models/echo", "", 200, dir, Route::ModelMetadata, None),
+        ("GET", "/v2/models/echo/versions/1?a=b", "", 200, dir, Route::ModelMetadata, None),
+        ("GET", "/v2/models/nope", "", 400, unknown, Route::ModelMetadata, Some(Reason::UnknownModel)),
+        ("GET", "/v2/models/echo/ready", "", 200, "", Route::ModelReady, None),
+        (
+            "GET",
+            "/v2/models/nope/ready",
+            "",
+            400,
+            r#"{"error":"Model version not ready"}"#,
+            Route::ModelReady,
+            Some(Reason::UnknownModel),
+        ),
+        ("GET", "/v2/models/echo/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
+        ("GET", "/v2/models/echo/versions/1/config", "", 200, r#"{"name":"echo"}"#, Route::ModelConfig, None),
+        (
+            "GET",
+            "/v2/models/stats",
+            "",
+            200,
+            "{\"model_stats\":[{\"name\":\"echo\",\"version\":\"1\",\"last_inference\":0,",
+            Route::ModelStatistics,
+            None,
+        ),
+        ("GET", "/v2/models/echo/versions/1/stats", "", 200, "{\"model_stats\":[{", Route::ModelStatistics, None),
+        (
+            "POST",
+            INFER,
+            GOOD,
+            200,
+            r#"{"id":"7","model_name":"echo","model_version":"1","outputs":[{"name":"OUTPUT0","datatype":"INT32","shape":[2],"data":[1,2]}]}"#,
+            Route::Infer,
+            None,
+        ),
+        ("POST", "/v2/models/echo/versions/1/infer", GOOD, 200, "{\"id\":\"7\"", Route::Infer, None),
+        ("POST", "/v2/models/nope/infer", GOOD, 400, unknown, Route::Infer, Some(Reason::UnknownModel)),
+        (
+            "POST",
+            INFER,
+            "{",
+            500,
+            "{\"error\":\"failed to parse the request JSON buffer: ",
+            Route::Infer,
+            Some(Reason::Malformed),
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            "",
+            200,
+            r#"[{"name":"echo","version":"1","state":"READY"},{"name":"never"}]"#,
+            Route::RepositoryIndex,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            r#"{"ready":true}"#,
+            200,
+            r#"[{"name":"echo","version":"1","state":"READY"}]"#,
+            Route::RepositoryIndex,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/repository/index",
+            r#"{"ready":5}"#,
+            400,
+            r#"{"error":"Invalid value for 'ready': expected a boolean"}"#,
+            Route::RepositoryIndex,
+            Some(Reason::Malformed),
+        ),
+        ("POST", "/v2/repository/models/echo/load", "", 501, unbuilt, Route::RepositoryLoad, Some(Reason::Unsupported)),
+        (
+            "POST",
+            "/v2/repository/models/echo/unload",
+            "",
+            501,
+            unbuilt,
+            Route::RepositoryUnload,
+            Some(Reason::Unsupported),
+        ),
+        ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemoryStatus, None),
+        ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemoryStatus, None),
+        ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        ("POST", "/v2/cudasharedmemory/region/r/unregister", "", 200, "", Route::CudaSharedMemoryUnregister, None),
+        (
+            "GET",
+            "/v2/cudasharedmemory/region/r/status",
+            "",
+            404,
+            r#"{"error":"Unable to find cuda shared memory region: 'r'"}"#,
+            Route::CudaSharedMemoryStatus,
+            Some(Reason::SharedMemory),
+        ),
+        (
+            "POST",
+            "/v2/systemsharedmemory/region/r/register",
+            "{}",
+            501,
+            unbuilt,
+            Route::SystemSharedMemoryRegister,
+            Some(Reason::Unsupported),
+        ),
+        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("POST", "/v2/logging", "", 501, unbuilt, Route::LogSettings, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/echo/generate", "", 501, unbuilt, Route::Generate, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/echo/generate_stream", "", 501, unbuilt, Route::GenerateStream, Some(Reason::Unsupported)),
+        ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
+        (
+            "GET",
+            "/v2/models/echo/versions/x/ready",
+            "",
+            404,
+            r#"{"error":"Not Found"}"#,
+            Route::Unknown,
+            Some(Reason::Unsupported),
+        ),
+        ("GET", "/v2/models/%ff/ready", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
+        ("GET", INFER, "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
+        ("DELETE", "/v2", "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
+    ] {
+        let engine = Engine::default();
+        let got = ask(&engine, method, path, body).await;
+        assert_eq!(got.status.as_u16(), status, "{method} {path}: {}", got.text());
+        let fits = if expected.is_empty() { got.body.is_empty() } else { got.text().contains(expected) };
+        assert!(fits, "{method} {path}: got {}, expected {expected}", got.text());
+        if !got.body.is_empty() {
+            assert_eq!(got.header("content-type"), Some("application/json"), "{method} {path}");
+        }
+        assert_eq!(engine.records(), [(Protocol::Http, route, status, reason)], "{method} {path}");
+    }
+}
+
+fn infer_request() -> http::request::Builder {
+    Request::builder().method("POST").uri(INFER)
+}
+
+#[tokio::test]
+async fn binary_data_goes_both_ways() {
+    let json = r#"{"parameters":{"binary_data_output":true},"inputs":[{"name":"INPUT0","shape":[3],"datatype":"UINT8","parameters":{"binary_data_size":3}}]}"#;
+    let body = [json.as_bytes(), &[7, 8, 9]].concat();
+    let request = infer_request().header("Inference-Header-Content-Length", json.len()).body(body.into());
+    let got = send(&Engine::default(), request.unwrap()).await;
+    assert_eq!(got.status, 200);
+    assert_eq!(got.header("content-type"), Some("application/octet-stream"));
+    let length: usize = got.header("inference-header-content-length").unwrap().parse().unwrap();
+    let (head, blob) = got.body.split_at(length);
+    assert!(head.ends_with(b"\"parameters\":{\"binary_data_size\":3}}]}"));
+    assert_eq!(blob, [7, 8, 9]);
+}
+
+#[tokio::test]
+async fn bodies_may_be_compressed_both_ways() {
+    use compression::{Coding, compress, decompress};
+    let plain = Bytes::from(GOOD);
+    for (coding, name) in [(Coding::Gzip, "gzip"), (Coding::Deflate, "deflate")] {
+        let body = compress(std::iter::once(&plain), coding).unwrap();
+        let request =
+            infer_request().header("content-encoding", name).header("accept-encoding", name).body(body.into());
+        let got = send(&Engine::default(), request.unwrap()).await;
+        assert_eq!((got.status.as_u16(), got.header("content-encoding")), (200, Some(name)));
+        let text = decompress(got.body, coding, 1 << 20).unwrap().unwrap();
+        assert!(text.ends_with(b"\"data\":[1,2]}]}"));
+    }
+    let engine = Engine::default();
+    let got = send(&engine, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
+    assert_eq!((got.status.as_u16(), got.header("accept-encoding")), (501, Some("gzip, deflate")));
+    assert_eq!(got.text(), r#"{"error":"Unsupported compression type"}"#);
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
+}
+
+#[tokio::test]
+async fn too_much_is_refused_however_it_comes() {
+    use compression::{Coding, compress};
+    let big = Bytes::from(vec![b' '; (1 << 16) + 1]);
+    let json = "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size";
+    let raw = "exceeds the maximum allowed value";
+    let bomb = compress(std::iter::once(&Bytes::from(vec![b' '; 1 << 22])), Coding::Gzip).unwrap();
+    let chunked = || {
+        let pieces = vec![Bytes::from(vec![b' '; 1 << 15]); 3];
+        Body::new(body::Pieces::new(Bytes::new(), pieces).map_err(|never| match never {}))
+    };
+    for (request, expected) in [
+        (infer_request().body(Body::from(big.clone())), json),
+        (infer_request().header("inference-header-content-length", "0").body(Body::from(big)), raw),
+        (infer_request().header("content-encoding", "gzip").body(Body::from(bomb)), "exceeds the maximum allowed"),
+        (infer_request().body(chunked()), "request JSON size of 98304 bytes"),
+    ] {
+        let engine = Engine::default();
+        let got = send(&engine, request.unwrap()).await;
+        assert!(got.status == 400 && got.text().contains(expected), "{}: {}", got.status, got.text());
+        assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
+    }
+}
+
+#[tokio::test]
+async fn binary_data_may_be_as_large_as_the_limit_beside_its_json() {
+    let json = format!(
+        r#"{{"inputs":[{{"name":"INPUT0","shape":[65536],"datatype":"UINT8","parameters":{{"binary_data_size":65536}}}}],"outputs":[{{"name":"OUTPUT0","parameters":{{"binary_data":true}}}}]}}"#
+    );
+    let body = [json.as_bytes(), &[1; 65536]].concat();
+    let request = infer_request().header("inference-header-content-length", json.len()).body(body.into());
+    let got = send(&Engine::default(), request.unwrap()).await;
+    assert_eq!(got.status, 200, "{}", got.text());
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_is_counted_as_cancelled() {
+    let engine = Engine::default();
+    let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
+    let call = router(engine.clone(), Settings::default()).call(request);
+    let waited = tokio::time::timeout(std::time::Duration::from_millis(20), call).await;
+    assert!(waited.is_err(), "the model never answers");
+    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
+}
+
+#[tokio::test]
+async fn metrics_have_their_own_listener() {
+    let call = async |path: &str, accept: &str| {
+        let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
+        let response = metrics::router(Engine::default()).call(request).await.unwrap();
+        let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
+        (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
+    };
+    let (status, content_type, body) = call("/metrics?name=x", "*/*").await;
+    assert_eq!(
+        (status, content_type.as_str(), &body[..]),
+        (200, "text/plain; version=0.0.4; charset=utf-8", &b"nv_x 1\n"[..])
+    );
+    let (_, content_type, body) = call("/metrics", "application/openmetrics-text").await;
+    assert!(content_type.starts_with("application/openmetrics-text") && body == "# EOF\n");
+    assert_eq!(call("/", "*/*").await.0, 404);
+}
+
+/// Over a socket: kept connections, a request in flight at shutdown, and none accepted after it.
+#[tokio::test]
+async fn shutdown_lets_requests_finish() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(serve(listener, Engine::default(), Settings::default(), async {
+        let _ = stopped.await;
+    }));
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
+    let mut buffer = vec![0; 4096];
+    client.write_all(format!("{head}{GOOD}").as_bytes()).await.unwrap();
+    let first = client.read(&mut buffer).await.unwrap();
+    assert!(buffer[..first].starts_with(b"HTTP/1.1 200 OK"));
+    client.write_all(head.as_bytes()).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    stop.send(()).unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    client.write_all(GOOD.as_bytes()).await.unwrap();
+    let second = client.read(&mut buffer).await.unwrap();
+    assert!(buffer[..second].starts_with(b"HTTP/1.1 200 OK"), "the request in flight is answered");
+    server.await.unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}

@@ -1,0 +1,81 @@
+//! The frontend's end of the metrics: reads the definition, and drains what workers send.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use pharos::metrics::cache::Cache;
+use pharos::metrics::catalog::Catalog;
+use pharos::metrics::channel;
+use pharos::metrics::feed::Feed;
+use pharos::metrics::series::ModelSeries;
+
+/// The size of a worker's ring in bytes: some 4,000 samples with request ids between two drains.
+const RING_BYTES: usize = 256 << 10;
+
+/// The metrics' definition: its text, which workers read too, and what it means.
+pub struct Definition {
+    /// The file's text.
+    pub text: String,
+    /// Its metrics.
+    pub catalog: Catalog,
+}
+
+impl Definition {
+    /// Reads `file`, or the shipped definition.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is wrong: with file, line, column, the offending name and what is allowed.
+    pub fn read(file: Option<&Path>) -> Result<Self, String> {
+        let Some(path) = file else {
+            return Ok(Self { text: pharos::metrics::catalog::SHIPPED.to_owned(), catalog: Catalog::shipped() });
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+        let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
+        Ok(Self { text, catalog })
+    }
+}
+
+/// One worker's ring of samples.
+pub(crate) struct Ring {
+    // Held while samples are copied into the cache: the reader of replies, the scrape and the tick all drain.
+    state: Mutex<State>,
+}
+
+struct State {
+    feed: Feed,
+    fault: Option<String>,
+}
+
+impl Ring {
+    /// A ring and the descriptor that the worker inherits. `fingerprint` is the catalog's.
+    ///
+    /// # Errors
+    /// No memory descriptors are left.
+    pub(crate) fn create(fingerprint: u64) -> io::Result<(Self, OwnedFd)> {
+        let (descriptor, reader) = channel::create(RING_BYTES, fingerprint)?;
+        Ok((Self { state: Mutex::new(State { feed: Feed::new(reader), fault: None }) }, descriptor))
+    }
+
+    /// Takes what the worker has committed into the cache.
+    pub(crate) fn drain(&self, cache: &Cache, series: &ModelSeries) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.fault.is_some() {
+            return;
+        }
+        match state.feed.drain(cache, series) {
+            Ok(drained) => {
+                if let Some(refusal) = drained.refusal {
+                    tracing::warn!(model = %series.model(), "a metric sample was refused: {refusal}");
+                }
+            }
+            Err(corrupt) => state.fault = Some(format!("the metrics ring is corrupt: {corrupt}")),
+        }
+    }
+
+    /// What is wrong with the ring, if the worker has broken it.
+    pub(crate) fn fault(&self) -> Option<String> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).fault.clone()
+    }
+}

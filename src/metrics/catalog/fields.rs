@@ -1,0 +1,151 @@
+//! The fields of a metric, checked one by one.
+
+use std::collections::HashSet;
+
+use serde::de::{self, SeqAccess};
+
+use super::node::{Node, Seed};
+use super::{Kind, Section};
+use crate::metrics::builtin::Builtin;
+
+/// A metric's name, not used before; a built-in one must stand where it belongs.
+pub(super) struct Name<'a> {
+    pub(super) kind: Kind,
+    pub(super) section: Section,
+    pub(super) taken: &'a mut HashSet<String>,
+}
+
+impl Node<'_> for Name<'_> {
+    type Out = String;
+    fn takes(&self) -> &'static str {
+        "a metric's name"
+    }
+    fn empty<E: de::Error>(self) -> Result<String, E> {
+        Err(E::custom("a metric's name is empty"))
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
+        if text.is_empty() {
+            return self.empty();
+        }
+        if !is_name(text, |c| c == '_' || c == ':') {
+            let allowed = "allowed are letters, digits (not first), `_` and `:`";
+            return Err(E::custom(format!("`{text}` is no metric name; {allowed}")));
+        }
+        if let Some(builtin) = Builtin::from_name(text)
+            && (builtin.kind() != self.kind || self.section != Section::Frontend)
+        {
+            let kind = builtin.kind().as_str();
+            return Err(E::custom(format!("the built-in metric `{text}` must be a {kind} in ts_metrics")));
+        }
+        if !self.taken.insert(text.to_owned()) {
+            return Err(E::custom(format!("metric `{text}` is defined twice")));
+        }
+        Ok(text.to_owned())
+    }
+}
+
+fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
+    !text.starts_with(|c: char| c.is_ascii_digit())
+        && !text.is_empty()
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || special(c))
+}
+
+pub(super) struct Unit;
+
+impl Node<'_> for Unit {
+    type Out = String;
+    fn takes(&self) -> &'static str {
+        "a metric's unit"
+    }
+    fn empty<E: de::Error>(self) -> Result<String, E> {
+        Err(E::custom("a metric's unit is empty"))
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
+        if text.is_empty() { self.empty() } else { Ok(text.to_owned()) }
+    }
+}
+
+pub(super) struct Help;
+
+impl Node<'_> for Help {
+    type Out = String;
+    fn takes(&self) -> &'static str {
+        "a help text"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+}
+
+pub(super) struct Labels;
+
+impl<'de> Node<'de> for Labels {
+    type Out = Vec<String>;
+    fn takes(&self) -> &'static str {
+        "a list of label names"
+    }
+    fn empty<E: de::Error>(self) -> Result<Vec<String>, E> {
+        Ok(Vec::new())
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+        let mut labels = Vec::new();
+        while list.next_element_seed(Seed(Label(&mut labels)))?.is_some() {}
+        Ok(labels)
+    }
+}
+
+/// One label name; appends itself to those before it.
+pub(super) struct Label<'a>(pub(super) &'a mut Vec<String>);
+
+impl Node<'_> for Label<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a label name"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
+        if !is_name(text, |c| c == '_') || text.starts_with("__") {
+            let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
+            return Err(E::custom(format!("`{text}` is no label name; {allowed}")));
+        }
+        if self.0.iter().any(|label| label == text) {
+            return Err(E::custom(format!("label `{text}` is given twice")));
+        }
+        self.0.push(text.to_owned());
+        Ok(())
+    }
+}
+
+pub(super) struct Buckets;
+
+impl<'de> Node<'de> for Buckets {
+    type Out = Vec<f64>;
+    fn takes(&self) -> &'static str {
+        "a list of upper bounds"
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<f64>, A::Error> {
+        let mut bounds = Vec::new();
+        while list.next_element_seed(Seed(Bound(&mut bounds)))?.is_some() {}
+        Ok(bounds)
+    }
+}
+
+/// One upper bound; appends itself to those before it.
+struct Bound<'a>(&'a mut Vec<f64>);
+
+impl Node<'_> for Bound<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a number"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
+        let bound = text.parse::<f64>().ok().filter(|bound| bound.is_finite());
+        let Some(bound) = bound else {
+            return Err(E::custom(format!("a bucket must be a finite number, `{text}` is not (+Inf is always there)")));
+        };
+        if let Some(last) = self.0.last().filter(|&&last| last >= bound) {
+            return Err(E::custom(format!("buckets must ascend, {bound} follows {last}")));
+        }
+        self.0.push(bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! YAML to checked specs: the file, its sections and their metrics. Everything is checked while the YAML reader stands on
+//! it, since only then is the position known.
+
+use std::collections::HashSet;
+
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
+
+use super::fields::{Buckets, Help, Label, Labels, Name, Unit};
+use super::node::{Key, Node, Seed};
+use super::{CatalogError, DEFAULT_BUCKETS, Kind, MetricSpec, Mode, Section};
+use crate::metrics::builtin::Builtin;
+
+/// What a file says, checked.
+pub(super) struct Parsed {
+    pub(super) mode: Mode,
+    pub(super) specs: Vec<MetricSpec>,
+}
+
+/// Parses the text of a `metrics.yaml`.
+pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
+    let deserializer = serde_yaml::Deserializer::from_str(text);
+    Seed(File).deserialize(deserializer).map_err(|error| {
+        let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+        let message = error.to_string();
+        let suffix = format!(" at line {line} column {column}");
+        let message = message.strip_suffix(&suffix).unwrap_or(&message).to_owned();
+        CatalogError { file: file.to_owned(), line, column, message }
+    })
+}
+
+struct File;
+
+impl<'de> Node<'de> for File {
+    type Out = Parsed;
+    fn takes(&self) -> &'static str {
+        "a mapping with mode, dimensions, ts_metrics and model_metrics"
+    }
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
+        let mut parsed = Parsed { mode: Mode::Prometheus, specs: Vec::new() };
+        let (mut seen, mut names) = (Vec::new(), HashSet::new());
+        let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
+        while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
+            match key {
+                "mode" => parsed.mode = map.next_value_seed(Seed(ModeName))?,
+                "dimensions" => map.next_value_seed(Seed(Aliases))?,
+                _ => {
+                    let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };
+                    let target = Target { section, specs: &mut parsed.specs, names: &mut names };
+                    map.next_value_seed(Seed(Metrics(target)))?;
+                }
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+struct ModeName;
+
+impl Node<'_> for ModeName {
+    type Out = Mode;
+    fn takes(&self) -> &'static str {
+        "a mode, `tslog` or `prometheus`,"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<Mode, E> {
+        match text {
+            "tslog" => Ok(Mode::Tslog),
+            "prometheus" => Ok(Mode::Prometheus),
+            _ => Err(E::custom(format!("unknown mode `{text}`; allowed are `tslog`, `prometheus`"))),
+        }
+    }
+}
+
+/// The `dimensions` mapping: any alias to a label name. Only its anchors matter, which YAML itself resolves.
+struct Aliases;
+
+impl<'de> Node<'de> for Aliases {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a mapping of aliases to label names"
+    }
+    fn empty<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_key::<de::IgnoredAny>()?.is_some() {
+            map.next_value_seed(Seed(Label(&mut Vec::new())))?;
+        }
+        Ok(())
+    }
+}
+
+/// Where parsed metrics go.
+struct Target<'a> {
+    section: Section,
+    specs: &'a mut Vec<MetricSpec>,
+    names: &'a mut HashSet<String>,
+}
+
+impl Target<'_> {
+    fn reborrow(&mut self) -> Target<'_> {
+        Target { section: self.section, specs: self.specs, names: self.names }
+    }
+}
+
+/// `ts_metrics` or `model_metrics`.
+struct Metrics<'a>(Target<'a>);
+
+impl<'de> Node<'de> for Metrics<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a mapping with counter, gauge and histogram"
+    }
+    fn empty<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn mapping<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = Vec::new();
+        let allowed = &["counter", "gauge", "histogram"];
+        while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
+            let kind = match key {
+                "counter" => Kind::Counter,
+                "gauge" => Kind::Gauge,
+                _ => Kind::Histogram,
+            };
+            map.next_value_seed(Seed(MetricList { kind, target: self.0.reborrow() }))?;
+        }
+        Ok(())
+    }
+}
+
+struct MetricList<'a> {
+    kind: Kind,
+    target: Target<'a>,
+}
+
+impl<'de> Node<'de> for MetricList<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a list of metrics"
+    }
+    fn empty<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn list<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element_seed(Seed(Metric { kind: self.kind, target: self.target.reborrow() }))?.is_some() {}
+        Ok(())
+    }
+}
+
+struct Metric<'a> {
+    kind: Kind,
+    target: Target<'a>,
+}
+
+#[derive(Default)]
+struct Fields {
+    name: Option<String>,
+    unit: Option<String>,
+    dimensions: Vec<String>,
+    help: Option<String>,
+    buckets: Option<Vec<f64>>,
+}
+
+impl<'de> Node<'de> for Metric<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a metric, a mapping with name, unit and dimensions,"
+    }
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut fields = Fields::default();
+        let mut seen = Vec::new();
+        let allowed = &["name", "unit", "dimensions", "help", "buckets"];
+        while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
+            match key {
+                "name" => {
+                    let place = Name { kind: self.kind, section: self.target.section, taken: self.target.names };
+                    fields.name = Some(map.next_value_seed(Seed(place))?);
+                }
+                "unit" => fields.unit = Some(map.next_value_seed(Seed(Unit))?),
+                "dimensions" => fields.dimensions = map.next_value_seed(Seed(Labels))?,
+                "help" => fields.help = Some(map.next_value_seed(Seed(Help))?),
+                _ => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
+            }
+        }
+        let spec = fields.into_spec(self.kind, self.target.section).map_err(de::Error::custom)?;
+        self.target.specs.push(spec);
+        Ok(())
+    }
+}
+
+impl Fields {
+    fn into_spec(self, kind: Kind, section: Section) -> Result<MetricSpec, String> {
+        let name = self.name.ok_or("a metric has no name")?;
+        let unit = self.unit.ok_or_else(|| format!("metric `{name}` has no unit"))?;
+        if kind != Kind::Histogram && self.buckets.is_some() {
+            return Err(format!("metric `{name}` is a {}: only a histogram has buckets", kind.as_str()));
+        }
+        if kind == Kind::Histogram && self.dimensions.iter().any(|label| label == "le") {
+            return Err(format!("label `le` is reserved for the buckets of the histogram `{name}`"));
+        }
+        let builtin = Builtin::from_name(&name);
+        if let Some(builtin) = builtin {
+            let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
+            let mut wanted = builtin.dimensions().to_vec();
+            labels.sort_unstable();
+            wanted.sort_unstable();
+            if labels != wanted {
+                let wanted = builtin.dimensions().join(", ");
+                return Err(format!("the dimensions of the built-in metric `{name}` must be [{wanted}]"));
+            }
+        }
+        let help = self.help.unwrap_or_else(|| format!("{name} ({unit})"));
+        let buckets = match kind {
+            Kind::Histogram => self.buckets.unwrap_or_else(|| DEFAULT_BUCKETS.to_vec()),
+            Kind::Counter | Kind::Gauge => Vec::new(),
+        };
+        Ok(MetricSpec { name, section, kind, unit, dimensions: self.dimensions, help, buckets, builtin })
+    }
+}

@@ -1,0 +1,190 @@
+//! The consumer's end: in the frontend, which trusts no worker.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use super::{DROPPED, HEAD, KIND_SAMPLE, KIND_SERIES, MAX_RECORD_WORDS, MAX_SERIES, Ring, Sample, TAIL};
+use crate::metrics::catalog::MetricId;
+use crate::shm::SharedMemory;
+use crate::timeline::Instant;
+
+/// A ring that does not hold what its layout says, and how. Nothing more is read from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Corrupt(pub(super) String);
+
+impl fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the metrics channel is corrupt: {}", self.0)
+    }
+}
+
+impl std::error::Error for Corrupt {}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// From here on, the next number (from 0, in order) stands for this series.
+    Series {
+        /// The metric. Not checked against any catalog.
+        metric: MetricId,
+        /// Its label values. Not checked against the metric's dimensions.
+        labels: Vec<String>,
+    },
+    /// A sample of a series that was told before.
+    Sample(Sample<'a>),
+}
+
+/// Give the producer room after this many words, though more are waiting.
+const GIVE_BACK_WORDS: u64 = 512;
+
+/// Reads records from a ring.
+#[derive(Debug)]
+pub struct Reader {
+    ring: Ring,
+    /// Words read so far. The ring's copy is only ever set from this one.
+    tail: u64,
+    /// Series told so far.
+    series: usize,
+    /// The record being read.
+    record: Vec<u64>,
+    text: Vec<u8>,
+    failed: Option<Corrupt>,
+}
+
+impl Reader {
+    /// A reader from the ring's start; [`create`](super::create) makes one with its ring.
+    ///
+    /// # Errors
+    /// When the header is not that of a ring of this version, size and catalog.
+    pub fn open(memory: SharedMemory, fingerprint: u64) -> Result<Self, Corrupt> {
+        let ring = Ring::open(memory, fingerprint)?;
+        Ok(Self { ring, tail: 0, series: 0, record: Vec::new(), text: Vec::new(), failed: None })
+    }
+
+    /// Whether nothing waits to be read.
+    pub fn is_empty(&self) -> bool {
+        self.ring.load(HEAD, Ordering::Relaxed) == self.tail
+    }
+
+    /// The samples that the producer could not write, since the start. The producer's word, believed only as a number.
+    pub fn dropped(&self) -> u64 {
+        self.ring.load(DROPPED, Ordering::Relaxed)
+    }
+
+    /// Reads every record committed before the call, in order; returns how many. Never waits, and ends whatever the
+    /// producer does. Costs one load when nothing is waiting.
+    ///
+    /// # Errors
+    /// At the first record that is not valid; from then on every call gives the same error.
+    pub fn drain(&mut self, mut each: impl FnMut(Event<'_>)) -> Result<usize, Corrupt> {
+        if let Some(corrupt) = &self.failed {
+            return Err(corrupt.clone());
+        }
+        if self.is_empty() {
+            return Ok(0);
+        }
+        let result = self.drain_committed(&mut each);
+        self.ring.store(TAIL, self.tail, Ordering::Release);
+        if let Err(corrupt) = &result {
+            self.failed = Some(corrupt.clone());
+        }
+        result
+    }
+
+    fn drain_committed(&mut self, each: &mut impl FnMut(Event<'_>)) -> Result<usize, Corrupt> {
+        // Acquire: the words of all records before this head are there.
+        let head = self.ring.load(HEAD, Ordering::Acquire);
+        let waiting = head.wrapping_sub(self.tail);
+        if waiting > self.ring.capacity as u64 {
+            return Err(Corrupt(format!("{waiting} words are waiting in a ring of {}", self.ring.capacity)));
+        }
+        let (mut records, mut given_back) = (0, self.tail);
+        while self.tail != head {
+            let first = self.copy_record(head.wrapping_sub(self.tail))?;
+            each(self.parse(first)?);
+            records += 1;
+            self.tail = self.tail.wrapping_add(self.record.len() as u64 + 1);
+            if self.tail.wrapping_sub(given_back) >= GIVE_BACK_WORDS {
+                given_back = self.tail;
+                self.ring.store(TAIL, self.tail, Ordering::Release);
+            }
+        }
+        Ok(records)
+    }
+
+    /// Copies the record at the tail, of which at most `available` words are committed, and gives its first word; the
+    /// others are then in `record`. Each shared word is read once.
+    fn copy_record(&mut self, available: u64) -> Result<u64, Corrupt> {
+        let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
+        let mut at = self.tail as usize;
+        let mut next = || {
+            let word = data.get(at & mask).map_or(0, |word| word.load(Ordering::Relaxed));
+            at = at.wrapping_add(1);
+            word
+        };
+        let first = next();
+        let words = usize::from((first >> 16) as u16);
+        if words == 0 || words > MAX_RECORD_WORDS || words as u64 > available {
+            return Err(Corrupt(format!("a record of {words} words where {available} are committed")));
+        }
+        self.record.clear();
+        self.record.extend(std::iter::repeat_with(&mut next).take(words - 1));
+        Ok(first)
+    }
+
+    fn parse(&mut self, first: u64) -> Result<Event<'_>, Corrupt> {
+        let (kind, padding, number) = (first as u8, usize::from((first >> 8) as u8), (first >> 32) as u32);
+        match (kind, self.record.as_slice()) {
+            (KIND_SAMPLE, &[value, clock, ref text @ ..]) => {
+                if number as usize >= self.series {
+                    return Err(Corrupt(format!("a sample of series {number}, {} are known", self.series)));
+                }
+                let request_id = unpack(&mut self.text, text, padding)?;
+                let request_id = std::str::from_utf8(request_id).map_err(|_| not_utf8("request id"))?;
+                let (value, clock) = (f64::from_bits(value), Instant(clock));
+                Ok(Event::Sample(Sample { series: number, value, clock, request_id }))
+            }
+            (KIND_SERIES, &[metric, ref text @ ..]) => {
+                if number as usize != self.series || self.series >= MAX_SERIES {
+                    return Err(Corrupt(format!("series {number} is told, {} are known", self.series)));
+                }
+                let metric = u32::try_from(metric).map(MetricId);
+                let metric = metric.map_err(|_| Corrupt("a metric id of more than 32 bits".to_owned()))?;
+                let labels = split_labels(unpack(&mut self.text, text, padding)?)?;
+                self.series += 1;
+                Ok(Event::Series { metric, labels })
+            }
+            (kind, rest) => Err(Corrupt(format!("a record of kind {kind} with {} words", rest.len() + 1))),
+        }
+    }
+}
+
+fn not_utf8(what: &str) -> Corrupt {
+    Corrupt(format!("a {what} that is not UTF-8"))
+}
+
+/// The bytes packed in `words`, without the padding.
+fn unpack<'a>(bytes: &'a mut Vec<u8>, words: &[u64], padding: usize) -> Result<&'a [u8], Corrupt> {
+    bytes.clear();
+    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    let length = bytes.len().checked_sub(padding).filter(|_| padding < 8);
+    let length = length.ok_or_else(|| Corrupt(format!("{padding} bytes of padding in {} words", words.len())))?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+fn split_labels(mut text: &[u8]) -> Result<Vec<String>, Corrupt> {
+    let mut labels = Vec::new();
+    while !text.is_empty() {
+        let label = text.split_first_chunk::<4>().and_then(|(length, rest)| {
+            let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+            rest.split_at_checked(length)
+        });
+        let Some((label, rest)) = label else {
+            return Err(Corrupt("a label value that passes its record".to_owned()));
+        };
+        labels.push(String::from_utf8(label.to_vec()).map_err(|_| not_utf8("label value"))?);
+        text = rest;
+    }
+    Ok(labels)
+}

@@ -1,0 +1,310 @@
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::metrics::catalog::MetricId;
+use crate::timeline::Instant;
+use proptest::prelude::*;
+
+const FINGERPRINT: u64 = 77;
+
+/// What was read, owned.
+#[derive(Clone, Debug, PartialEq)]
+enum Read {
+    Series(u32, Vec<String>),
+    Sample(u32, f64, u64, String),
+}
+
+fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
+    let mut read = Vec::new();
+    let count = reader.drain(|event| {
+        read.push(match event {
+            Event::Series { metric, labels } => Read::Series(metric.0, labels),
+            Event::Sample(s) => Read::Sample(s.series, s.value, s.clock.0, s.request_id.to_owned()),
+        });
+    })?;
+    assert_eq!(count, read.len());
+    Ok(read)
+}
+
+fn ring() -> (OwnedFd, Writer, Reader) {
+    let (fd, reader) = create(0, FINGERPRINT).unwrap();
+    let writer = Writer::open(&fd, FINGERPRINT).unwrap();
+    (fd, writer, reader)
+}
+
+fn sample(series: u32, value: f64, request_id: &str) -> Sample<'_> {
+    Sample { series, value, clock: Instant(5), request_id }
+}
+
+fn map(fd: &OwnedFd) -> SharedMemory {
+    let len = rustix::fs::fstat(fd).unwrap().st_size;
+    SharedMemory::map(fd, usize::try_from(len).unwrap()).unwrap()
+}
+
+#[test]
+fn records_arrive_as_written() {
+    let (_fd, mut writer, mut reader) = ring();
+    assert!(reader.is_empty());
+    let labels = ["ab".to_owned(), String::new(), "größer,\n".to_owned()];
+    assert_eq!(writer.intern(MetricId(3), &labels), Ok(0));
+    assert_eq!(writer.intern(MetricId(3), &labels[..1]), Ok(1));
+    assert_eq!(writer.intern(MetricId(3), &labels), Ok(0));
+    for id in ["", "1234567", "12345678", "123456789"] {
+        writer.sample(&sample(1, -0.5, id)).unwrap();
+    }
+    assert!(!reader.is_empty());
+    let expected = [
+        Read::Series(3, labels.to_vec()),
+        Read::Series(3, vec!["ab".to_owned()]),
+        Read::Sample(1, -0.5, 5, String::new()),
+        Read::Sample(1, -0.5, 5, "1234567".to_owned()),
+        Read::Sample(1, -0.5, 5, "12345678".to_owned()),
+        Read::Sample(1, -0.5, 5, "123456789".to_owned()),
+    ];
+    assert_eq!(drain(&mut reader).unwrap(), expected);
+    assert_eq!(drain(&mut reader).unwrap(), []);
+}
+
+#[test]
+fn what_a_dead_producer_committed_is_read() {
+    let (fd, mut writer, mut reader) = ring();
+    writer.intern(MetricId(0), &[]).unwrap();
+    writer.sample(&sample(0, 1.0, "")).unwrap();
+    drop((fd, writer));
+    assert_eq!(drain(&mut reader).unwrap().len(), 2);
+}
+
+#[test]
+fn a_full_ring_waits_and_then_drops_and_counts() {
+    let (_fd, mut writer, mut reader) = ring();
+    writer.intern(MetricId(0), &[]).unwrap();
+    let mut written = 0;
+    while writer.sample(&sample(0, 1.0, "")).is_ok() {
+        written += 1;
+    }
+    // 2 words for the series, 3 for each sample.
+    assert_eq!(written, (2 * MAX_RECORD_WORDS - 2) / 3);
+    assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::Full));
+    assert_eq!(writer.intern(MetricId(1), &["x".repeat(100)]), Err(PushError::Full));
+    let mut waits = 0;
+    assert!(!writer.sample_or_drop(&sample(0, 1.0, ""), || {
+        waits += 1;
+        waits < 3
+    }));
+    assert_eq!((waits, reader.dropped()), (3, 1));
+    let mut read = 0;
+    assert!(writer.sample_or_drop(&sample(0, 1.0, ""), || {
+        read += drain(&mut reader).unwrap().len();
+        true
+    }));
+    assert_eq!((read, reader.dropped()), (written + 1, 1));
+    assert_eq!(drain(&mut reader).unwrap().len(), 1);
+}
+
+#[test]
+fn what_the_layout_cannot_hold_is_refused() {
+    let (fd, mut writer, _) = ring();
+    assert_eq!(writer.intern(MetricId(0), &["x".repeat(8 * MAX_RECORD_WORDS)]), Err(PushError::TooLong));
+    assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::UnknownSeries));
+    writer.intern(MetricId(0), &[]).unwrap();
+    assert_eq!(writer.sample(&sample(0, 1.0, &"x".repeat(8 * MAX_RECORD_WORDS))), Err(PushError::TooLong));
+    assert!(Writer::open(&fd, FINGERPRINT + 1).is_err());
+    map(&fd).words()[0].store(0, Ordering::Relaxed);
+    assert!(Writer::open(&fd, FINGERPRINT).is_err());
+}
+
+#[test]
+fn a_header_with_a_wrong_capacity_is_refused() {
+    for capacity in [0, 1, 3000, 1 << 20, u64::MAX, 1 << 63] {
+        let (fd, _, _) = ring();
+        map(&fd).words()[CAPACITY].store(capacity, Ordering::Relaxed);
+        assert!(Reader::open(map(&fd), FINGERPRINT).is_err(), "{capacity}");
+    }
+    let tiny = shm::create("tiny", 16).unwrap();
+    assert!(Reader::open(map(&tiny), FINGERPRINT).is_err());
+}
+
+/// Writes `words` as the first record, commits `head` words, and gives what the reader makes of it after one series.
+fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
+    let (fd, mut writer, mut reader) = ring();
+    writer.intern(MetricId(0), &[]).unwrap();
+    assert_eq!(drain(&mut reader).unwrap().len(), 1);
+    let memory = map(&fd);
+    for (at, &word) in words.iter().enumerate() {
+        memory.words()[DATA + 2 + at].store(word, Ordering::Relaxed);
+    }
+    memory.words()[HEAD].store(2u64.wrapping_add(head), Ordering::Release);
+    let result = drain(&mut reader);
+    if result.is_err() {
+        assert_eq!(drain(&mut reader), result, "an error stays");
+    }
+    result
+}
+
+#[test]
+fn a_hostile_ring_is_corrupt() {
+    let first = |kind: u64, padding: u64, words: u64, number: u64| kind | padding << 8 | words << 16 | number << 32;
+    let ok = [first(2, 0, 3, 0), 1f64.to_bits(), 9];
+    assert_eq!(hostile(&ok, 3).unwrap(), [Read::Sample(0, 1.0, 9, String::new())]);
+    let cases: &[(&str, &[u64], u64)] = &[
+        ("more than the ring", &ok, 2 * MAX_RECORD_WORDS as u64 + 1),
+        ("head before tail", &ok, u64::MAX),
+        ("longer than committed", &ok, 2),
+        ("no length", &[first(2, 0, 0, 0)], 3),
+        ("too long", &[first(2, 0, 1025, 0)], 1100),
+        ("too short for its kind", &[first(2, 0, 2, 0), 0], 2),
+        ("series too short", &[first(1, 0, 1, 1)], 1),
+        ("unknown kind", &[first(3, 0, 3, 0), 0, 0], 3),
+        ("unknown series", &[first(2, 0, 3, 1), 0, 0], 3),
+        ("padding without text", &[first(2, 1, 3, 0), 0, 0], 3),
+        ("padding of a word", &[first(2, 8, 4, 0), 0, 0, 0], 4),
+        ("request id not UTF-8", &[first(2, 0, 4, 0), 0, 0, u64::MAX], 4),
+        ("series told twice", &[first(1, 0, 2, 0), 0], 2),
+        ("series skipped", &[first(1, 0, 2, 2), 0], 2),
+        ("huge metric id", &[first(1, 0, 2, 1), 1 << 32], 2),
+        ("label cut off", &[first(1, 0, 3, 1), 0, 5], 3),
+        ("label length cut off", &[first(1, 6, 3, 1), 0, 0], 3),
+        ("label not UTF-8", &[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3),
+    ];
+    for (what, words, head) in cases {
+        assert!(hostile(words, *head).is_err(), "{what}");
+    }
+}
+
+#[test]
+fn two_threads_lose_nothing() {
+    const SAMPLES: u64 = 300_000;
+    let (fd, mut reader) = create(0, FINGERPRINT).unwrap();
+    let producer = std::thread::spawn(move || {
+        let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
+        drop(fd);
+        writer.intern(MetricId(0), &[]).unwrap();
+        for at in 0..SAMPLES {
+            let id = "r".repeat((at % 40) as usize);
+            let sample = Sample { series: 0, value: at as f64, clock: Instant(at), request_id: &id };
+            assert!(writer.sample_or_drop(&sample, || {
+                std::thread::yield_now();
+                true
+            }));
+        }
+    });
+    let mut next = 0;
+    while next < SAMPLES {
+        reader
+            .drain(|event| {
+                if let Event::Sample(sample) = event {
+                    assert_eq!((sample.value, sample.clock), (next as f64, Instant(next)));
+                    assert_eq!(sample.request_id.len() as u64, next % 40);
+                    next += 1;
+                }
+            })
+            .unwrap();
+        std::thread::yield_now();
+    }
+    producer.join().unwrap();
+    assert_eq!(reader.dropped(), 0);
+}
+
+#[test]
+fn a_reader_survives_a_ring_that_is_scribbled_over() {
+    let mut failures = 0;
+    for round in 0..50u64 {
+        let (fd, mut writer, mut reader) = ring();
+        let memory = map(&fd);
+        writer.intern(MetricId(0), &[]).unwrap();
+        let (scribbling, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+                while !stop.load(Ordering::Relaxed) {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let at = HEAD + (state >> 33) as usize % 600;
+                    // Small values make lengths and kinds that pass the first checks.
+                    memory.words()[at].store(state & 0x1_0007_0703, Ordering::Relaxed);
+                    scribbling.store(true, Ordering::Relaxed);
+                }
+            });
+            while !scribbling.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            for at in 0..2000 {
+                let _ = writer.sample(&sample(0, f64::from(at), "request"));
+                if reader.drain(|_| ()).is_err() {
+                    failures += 1;
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    assert!(failures > 0, "the scribbling was never noticed, so it proves nothing");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Sample(usize, f64, String),
+    Drain,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..4usize, -1e9..1e9f64, "[a-zé-]{0,60}").prop_map(|(series, value, id)| Step::Sample(series, value, id)),
+        1 => Just(Step::Drain),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_writing_and_draining_keeps_order_and_content(steps in prop::collection::vec(step(), 0..2000)) {
+        let (_fd, mut writer, mut reader) = ring();
+        let mut expected = Vec::new();
+        for series in 0..4 {
+            let labels = vec!["x".repeat(series)];
+            prop_assert_eq!(writer.intern(MetricId(series as u32), &labels), Ok(series as u32));
+            expected.push(Read::Series(series as u32, labels));
+        }
+        for step in steps {
+            match step {
+                Step::Sample(series, value, id) => match writer.sample(&sample(series as u32, value, &id)) {
+                    Ok(()) => expected.push(Read::Sample(series as u32, value, 5, id)),
+                    Err(error) => prop_assert_eq!(error, PushError::Full),
+                },
+                Step::Drain => prop_assert_eq!(drain(&mut reader).unwrap(), std::mem::take(&mut expected)),
+            }
+        }
+        prop_assert_eq!(drain(&mut reader).unwrap(), expected);
+    }
+
+    #[test]
+    fn any_bytes_end_without_a_panic(words in prop::collection::vec(prop_oneof![any::<u64>(), 0..0x0008_0703u64], 1..64), head in 0..80u64) {
+        let _ = hostile(&words, head);
+    }
+}
+
+/// Prints what a push costs; run with `--nocapture`.
+#[test]
+fn cost_of_a_push() {
+    let (fd, mut reader) = create(1 << 22, FINGERPRINT).unwrap();
+    let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
+    writer.intern(MetricId(0), &[]).unwrap();
+    for id in ["", "75993b11-281a-4550-88b6-aa1a5cba0d8f"] {
+        let (mut pushed, mut read) = (0u32, 0);
+        let (mut push_time, mut read_time) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
+        for _ in 0..20 {
+            #[allow(clippy::disallowed_methods)]
+            let start = std::time::Instant::now();
+            for _ in 0..50_000 {
+                writer.sample(&sample(0, 1.0, id)).unwrap();
+            }
+            push_time += start.elapsed();
+            pushed += 50_000;
+            #[allow(clippy::disallowed_methods)]
+            let start = std::time::Instant::now();
+            read += reader.drain(|_| ()).unwrap();
+            read_time += start.elapsed();
+        }
+        println!("request id of {} bytes: push {:?}, read {:?}", id.len(), push_time / pushed, read_time / read as u32);
+    }
+}

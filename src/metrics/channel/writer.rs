@@ -1,0 +1,185 @@
+//! The producer's end: in a worker.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use super::{DROPPED, HEAD, KIND_SAMPLE, KIND_SERIES, MAX_RECORD_WORDS, MAX_SERIES, Ring, TAIL};
+use crate::metrics::catalog::MetricId;
+use crate::shm::SharedMemory;
+use crate::timeline::Instant;
+
+/// Why a record was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// The ring has no room for it now.
+    Full,
+    /// It is longer than [`MAX_RECORD_WORDS`] allows: label values or a request id of more than 8,000 bytes.
+    TooLong,
+    /// The ring already names [`MAX_SERIES`] series.
+    TooManySeries,
+    /// The series was not interned in this ring.
+    UnknownSeries,
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("the metrics channel is full"),
+            Self::TooLong => write!(f, "a metric's labels or request id pass {} bytes", 8 * (MAX_RECORD_WORDS - 8)),
+            Self::TooManySeries => write!(f, "a worker may have {MAX_SERIES} series of metrics at most"),
+            Self::UnknownSeries => f.write_str("the metric series was never interned in this channel"),
+        }
+    }
+}
+
+impl std::error::Error for PushError {}
+
+/// One number for one series.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample<'a> {
+    /// The series' number in its ring.
+    pub series: u32,
+    /// A counter's increment, a gauge's value, a histogram's observation.
+    pub value: f64,
+    /// When.
+    pub clock: Instant,
+    /// For which request (or requests, comma-joined); empty for none.
+    pub request_id: &'a str,
+}
+
+/// Writes records into a ring. One producer: a worker with several threads puts it behind a mutex.
+#[derive(Debug)]
+pub struct Writer {
+    ring: Ring,
+    /// Words written so far. The copy in the ring is only ever set from this one.
+    head: u64,
+    /// The consumer's tail when last looked at.
+    tail: u64,
+    series: HashMap<(MetricId, Box<[String]>), u32>,
+    text: Vec<u8>,
+}
+
+impl Writer {
+    /// Opens the ring that the frontend created; `fingerprint` is that of the worker's catalog.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is no such ring or the catalogs differ; else what the kernel says.
+    pub fn open(fd: impl AsFd, fingerprint: u64) -> io::Result<Self> {
+        let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
+        let memory = SharedMemory::map(&fd, len)?;
+        let ring =
+            Ring::open(memory, fingerprint).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let (head, tail) = (ring.load(HEAD, Ordering::Relaxed), ring.load(TAIL, Ordering::Acquire));
+        Ok(Self { ring, head, tail, series: HashMap::new(), text: Vec::new() })
+    }
+
+    /// The number of a series, told to the consumer when it is new. Keep it: this costs a look-up, a sample does not.
+    ///
+    /// # Errors
+    /// When the series is new and cannot be told; asking again later is allowed.
+    pub fn intern(&mut self, metric: MetricId, labels: &[String]) -> Result<u32, PushError> {
+        let key = (metric, Box::from(labels));
+        if let Some(&number) = self.series.get(&key) {
+            return Ok(number);
+        }
+        let number = u32::try_from(self.series.len()).map_err(|_| PushError::TooManySeries)?;
+        if self.series.len() >= MAX_SERIES {
+            return Err(PushError::TooManySeries);
+        }
+        let mut text = std::mem::take(&mut self.text);
+        text.clear();
+        for label in labels {
+            let length = u32::try_from(label.len()).map_err(|_| PushError::TooLong)?;
+            text.extend_from_slice(&length.to_le_bytes());
+            text.extend_from_slice(label.as_bytes());
+        }
+        let pushed = self.push(KIND_SERIES, number, &[u64::from(metric.0)], &text);
+        self.text = text;
+        pushed?;
+        self.series.insert(key, number);
+        Ok(number)
+    }
+
+    /// Writes one sample.
+    ///
+    /// # Errors
+    /// When it does not fit; nothing is written then.
+    pub fn sample(&mut self, sample: &Sample<'_>) -> Result<(), PushError> {
+        if sample.series as usize >= self.series.len() {
+            return Err(PushError::UnknownSeries);
+        }
+        let fixed = [sample.value.to_bits(), sample.clock.0];
+        self.push(KIND_SAMPLE, sample.series, &fixed, sample.request_id.as_bytes())
+    }
+
+    /// Writes one sample, waiting for room: while the ring is full, calls `wait`, which waits a little and says whether to
+    /// try once more. Returns whether the sample was written; if not, it is counted as dropped, where the frontend sees it.
+    pub fn sample_or_drop(&mut self, sample: &Sample<'_>, mut wait: impl FnMut() -> bool) -> bool {
+        loop {
+            match self.sample(sample) {
+                Ok(()) => return true,
+                Err(PushError::Full) if wait() => {}
+                Err(_) => {
+                    self.count_dropped();
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Counts a sample that could not be written (because its series could not be interned, for example).
+    pub fn count_dropped(&mut self) {
+        // The producer is the only one who writes this word.
+        let dropped = self.ring.load(DROPPED, Ordering::Relaxed).wrapping_add(1);
+        self.ring.store(DROPPED, dropped, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn push(&mut self, kind: u8, series: u32, fixed: &[u64], text: &[u8]) -> Result<(), PushError> {
+        let words = 1 + fixed.len() + text.len().div_ceil(8);
+        if words > MAX_RECORD_WORDS {
+            return Err(PushError::TooLong);
+        }
+        self.make_room(words)?;
+        let padding = text.len().next_multiple_of(8) - text.len();
+        let first = u64::from(kind) | (padding as u64) << 8 | (words as u64) << 16 | u64::from(series) << 32;
+        let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
+        let mut at = self.head as usize;
+        let mut put = |word: u64| {
+            if let Some(to) = data.get(at & mask) {
+                to.store(word, Ordering::Relaxed);
+            }
+            at = at.wrapping_add(1);
+        };
+        put(first);
+        fixed.iter().for_each(|&word| put(word));
+        let (whole, rest) = text.as_chunks::<8>();
+        whole.iter().for_each(|bytes| put(u64::from_le_bytes(*bytes)));
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last.iter_mut().zip(rest).for_each(|(to, &from)| *to = from);
+            put(u64::from_le_bytes(last));
+        }
+        self.head = self.head.wrapping_add(words as u64);
+        self.ring.store(HEAD, self.head, Ordering::Release);
+        Ok(())
+    }
+
+    fn make_room(&mut self, words: usize) -> Result<(), PushError> {
+        let fits = |head: u64, tail: u64| {
+            let used = head.wrapping_sub(tail);
+            used.checked_add(words as u64).is_some_and(|used| used <= self.ring.capacity as u64)
+        };
+        if !fits(self.head, self.tail) {
+            // Acquire: the consumer has finished reading what it gave back before we write over it.
+            self.tail = self.ring.load(TAIL, Ordering::Acquire);
+            if !fits(self.head, self.tail) {
+                return Err(PushError::Full);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! The view that Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for who asks for it.
+//!
+//! Families come in the order of `metrics.yaml`, those without series are left out; series come by model, version and
+//! label values; labels are in alphabetical order (a histogram's `le` first).
+//!
+//! Encoding is `prometheus-client`'s, with two turns. It appends `_total` to every counter, which Triton's names must not
+//! have: counters are declared as such but written like gauges. And OpenMetrics forbids a counter that does not end in
+//! `_total`: such a one is declared `unknown` there.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, GaugeValueEncoder, LabelSetEncoder,
+    MetricEncoder, NoLabelSet,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::builtin::Builtin;
+use super::cache::{Cache, Reading};
+use super::catalog::{Kind, MetricId, MetricSpec};
+use super::labels::{Failure, InstanceState};
+use super::series::{Count, ModelSeries};
+
+/// Which of the two text formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Prometheus' text format 0.0.4.
+    Text,
+    /// OpenMetrics 1.0.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The format that an `Accept` header asks for: OpenMetrics if it is named with at least the weight of `text/plain`.
+    pub fn negotiate(accept: Option<&str>) -> Self {
+        let weight = |media: &str| {
+            let ranges = accept.unwrap_or("").split(',').map(|range| range.split(';').map(str::trim));
+            let weights = ranges.filter_map(|mut parts| {
+                parts.next().filter(|name| name.eq_ignore_ascii_case(media))?;
+                let q = parts.find_map(|part| part.strip_prefix("q="));
+                Some(q.map_or(1.0, |q| q.trim().parse::<f64>().unwrap_or(0.0)))
+            });
+            weights.fold(0.0, f64::max)
+        };
+        let open_metrics = weight("application/openmetrics-text");
+        if open_metrics > 0.0 && open_metrics >= weight("text/plain") { Self::OpenMetrics } else { Self::Text }
+    }
+
+    /// The `Content-Type` of a rendering.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// Renders every series of the cache.
+pub fn render(cache: &Arc<Cache>, format: Format) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(View { cache: Arc::clone(cache), models: cache.models(), format }));
+    let mut text = String::new();
+    // Writing into a String cannot fail, and none of the encodings here does.
+    let _ = encode_registry(&mut text, &registry);
+    if format == Format::OpenMetrics {
+        let _ = encode_eof(&mut text);
+    }
+    text
+}
+
+/// One scrape.
+#[derive(Debug)]
+struct View {
+    cache: Arc<Cache>,
+    models: Vec<Arc<ModelSeries>>,
+    format: Format,
+}
+
+impl Collector for View {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for (id, spec) in self.cache.catalog().iter() {
+            match spec.builtin {
+                Some(builtin) => self.encode_builtin(&mut encoder, spec, builtin)?,
+                None => self.encode_family(&mut encoder, id, spec)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One series of a family with a single value.
+type Series<'a> = (Labels<'a>, Number);
+
+impl View {
+    fn encode_builtin(&self, encoder: &mut DescriptorEncoder<'_>, spec: &MetricSpec, builtin: Builtin) -> fmt::Result {
+        let mut series: Vec<Series<'_>> = Vec::with_capacity(self.models.len());
+        match builtin {
+            Builtin::Requests => self.cache.requests().for_each_answer(|protocol, route, code, count| {
+                let labels = [("protocol", protocol.as_str()), ("route", route.as_str())];
+                let labels = Labels::new(labels).with("code", code.to_owned());
+                series.push((labels, Number::Whole(count)));
+            }),
+            Builtin::RequestFailures => self.cache.requests().for_each_failure(|protocol, route, reason, count| {
+                let labels = [("protocol", protocol.as_str()), ("reason", reason.as_str()), ("route", route.as_str())];
+                series.push((Labels::new(labels), Number::Whole(count)));
+            }),
+            _ => self.models.iter().for_each(|model| self.model_series(builtin, model, &mut series)),
+        }
+        if series.is_empty() {
+            return Ok(());
+        }
+        let mut family = self.describe(encoder, spec)?;
+        for (labels, number) in &series {
+            self.encode_number(&mut family, spec, labels, *number)?;
+        }
+        Ok(())
+    }
+
+    /// The series of one model in one built-in family.
+    fn model_series<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries, out: &mut Vec<Series<'a>>) {
+        let count = |cell: &Count| Number::Whole(cell.get());
+        let micros = |cell: &Count| Number::Whole(cell.get() / 1000);
+        let value = match builtin {
+            Builtin::RequestFailure => {
+                let each = Failure::ALL.iter().zip(&model.failures);
+                return out.extend(
+                    each.map(|(failure, cell)| (nv_labels(model).with("reason", failure.as_str()), count(cell))),
+                );
+            }
+            Builtin::Instances => {
+                let each = InstanceState::ALL.iter().zip(&model.instances);
+                return out.extend(each.map(|(state, cell)| {
+                    (model_labels(model).with("state", state.as_str()), Number::Signed(cell.get()))
+                }));
+            }
+            Builtin::RequestSuccess => count(&model.success_count),
+            Builtin::InferenceCount => count(&model.inference_count),
+            Builtin::ExecutionCount => count(&model.execution_count),
+            Builtin::RequestDuration | Builtin::TsLatency => micros(&model.success_ns),
+            Builtin::QueueDuration | Builtin::TsQueueLatency => micros(&model.queue_ns),
+            Builtin::ComputeInputDuration => micros(&model.compute_input_ns),
+            Builtin::ComputeInferDuration => micros(&model.compute_infer_ns),
+            Builtin::ComputeOutputDuration => micros(&model.compute_output_ns),
+            Builtin::PendingRequests => Number::Signed(model.pending.get()),
+            Builtin::ModelLoadDuration => Number::Float(f64::from_bits(model.load_duration.get())),
+            Builtin::TsRequests => count(&model.requests),
+            Builtin::InstanceRestarts => count(&model.restarts),
+            Builtin::SamplesDropped => count(&model.samples_dropped),
+            Builtin::Requests | Builtin::RequestFailures => return,
+        };
+        let labels = match builtin {
+            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => self.ts_labels(model),
+            Builtin::InstanceRestarts | Builtin::SamplesDropped => model_labels(model),
+            _ => nv_labels(model),
+        };
+        out.push((labels, value));
+    }
+
+    fn ts_labels<'a>(&'a self, model: &'a ModelSeries) -> Labels<'a> {
+        let name = &*model.model().name;
+        Labels::new([("hostname", self.cache.hostname()), ("model_name", name), ("model_version", model.version())])
+    }
+
+    /// A family of `model_metrics`.
+    fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, id: MetricId, spec: &MetricSpec) -> fmt::Result {
+        let Some(family) = self.cache.family(id) else { return Ok(()) };
+        let series = family.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if series.is_empty() {
+            return Ok(());
+        }
+        let mut family = self.describe(encoder, spec)?;
+        for (values, cell) in &series {
+            let labels = spec.dimensions.iter().zip(values);
+            let labels = Labels::new(labels.map(|(name, value)| (name.as_str(), value.as_str())));
+            match cell.read() {
+                Reading::Number(number) => self.encode_number(&mut family, spec, &labels, Number::Float(number))?,
+                Reading::Histogram(sum, buckets) => {
+                    let count = buckets.iter().map(|(_, count)| count).sum();
+                    family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `# HELP` and `# TYPE`.
+    fn describe<'s>(
+        &self,
+        encoder: &'s mut DescriptorEncoder<'_>,
+        spec: &'s MetricSpec,
+    ) -> Result<MetricEncoder<'s>, fmt::Error> {
+        let (name, kind) = match (spec.kind, self.total_stem(spec)) {
+            (Kind::Counter, Some(stem)) => (stem, MetricType::Counter),
+            (Kind::Counter, None) if self.format == Format::OpenMetrics => (spec.name.as_str(), MetricType::Unknown),
+            (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
+            (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
+            (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
+        };
+        encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
+    }
+
+    fn encode_number(
+        &self,
+        family: &mut MetricEncoder<'_>,
+        spec: &MetricSpec,
+        labels: &Labels<'_>,
+        number: Number,
+    ) -> fmt::Result {
+        let total = self.total_stem(spec).is_some();
+        let write = |sample: &mut MetricEncoder<'_>| {
+            if total {
+                sample.encode_counter::<NoLabelSet, _, u64>(&number, None)
+            } else {
+                sample.encode_gauge(&number)
+            }
+        };
+        // The encoder writes `{}` for a label set that is there but empty.
+        if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
+    }
+
+    /// The name of an OpenMetrics counter's family, which its sample extends by `_total`.
+    fn total_stem<'s>(&self, spec: &'s MetricSpec) -> Option<&'s str> {
+        let counter = self.format == Format::OpenMetrics && spec.kind == Kind::Counter;
+        spec.name.strip_suffix("_total").filter(|stem| counter && !stem.is_empty())
+    }
+}
+
+/// Labels of Triton's families: the model's and its `metric_tags`.
+fn nv_labels(model: &ModelSeries) -> Labels<'_> {
+    let tags = model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    Labels::new(tags.chain([("model", &*model.model().name), ("version", model.version())]))
+}
+
+fn model_labels(model: &ModelSeries) -> Labels<'_> {
+    Labels::new([("model", &*model.model().name), ("version", model.version())])
+}
+
+/// A backslash and a line feed would break the line; OpenMetrics also escapes quotes.
+fn escape_help(help: &str, format: Format) -> String {
+    let escaped = help.replace('\\', "\\\\").replace('\n', "\\n");
+    if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
+}
+
+/// Labels of one series, sorted by name. The encoder escapes their values.
+struct Labels<'a>(Vec<(&'a str, Cow<'a, str>)>);
+
+impl<'a> Labels<'a> {
+    fn new(labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut labels: Vec<_> = labels.into_iter().map(|(name, value)| (name, Cow::Borrowed(value))).collect();
+        labels.sort_unstable_by_key(|(name, _)| *name);
+        Self(labels)
+    }
+
+    fn with(mut self, name: &'a str, value: impl Into<Cow<'a, str>>) -> Self {
+        let at = self.0.partition_point(|(other, _)| *other < name);
+        self.0.insert(at, (name, value.into()));
+        self
+    }
+}
+
+impl EncodeLabelSet for Labels<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(name, value)| {
+            use prometheus_client::encoding::EncodeLabel;
+            (*name, &**value).encode(encoder.encode_label())
+        })
+    }
+}
+
+/// A value that is written without a decimal point when it is whole.
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    Whole(u64),
+    Signed(i64),
+    Float(f64),
+}
+
+impl Number {
+    /// The same number as a whole one, where a float has no fraction and is exact.
+    fn whole(self) -> Self {
+        match self {
+            Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => Self::Signed(value as i64),
+            other => other,
+        }
+    }
+}
+
+impl EncodeGaugeValue for Number {
+    fn encode(&self, encoder: &mut GaugeValueEncoder<'_>) -> fmt::Result {
+        match self.whole() {
+            Self::Whole(value) => EncodeGaugeValue::encode(&value, encoder),
+            Self::Signed(value) => EncodeGaugeValue::encode(&value, encoder),
+            Self::Float(value) => EncodeGaugeValue::encode(&value, encoder),
+        }
+    }
+}
+
+impl EncodeCounterValue for Number {
+    fn encode(&self, encoder: &mut prometheus_client::encoding::CounterValueEncoder<'_>) -> fmt::Result {
+        match self.whole() {
+            Self::Whole(value) => EncodeCounterValue::encode(&value, encoder),
+            // Counters are never negative: neither whole ones nor sums of a user's increments.
+            Self::Signed(value) => EncodeCounterValue::encode(&value.unsigned_abs(), encoder),
+            Self::Float(value) => EncodeCounterValue::encode(&value, encoder),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,183 @@
+use super::*;
+use crate::error::Reason;
+use crate::id::ModelVersion;
+use crate::metrics::catalog::Catalog;
+use crate::metrics::labels::{Outcome, Protocol, Route};
+use crate::metrics::record;
+use crate::timeline::{ComputeStamps, Instant, Timeline};
+
+fn timeline() -> Timeline {
+    Timeline {
+        received: Instant(0),
+        request_start: Instant(1_000_000),
+        queue_start: Instant(1_001_000),
+        compute: ComputeStamps {
+            start: Instant(1_101_999),
+            input_end: Instant(1_105_000),
+            output_start: Instant(2_105_000),
+            end: Instant(2_107_500),
+        },
+        request_end: Instant(2_200_000),
+    }
+}
+
+/// One model with one of each event.
+fn recorded() -> Arc<Cache> {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), "host-1"));
+    let tags = [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
+    let series = cache.model_loaded(&ModelVersion::new("simple", 1), &tags);
+    record::model_load_duration(&series, 1.25);
+    record::instance_state(&series, None, Some(InstanceState::Starting));
+    record::instance_state(&series, Some(InstanceState::Starting), Some(InstanceState::Ready));
+    record::instance_restarted(&series);
+    record::samples_dropped(&series, 2);
+    for _ in 0..3 {
+        record::inference_requested(&series);
+    }
+    record::request_pending(&series, 3);
+    record::request_pending(&series, -1);
+    record::batch_executed(&series, 4, &timeline().compute, 1_700_000_000_000);
+    record::inference_done(&series, &timeline(), 4);
+    record::inference_failed(&series, Reason::Backend, 5_000);
+    record::inference_failed(&series, Reason::QueueFull, 5_000);
+    let ok = Outcome { code: 200, reason: None };
+    record::request_answered(&cache, Protocol::Http, Route::Infer, ok);
+    let refused = Outcome { code: 3, reason: Some(Reason::Malformed) };
+    record::request_answered(&cache, Protocol::Grpc, Route::ModelReady, refused);
+    cache
+}
+
+/// Compares with a file beside this one; the environment variable UPDATE_GOLDEN rewrites the file instead.
+fn golden(name: &str, text: &str) {
+    let path = format!("{}/src/metrics/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{path}");
+}
+
+#[test]
+fn text_of_one_model() {
+    golden("one_model.prom", &render(&recorded(), Format::Text));
+}
+
+#[test]
+fn openmetrics_of_one_model() {
+    golden("one_model.openmetrics", &render(&recorded(), Format::OpenMetrics));
+}
+
+#[test]
+fn statistics_of_one_model() {
+    let cache = recorded();
+    let series = cache.model(&ModelVersion::new("simple", 1)).unwrap();
+    let json = serde_json::to_string(&crate::metrics::statistics::of(&series)).unwrap();
+    golden("one_model.json", &(json + "\n"));
+}
+
+#[test]
+fn every_series_exists_from_the_load() {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), "h"));
+    let empty = render(&cache, Format::Text);
+    assert!(!empty.contains("nv_inference"), "families without series are left out: {empty}");
+    let series = cache.model_loaded(&ModelVersion::new("m", 3), &[]);
+    let text = render(&cache, Format::Text);
+    for line in [
+        "nv_inference_request_success{model=\"m\",version=\"3\"} 0",
+        "nv_inference_request_failure{model=\"m\",reason=\"REJECTED\",version=\"3\"} 0",
+        "nv_inference_request_failure{model=\"m\",reason=\"OTHER\",version=\"3\"} 0",
+        "nv_inference_pending_request_count{model=\"m\",version=\"3\"} 0",
+        "nv_model_load_duration_secs{model=\"m\",version=\"3\"} 0",
+        "ts_inference_requests_total{hostname=\"h\",model_name=\"m\",model_version=\"3\"} 0",
+        "pharos_requests_total{code=\"200\",protocol=\"http\",route=\"infer\"} 0",
+        "pharos_requests_total{code=\"OK\",protocol=\"grpc\",route=\"infer\"} 0",
+        "pharos_request_failures_total{protocol=\"grpc\",reason=\"QUEUE_FULL\",route=\"infer\"} 0",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+    }
+    cache.model_unloaded(&series);
+    assert_eq!(render(&cache, Format::Text), empty);
+}
+
+#[test]
+fn users_metrics_are_rendered() {
+    let text = "
+model_metrics:
+  counter:
+    - {name: orders_total, unit: Count, dimensions: [shop, area], help: \"a\\nb\\\\ \\\"c\\\"\"}
+  gauge:
+    - {name: level, unit: m}
+  histogram:
+    - {name: size, unit: B, dimensions: [shop], buckets: [1, 2.5]}
+";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), "h"));
+    let id = |name: &str| cache.catalog().find(name).unwrap().0;
+    let (shop, labels) = (["b".to_owned()], ["b".to_owned(), "a\n".to_owned()]);
+    cache.sample(id("orders_total"), &labels, 1.5).unwrap();
+    cache.sample(id("level"), &[], -4.0).unwrap();
+    cache.sample(id("size"), &shop, 2.0).unwrap();
+    cache.sample(id("size"), &shop, 9.0).unwrap();
+    let expected = r#"# HELP orders_total a\nb\\ "c"
+# TYPE orders_total counter
+orders_total{area="a\n",shop="b"} 1.5
+# HELP level level (m)
+# TYPE level gauge
+level -4
+# HELP size size (B)
+# TYPE size histogram
+size_sum{shop="b"} 11.0
+size_count{shop="b"} 2
+size_bucket{le="1.0",shop="b"} 0
+size_bucket{le="2.5",shop="b"} 1
+size_bucket{le="+Inf",shop="b"} 2
+"#;
+    assert_eq!(render(&cache, Format::Text), expected);
+    let open = render(&cache, Format::OpenMetrics);
+    assert!(open.starts_with("# HELP orders a\\nb\\\\ \\\"c\\\"\n# TYPE orders counter\norders_total{"), "{open}");
+    assert!(open.ends_with("\n# EOF\n"));
+}
+
+#[test]
+fn a_metric_that_the_file_leaves_out_is_not_shown() {
+    let text = "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [model, version]}\n";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), "h"));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    record::inference_done(&series, &timeline(), 2);
+    let expected = "# HELP nv_inference_count nv_inference_count (c)\n# TYPE nv_inference_count counter\nnv_inference_count{model=\"m\",version=\"1\"} 2\n";
+    assert_eq!(render(&cache, Format::Text), expected);
+}
+
+#[test]
+fn formats_are_negotiated() {
+    let check = |accept: Option<&str>, expected| assert_eq!(Format::negotiate(accept), expected, "{accept:?}");
+    check(None, Format::Text);
+    check(Some("*/*"), Format::Text);
+    check(Some("text/plain"), Format::Text);
+    check(Some("application/openmetrics-text"), Format::OpenMetrics);
+    check(
+        Some("application/openmetrics-text; version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"),
+        Format::OpenMetrics,
+    );
+    check(Some("application/openmetrics-text;q=0.2, text/plain;q=0.3"), Format::Text);
+    check(Some("Application/OpenMetrics-Text;q=0"), Format::Text);
+    check(Some(",;q=,\u{fffd};;="), Format::Text);
+}
+
+/// Prints what a scrape costs; run with `--nocapture`.
+#[test]
+fn cost_of_a_scrape_of_200_models() {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), "host-1"));
+    for at in 0..200 {
+        let series = cache.model_loaded(&ModelVersion::new(format!("model_{at}"), 1), &[]);
+        record::inference_done(&series, &timeline(), 4);
+    }
+    #[allow(clippy::disallowed_methods)]
+    let (rounds, start) = (20, std::time::Instant::now());
+    let mut bytes = 0;
+    for _ in 0..rounds {
+        bytes = render(&cache, Format::Text).len();
+    }
+    let each = start.elapsed() / rounds;
+    println!("a scrape of 200 models: {each:?}, {bytes} bytes");
+    // The target is 10 ms; the bound leaves room for a busy machine.
+    assert!(each.as_millis() < 100, "{each:?}");
+}

@@ -1,0 +1,18 @@
+//! The metrics system: one central cache of all series, defined by `metrics.yaml`, and its views.
+//!
+//! [`catalog`] says which metrics exist, [`cache`] holds every series, [`record`] is the only way in for the server's own
+//! events and [`channel`] the way in for the workers' samples; [`exposition`] and [`statistics`] are renderings of the
+//! same cells, so that no two views can disagree.
+//!
+//! Nothing here may keep a number of its own beside the cache, block a request, or read a clock.
+
+pub mod builtin;
+pub mod cache;
+pub mod catalog;
+pub mod channel;
+pub mod exposition;
+pub mod feed;
+pub mod labels;
+pub mod record;
+pub mod series;
+pub mod statistics;

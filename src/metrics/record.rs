@@ -1,0 +1,97 @@
+//! One function for each event of the server, the only way to write its own metrics: an event and its effect on every
+//! view (Triton's and TorchServe's metrics, the statistics extension) are decided together, here.
+//!
+//! What counts where follows Triton's statistics: every request of a batch is charged the whole batch's compute durations,
+//! an execution is counted once, and a request refused before the queue touches no model's numbers, only
+//! [`request_answered`].
+
+use super::cache::Cache;
+use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
+use super::series::ModelSeries;
+use crate::error::Reason;
+use crate::timeline::{ComputeStamps, Timeline};
+
+/// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
+pub fn inference_requested(series: &ModelSeries) {
+    series.requests.add(1);
+}
+
+/// A request entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
+pub fn request_pending(series: &ModelSeries, delta: i64) {
+    series.pending.add(delta);
+}
+
+/// A request succeeded. `batch_size` is the request's own: 0 (the model does not batch) counts as 1.
+///
+/// To be called once for each request, before its response leaves.
+pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    series.success_count.add(1);
+    series.success_ns.add(timeline.request_ns());
+    series.queue_ns.add(timeline.queue_ns());
+    series.compute_input_ns.add(input);
+    series.compute_infer_ns.add(infer);
+    series.compute_output_ns.add(output);
+    series.inference_count.add(batch_size.max(1));
+}
+
+/// A batch was executed, whether or not its requests succeeded. `total_batch` is the sum of the requests' batch sizes (0
+/// counts as 1), `now_ms` the wall clock in milliseconds since 1970.
+pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
+    let (input, infer, output) = compute.durations_ns();
+    {
+        let mut batches = series.batches();
+        let cell = batches.entry(total_batch.max(1)).or_default();
+        cell.count += 1;
+        cell.compute_input_ns = cell.compute_input_ns.wrapping_add(input);
+        cell.compute_infer_ns = cell.compute_infer_ns.wrapping_add(infer);
+        cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
+    }
+    series.execution_count.add(1);
+    series.last_inference_ms.raise_to(now_ms);
+}
+
+/// A request that had entered the queue failed; `request_ns` is the time from its start to now.
+///
+/// A reason that only exists before the queue ([`Failure::of`] gives `None`) changes nothing here, so that callers may pass
+/// every error of an inference.
+pub fn inference_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
+    let Some(failure) = Failure::of(reason) else { return };
+    if let Some(cell) = series.failures.get(failure.index()) {
+        cell.add(1);
+        series.failure_ns.add(request_ns);
+    }
+}
+
+/// The model's load took `seconds`, from the decision to load it to its first ready instance.
+pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
+    series.load_duration.set(seconds.to_bits());
+}
+
+/// A request of any kind was answered, malformed and unknown ones included. To be called exactly once for each.
+pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
+    cache.requests().add(protocol, route, outcome);
+}
+
+/// An instance went from one state to another: `from` is `None` for a new instance, `to` for one that is removed.
+pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Option<InstanceState>) {
+    for (state, delta) in [(from, -1), (to, 1)] {
+        if let Some(cell) = state.and_then(|state| series.instances.get(state.index())) {
+            cell.add(delta);
+        }
+    }
+}
+
+/// A lost instance is being started again.
+pub fn instance_restarted(series: &ModelSeries) {
+    series.restarts.add(1);
+}
+
+/// Metric samples of the model's workers were lost or refused.
+pub fn samples_dropped(series: &ModelSeries, count: u64) {
+    series.samples_dropped.add(count);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

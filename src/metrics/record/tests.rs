@@ -1,0 +1,246 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::id::ModelVersion;
+use crate::metrics::catalog::Catalog;
+use crate::metrics::exposition::{Format, render};
+use crate::metrics::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
+use crate::timeline::Instant;
+
+/// Request 2,000 µs, queue 500 µs, compute 10, 1,000 and 20 µs.
+const TIMELINE: Timeline = Timeline {
+    received: Instant(0),
+    request_start: Instant(1_000_000),
+    queue_start: Instant(1_100_000),
+    compute: ComputeStamps {
+        start: Instant(1_600_000),
+        input_end: Instant(1_610_000),
+        output_start: Instant(2_610_000),
+        end: Instant(2_630_000),
+    },
+    request_end: Instant(3_000_000),
+};
+
+fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), "h"));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    (cache, series)
+}
+
+/// The sum over a family's series.
+fn metric(cache: &Arc<Cache>, family: &str) -> f64 {
+    let text = render(cache, Format::Text);
+    let samples = text.lines().filter(|line| line.starts_with(&format!("{family}{{")));
+    samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+fn duration(count: u64, ns: u64) -> StatisticDuration {
+    StatisticDuration { count, ns }
+}
+
+/// Runs events on a fresh model, and compares statistics and the metrics that are not 0.
+fn check(events: impl FnOnce(&ModelSeries), expected: &ModelStatistics, metrics: &[(&str, f64)]) {
+    let (cache, series) = loaded();
+    events(&series);
+    let expected = ModelStatistics { name: "m".to_owned(), version: "1".to_owned(), ..expected.clone() };
+    assert_eq!(statistics::of(&series), expected);
+    for family in [
+        "nv_inference_request_success",
+        "nv_inference_request_failure",
+        "nv_inference_count",
+        "nv_inference_exec_count",
+        "nv_inference_request_duration_us",
+        "nv_inference_queue_duration_us",
+        "nv_inference_compute_input_duration_us",
+        "nv_inference_compute_infer_duration_us",
+        "nv_inference_compute_output_duration_us",
+        "nv_inference_pending_request_count",
+        "ts_inference_requests_total",
+        "ts_inference_latency_microseconds",
+        "ts_queue_latency_microseconds",
+    ] {
+        let value = metrics.iter().find(|(name, _)| *name == family).map_or(0.0, |(_, value)| *value);
+        assert_eq!(metric(&cache, family), value, "{family}");
+    }
+}
+
+#[test]
+fn a_success_counts_the_request_and_all_its_durations() {
+    let mut expected = ModelStatistics { inference_count: 3, ..ModelStatistics::default() };
+    expected.inference_stats.success = duration(1, 2_000_000);
+    expected.inference_stats.queue = duration(1, 500_000);
+    expected.inference_stats.compute_input = duration(1, 10_000);
+    expected.inference_stats.compute_infer = duration(1, 1_000_000);
+    expected.inference_stats.compute_output = duration(1, 20_000);
+    let metrics = [
+        ("nv_inference_request_success", 1.0),
+        ("nv_inference_count", 3.0),
+        ("nv_inference_request_duration_us", 2000.0),
+        ("nv_inference_queue_duration_us", 500.0),
+        ("nv_inference_compute_input_duration_us", 10.0),
+        ("nv_inference_compute_infer_duration_us", 1000.0),
+        ("nv_inference_compute_output_duration_us", 20.0),
+        ("ts_inference_latency_microseconds", 2000.0),
+        ("ts_queue_latency_microseconds", 500.0),
+    ];
+    check(|series| inference_done(series, &TIMELINE, 3), &expected, &metrics);
+}
+
+#[test]
+fn a_request_without_a_batch_is_one_inference() {
+    let (_, series) = loaded();
+    inference_done(&series, &TIMELINE, 0);
+    assert_eq!(statistics::of(&series).inference_count, 1);
+}
+
+#[test]
+fn an_execution_counts_its_batch_once() {
+    let batch = |batch_size, count| InferBatchStatistics {
+        batch_size,
+        compute_input: duration(count, count * 10_000),
+        compute_infer: duration(count, count * 1_000_000),
+        compute_output: duration(count, count * 20_000),
+    };
+    let expected = ModelStatistics {
+        execution_count: 4,
+        last_inference: 9,
+        batch_stats: vec![batch(1, 1), batch(4, 1), batch(8, 2)],
+        ..ModelStatistics::default()
+    };
+    let events = |series: &ModelSeries| {
+        for (size, now_ms) in [(8, 7), (4, 9), (0, 8), (8, 6)] {
+            batch_executed(series, size, &TIMELINE.compute, now_ms);
+        }
+    };
+    check(events, &expected, &[("nv_inference_exec_count", 4.0)]);
+}
+
+#[test]
+fn failures_count_by_what_happened() {
+    let counted = [
+        (Reason::Backend, "BACKEND"),
+        (Reason::InstanceLost, "BACKEND"),
+        (Reason::Timeout, "REJECTED"),
+        (Reason::NotReady, "REJECTED"),
+        (Reason::Cancelled, "CANCELED"),
+        (Reason::Internal, "OTHER"),
+        (Reason::SharedMemory, "OTHER"),
+    ];
+    for reason in Reason::ALL {
+        let label = counted.iter().find(|(other, _)| *other == reason).map(|(_, label)| label);
+        let mut expected = ModelStatistics::default();
+        if label.is_some() {
+            expected.inference_stats.fail = duration(1, 700);
+        }
+        let metrics = [("nv_inference_request_failure", f64::from(u8::from(label.is_some())))];
+        check(|series| inference_failed(series, reason, 700), &expected, &metrics);
+        if let Some(label) = label {
+            let (cache, series) = loaded();
+            inference_failed(&series, reason, 700);
+            let line = format!("nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1");
+            assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
+        }
+    }
+}
+
+#[test]
+fn pending_and_asked_for_are_their_own_numbers() {
+    let none = ModelStatistics::default();
+    let pending = |series: &ModelSeries| {
+        request_pending(series, 1);
+        request_pending(series, 1);
+        request_pending(series, -1);
+    };
+    check(pending, &none, &[("nv_inference_pending_request_count", 1.0)]);
+    check(inference_requested, &none, &[("ts_inference_requests_total", 1.0)]);
+}
+
+#[test]
+fn every_answer_has_a_series_of_its_own() {
+    let (cache, _) = loaded();
+    let mut expected = 0.0;
+    for protocol in Protocol::ALL {
+        for route in Route::ALL {
+            let codes: &[u16] = if protocol == Protocol::Http { &[100, 200, 599] } else { &[0, 16] };
+            for (&code, reason) in codes.iter().cycle().zip(Reason::ALL) {
+                request_answered(&cache, protocol, route, Outcome { code, reason: Some(reason) });
+                expected += 1.0;
+            }
+        }
+    }
+    assert_eq!(metric(&cache, "pharos_requests_total"), expected);
+    let text = render(&cache, Format::Text);
+    let failures: Vec<&str> = text.lines().filter(|line| line.starts_with("pharos_request_failures_total{")).collect();
+    assert_eq!(failures.len(), Protocol::ALL.len() * Route::ALL.len() * Reason::ALL.len());
+    assert!(failures.iter().all(|line| line.ends_with(" 1")));
+}
+
+#[test]
+fn a_status_that_no_protocol_has_is_still_counted() {
+    let (cache, _) = loaded();
+    for (protocol, code) in
+        [(Protocol::Http, 0), (Protocol::Http, 600), (Protocol::Grpc, 17), (Protocol::Grpc, u16::MAX)]
+    {
+        request_answered(&cache, protocol, Route::Unknown, Outcome { code, reason: None });
+    }
+    assert_eq!(metric(&cache, "pharos_requests_total"), 4.0);
+    assert_eq!(metric(&cache, "pharos_request_failures_total"), 0.0);
+}
+
+#[test]
+fn concurrent_events_are_all_counted() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 20_000;
+    let (_, series) = loaded();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for at in 0..EACH {
+                    request_pending(&series, 1);
+                    request_pending(&series, -1);
+                    batch_executed(&series, 1 + at % 3, &TIMELINE.compute, at);
+                    inference_done(&series, &TIMELINE, 1 + at % 3);
+                    inference_failed(&series, Reason::Backend, 2);
+                }
+            });
+        }
+        // Views may be taken at any time.
+        for _ in 0..20 {
+            let now = statistics::of(&series);
+            assert_eq!(now.inference_stats.compute_infer.count, now.inference_stats.compute_output.count);
+        }
+    });
+    let all = THREADS * EACH;
+    let end = statistics::of(&series);
+    assert_eq!(end.inference_stats.success, duration(all, all * 2_000_000));
+    assert_eq!(end.inference_stats.fail, duration(all, all * 2));
+    assert_eq!(end.execution_count, all);
+    assert_eq!(end.batch_stats.iter().map(|batch| batch.compute_infer.count).sum::<u64>(), all);
+    assert_eq!(
+        end.batch_stats.iter().map(|batch| batch.batch_size * batch.compute_infer.count).sum::<u64>(),
+        end.inference_count
+    );
+    assert_eq!((end.last_inference, series.pending.get()), (EACH - 1, 0));
+}
+
+/// Prints what recording costs; run with `--nocapture`.
+#[test]
+fn cost_of_recording() {
+    let (_, series) = loaded();
+    const ROUNDS: u32 = 1_000_000;
+    let time = |what: &str, event: &dyn Fn()| {
+        #[allow(clippy::disallowed_methods)]
+        let start = std::time::Instant::now();
+        for _ in 0..ROUNDS {
+            event();
+        }
+        let each = start.elapsed() / ROUNDS;
+        println!("{what}: {each:?}");
+        // The target is 100 ns; the bound leaves room for a busy machine.
+        assert!(each.as_nanos() < 2000, "{what}: {each:?}");
+    };
+    let timeline = std::hint::black_box(TIMELINE);
+    time("inference_done", &|| inference_done(&series, &timeline, 1));
+    time("batch_executed", &|| batch_executed(&series, 1, &timeline.compute, 1));
+    time("request_pending", &|| request_pending(&series, 0));
+}

@@ -1,0 +1,222 @@
+//! The cells of one loaded model version and of the server's requests.
+//!
+//! Each number is kept once, in nanoseconds or as an exact count; Triton's and TorchServe's metrics and the statistics
+//! extension are renderings of it. Only `metrics::record` writes here. Recording takes no lock but for batch sizes; readers
+//! may see an event half recorded, and see it whole once nothing is in flight.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
+use crate::error::Reason;
+use crate::id::ModelVersion;
+
+/// A count or a sum of nanoseconds. Relaxed: cells order nothing, they only have to lose nothing.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(super) fn raise_to(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub(super) struct Level(AtomicI64);
+
+impl Level {
+    pub(super) fn add(&self, delta: i64) {
+        self.0.fetch_add(delta, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What executions of one batch size have cost, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BatchCell {
+    pub(super) count: u64,
+    pub(super) compute_input_ns: u64,
+    pub(super) compute_infer_ns: u64,
+    pub(super) compute_output_ns: u64,
+}
+
+/// All series of one loaded model version. They begin at 0 with the load and end with the unload.
+#[derive(Debug)]
+pub struct ModelSeries {
+    model: ModelVersion,
+    version: String,
+    tags: Vec<(String, String)>,
+    pub(super) success_count: Count,
+    pub(super) success_ns: Count,
+    pub(super) queue_ns: Count,
+    pub(super) compute_input_ns: Count,
+    pub(super) compute_infer_ns: Count,
+    pub(super) compute_output_ns: Count,
+    pub(super) failures: [Count; Failure::ALL.len()],
+    pub(super) failure_ns: Count,
+    pub(super) inference_count: Count,
+    pub(super) execution_count: Count,
+    pub(super) last_inference_ms: Count,
+    pub(super) requests: Count,
+    pub(super) pending: Level,
+    /// Seconds, as the bits of an f64.
+    pub(super) load_duration: Count,
+    pub(super) instances: [Level; InstanceState::ALL.len()],
+    pub(super) restarts: Count,
+    pub(super) samples_dropped: Count,
+    /// By total batch size. Locked once for each execution, for a few additions.
+    batches: Mutex<BTreeMap<u64, BatchCell>>,
+}
+
+impl ModelSeries {
+    /// All cells at 0. `tags` are the configuration's `metric_tags`; each becomes a label `_KEY`, with what a label name
+    /// may not contain turned into `_`, and the first of equal names kept.
+    pub(super) fn new(model: &ModelVersion, tags: &[(String, String)]) -> Self {
+        let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
+        for (key, value) in tags {
+            let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            let name = format!("_{name}");
+            if !labels.iter().any(|(other, _)| *other == name) {
+                labels.push((name, value.clone()));
+            }
+        }
+        Self {
+            model: model.clone(),
+            version: model.version.to_string(),
+            tags: labels,
+            success_count: Count::default(),
+            success_ns: Count::default(),
+            queue_ns: Count::default(),
+            compute_input_ns: Count::default(),
+            compute_infer_ns: Count::default(),
+            compute_output_ns: Count::default(),
+            failures: Default::default(),
+            failure_ns: Count::default(),
+            inference_count: Count::default(),
+            execution_count: Count::default(),
+            last_inference_ms: Count::default(),
+            requests: Count::default(),
+            pending: Level::default(),
+            load_duration: Count::default(),
+            instances: Default::default(),
+            restarts: Count::default(),
+            samples_dropped: Count::default(),
+            batches: Mutex::default(),
+        }
+    }
+
+    /// Whose series these are.
+    pub fn model(&self) -> &ModelVersion {
+        &self.model
+    }
+
+    /// The version as text.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Labels from the configuration's `metric_tags`.
+    pub(super) fn tags(&self) -> &[(String, String)] {
+        &self.tags
+    }
+
+    pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// HTTP statuses 100 to 599.
+const STATUSES: usize = 500;
+
+/// Answers by protocol, route and status, and refusals and failures by protocol, route and reason. Every cell exists from
+/// the start, so that counting takes no lock.
+#[derive(Debug)]
+pub(super) struct RequestSeries {
+    http: Vec<Count>,
+    grpc: Vec<Count>,
+    failures: Vec<Count>,
+}
+
+impl RequestSeries {
+    pub(super) fn new() -> Self {
+        let cells = |count: usize| std::iter::repeat_with(Count::default).take(count).collect();
+        let routes = Route::ALL.len();
+        Self {
+            http: cells(routes * STATUSES),
+            grpc: cells(routes * GRPC_CODES.len()),
+            failures: cells(Protocol::ALL.len() * routes * Reason::ALL.len()),
+        }
+    }
+
+    /// Counts one answer. A status that no protocol has counts as the last one that it has.
+    pub(super) fn add(&self, protocol: Protocol, route: Route, outcome: Outcome) {
+        let (cells, codes, code) = match protocol {
+            Protocol::Http => (&self.http, STATUSES, usize::from(outcome.code.saturating_sub(100))),
+            Protocol::Grpc => (&self.grpc, GRPC_CODES.len(), usize::from(outcome.code)),
+        };
+        if let Some(cell) = cells.get(route.index() * codes + code.min(codes - 1)) {
+            cell.add(1);
+        }
+        if let Some(cell) = outcome.reason.and_then(|reason| self.failures.get(failure_index(protocol, route, reason)))
+        {
+            cell.add(1);
+        }
+    }
+
+    /// Calls `each` with protocol, route, status and count of every series: those counted, and success of `infer`, which
+    /// begins at 0 so that a rate over its first requests is right.
+    pub(super) fn for_each_answer(&self, mut each: impl FnMut(Protocol, Route, &str, u64)) {
+        for (route, cells) in Route::ALL.into_iter().zip(self.http.chunks(STATUSES)) {
+            for (status, cell) in (100u16..).zip(cells) {
+                let count = cell.get();
+                if count > 0 || (route == Route::Infer && status == 200) {
+                    each(Protocol::Http, route, &status.to_string(), count);
+                }
+            }
+        }
+        for (route, cells) in Route::ALL.into_iter().zip(self.grpc.chunks(GRPC_CODES.len())) {
+            for (code, cell) in GRPC_CODES.into_iter().zip(cells) {
+                let count = cell.get();
+                if count > 0 || (route == Route::Infer && code == "OK") {
+                    each(Protocol::Grpc, route, code, count);
+                }
+            }
+        }
+    }
+
+    /// Calls `each` with every series of refusals and failures: those counted, and all reasons of `infer`.
+    pub(super) fn for_each_failure(&self, mut each: impl FnMut(Protocol, Route, Reason, u64)) {
+        for protocol in Protocol::ALL {
+            for route in Route::ALL {
+                for reason in Reason::ALL {
+                    let cell = self.failures.get(failure_index(protocol, route, reason));
+                    let count = cell.map_or(0, Count::get);
+                    if count > 0 || route == Route::Infer {
+                        each(protocol, route, reason, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn failure_index(protocol: Protocol, route: Route, reason: Reason) -> usize {
+    (protocol.index() * Route::ALL.len() + route.index()) * Reason::ALL.len() + reason as usize
+}

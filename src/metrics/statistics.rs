@@ -1,0 +1,144 @@
+//! The statistics extension's view of a model's cells.
+//!
+//! Serialized with serde, [`ModelStatistics`] is an element of `model_stats` as Triton writes it in JSON: every key always
+//! present and in this order, counts and nanoseconds as plain numbers.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::series::{Count, ModelSeries};
+
+/// How often something happened, and how long it took in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StatisticDuration {
+    /// How often.
+    pub count: u64,
+    /// Nanoseconds in all.
+    pub ns: u64,
+}
+
+/// Where the time of inference requests went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct InferStatistics {
+    /// Successful requests, from start to end.
+    pub success: StatisticDuration,
+    /// Failed requests, from start to end.
+    pub fail: StatisticDuration,
+    /// Successful requests, in the queue.
+    pub queue: StatisticDuration,
+    /// Successful requests, bringing inputs to the model.
+    pub compute_input: StatisticDuration,
+    /// Successful requests, executing the model.
+    pub compute_infer: StatisticDuration,
+    /// Successful requests, taking outputs from the model.
+    pub compute_output: StatisticDuration,
+    /// Requests answered by the response cache.
+    pub cache_hit: StatisticDuration,
+    /// Requests looked up in the response cache in vain.
+    pub cache_miss: StatisticDuration,
+}
+
+/// Statistics of the n-th response of a decoupled model's requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct InferResponseStatistics {
+    /// Executing the model.
+    pub compute_infer: StatisticDuration,
+    /// Taking outputs from the model.
+    pub compute_output: StatisticDuration,
+    /// Responses with outputs.
+    pub success: StatisticDuration,
+    /// Responses that are errors.
+    pub fail: StatisticDuration,
+    /// Responses without outputs.
+    pub empty_response: StatisticDuration,
+    /// Responses cut off by the client.
+    pub cancel: StatisticDuration,
+}
+
+/// Executions of one batch size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct InferBatchStatistics {
+    /// The total batch size.
+    pub batch_size: u64,
+    /// Bringing inputs to the model.
+    pub compute_input: StatisticDuration,
+    /// Executing the model.
+    pub compute_infer: StatisticDuration,
+    /// Taking outputs from the model.
+    pub compute_output: StatisticDuration,
+}
+
+/// Memory that a model holds on one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUsage {
+    /// The kind of memory: `CPU`, `CPU_PINNED` or `GPU`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The device's number.
+    pub id: i64,
+    /// Bytes.
+    pub byte_size: u64,
+}
+
+/// The statistics of one loaded model version since it was loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ModelStatistics {
+    /// The model's name.
+    pub name: String,
+    /// Its version, as text.
+    pub version: String,
+    /// When it last executed, in milliseconds since 1970; 0 for never.
+    pub last_inference: u64,
+    /// Inferences: the sum of the batch sizes of successful requests.
+    pub inference_count: u64,
+    /// Executions of batches.
+    pub execution_count: u64,
+    /// Where the time of its requests went.
+    pub inference_stats: InferStatistics,
+    /// By number of the response, `"0"` first; empty unless the model answers more than once.
+    pub response_stats: BTreeMap<String, InferResponseStatistics>,
+    /// Executions by batch size, ascending.
+    pub batch_stats: Vec<InferBatchStatistics>,
+    /// Memory by device; empty while it is not measured.
+    pub memory_usage: Vec<MemoryUsage>,
+}
+
+/// The statistics of one model version, as its cells are now.
+pub fn of(series: &ModelSeries) -> ModelStatistics {
+    let count = series.success_count.get();
+    let with = |cell: &Count| StatisticDuration { count, ns: cell.get() };
+    let inference_stats = InferStatistics {
+        success: with(&series.success_ns),
+        fail: StatisticDuration { count: series.failures.iter().map(Count::get).sum(), ns: series.failure_ns.get() },
+        queue: with(&series.queue_ns),
+        compute_input: with(&series.compute_input_ns),
+        compute_infer: with(&series.compute_infer_ns),
+        compute_output: with(&series.compute_output_ns),
+        ..InferStatistics::default()
+    };
+    let batch_stats = series
+        .batches()
+        .iter()
+        .map(|(&batch_size, cell)| {
+            let with = |ns| StatisticDuration { count: cell.count, ns };
+            InferBatchStatistics {
+                batch_size,
+                compute_input: with(cell.compute_input_ns),
+                compute_infer: with(cell.compute_infer_ns),
+                compute_output: with(cell.compute_output_ns),
+            }
+        })
+        .collect();
+    ModelStatistics {
+        name: series.model().name.to_string(),
+        version: series.version().to_owned(),
+        last_inference: series.last_inference_ms.get(),
+        inference_count: series.inference_count.get(),
+        execution_count: series.execution_count.get(),
+        inference_stats,
+        response_stats: BTreeMap::new(),
+        batch_stats,
+        memory_usage: Vec::new(),
+    }
+}

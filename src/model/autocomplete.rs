@@ -1,0 +1,206 @@
+//! Fills in what a configuration leaves out from what the model file says, and refuses a configuration that the file
+//! contradicts. The rules are those of Triton's ONNX Runtime backend.
+
+use super::proto::model_config::SchedulingChoice;
+use super::proto::{self, ModelTensorReshape};
+use super::{ConfigError, ModelSignature, SignatureTensor};
+use crate::tensor::{DataType, format_shape};
+
+/// What inputs and outputs of a configuration have in common.
+trait TensorConfig: Default {
+    const ROLE: &'static str;
+    fn name(&self) -> &str;
+    fn datatype(&self) -> i32;
+    fn dims(&self) -> &[i64];
+    fn reshape(&self) -> Option<&ModelTensorReshape>;
+    fn fill(&mut self, name: &str, datatype: DataType);
+    fn set_dims(&mut self, dims: Vec<i64>, reshape: Option<ModelTensorReshape>);
+    /// The dimensions that the model sees, without the batch.
+    fn model_dims(&self) -> &[i64] {
+        self.reshape().map_or(self.dims(), |reshape| &reshape.shape)
+    }
+}
+
+macro_rules! tensor_config {
+    ($type:ty, $role:literal) => {
+        impl TensorConfig for $type {
+            const ROLE: &'static str = $role;
+            fn name(&self) -> &str {
+                &self.name
+            }
+            fn datatype(&self) -> i32 {
+                self.data_type
+            }
+            fn dims(&self) -> &[i64] {
+                &self.dims
+            }
+            fn reshape(&self) -> Option<&ModelTensorReshape> {
+                self.reshape.as_ref()
+            }
+            fn fill(&mut self, name: &str, datatype: DataType) {
+                self.name = name.to_owned();
+                if self.data_type == 0 {
+                    self.data_type = i32::from(datatype.number());
+                }
+            }
+            fn set_dims(&mut self, dims: Vec<i64>, reshape: Option<ModelTensorReshape>) {
+                self.dims = dims;
+                self.reshape = reshape;
+            }
+        }
+    };
+}
+
+tensor_config!(proto::ModelInput, "input");
+tensor_config!(proto::ModelOutput, "output");
+
+/// Fills in inputs, outputs, datatypes, dimensions and the maximum batch size where they are left out. A maximum batch
+/// size that is filled in switches the dynamic batcher on, unless a scheduler is chosen.
+pub(super) fn fill(
+    config: &mut proto::ModelConfig,
+    signature: &ModelSignature,
+    default_max_batch_size: u32,
+) -> Result<(), ConfigError> {
+    let fixed = signature.inputs.iter().chain(&signature.outputs).find(|tensor| !has_batch(tensor));
+    let default = i32::try_from(default_max_batch_size).unwrap_or(i32::MAX);
+    if config.max_batch_size == 0 && fixed.is_none() && leaves_room(config, signature) && default > 0 {
+        config.max_batch_size = default;
+        if default > 1 && config.scheduling_choice.is_none() {
+            config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(Default::default()));
+        }
+    }
+    let batching = config.max_batch_size > 0;
+    if let (true, Some(tensor)) = (batching, fixed) {
+        return Err(ConfigError::new(format!(
+            "autofill failed for model '{}': model does not support batching while non-zero max_batch_size is specified: \
+             tensor '{}' has shape {}, its first dimension is not variable",
+            config.name,
+            tensor.name,
+            tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
+        )));
+    }
+    fill_tensors(&mut config.input, &signature.inputs, batching);
+    fill_tensors(&mut config.output, &signature.outputs, batching);
+    Ok(())
+}
+
+fn has_batch(tensor: &SignatureTensor) -> bool {
+    tensor.dims.as_ref().is_some_and(|dims| dims.first() == Some(&-1))
+}
+
+/// Whether every tensor whose dimensions are written leaves out one dimension of the model's: the batch.
+fn leaves_room(config: &proto::ModelConfig, signature: &ModelSignature) -> bool {
+    one_short(&config.input, &signature.inputs) && one_short(&config.output, &signature.outputs)
+}
+
+fn one_short<T: TensorConfig>(tensors: &[T], signature: &[SignatureTensor]) -> bool {
+    tensors.iter().filter(|tensor| !tensor.dims().is_empty()).all(|tensor| {
+        let model = signature.iter().find(|model| model.name == tensor.name());
+        let rank = model.and_then(|model| model.dims.as_ref()).map_or(0, Vec::len);
+        tensor.model_dims().len() + 1 == rank
+    })
+}
+
+fn fill_tensors<T: TensorConfig>(tensors: &mut Vec<T>, signature: &[SignatureTensor], batching: bool) {
+    if tensors.is_empty() {
+        tensors.extend(signature.iter().map(|model| {
+            let mut tensor = T::default();
+            tensor.fill(&model.name, model.datatype);
+            tensor
+        }));
+    }
+    for tensor in tensors {
+        let Some(model) = signature.iter().find(|model| model.name == tensor.name()) else { continue };
+        tensor.fill(&model.name, model.datatype);
+        let Some(dims) = model.dims.as_ref().filter(|_| tensor.dims().is_empty()) else { continue };
+        let dims = dims.get(usize::from(batching)..).unwrap_or_default();
+        if dims.is_empty() {
+            // A scalar per item: the protocol's shape is [1], the model's has no dimension besides the batch.
+            tensor.set_dims(vec![1], Some(ModelTensorReshape { shape: Vec::new() }));
+        } else {
+            tensor.set_dims(dims.to_vec(), tensor.reshape().cloned());
+        }
+    }
+}
+
+/// Refuses a configuration that names tensors the model has not, leaves out an input, or differs in datatype or shape.
+pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -> Result<(), ConfigError> {
+    compare_tensors(config, &config.input, &signature.inputs)?;
+    compare_tensors(config, &config.output, &signature.outputs)?;
+    let missing = signature.inputs.iter().find(|model| config.input.iter().all(|input| input.name != model.name));
+    match missing {
+        Some(model) => Err(ConfigError::new(format!(
+            "unable to load model '{}', configuration expects {} inputs, model provides {}: input '{}' is not configured",
+            config.name,
+            config.input.len(),
+            signature.inputs.len(),
+            model.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn compare_tensors<T: TensorConfig>(
+    config: &proto::ModelConfig,
+    tensors: &[T],
+    signature: &[SignatureTensor],
+) -> Result<(), ConfigError> {
+    for tensor in tensors.iter().filter(|tensor| !tensor.name().is_empty()) {
+        let Some(model) = signature.iter().find(|model| model.name == tensor.name()) else {
+            let allowed: Vec<&str> = signature.iter().map(|model| model.name.as_str()).collect();
+            return Err(ConfigError::new(format!(
+                "unexpected inference {role} '{}' for model '{}', allowed {role}s are: {}",
+                tensor.name(),
+                config.name,
+                allowed.join(", "),
+                role = T::ROLE
+            )));
+        };
+        if tensor.datatype() != 0 && tensor.datatype() != i32::from(model.datatype.number()) {
+            let configured = proto::DataType::try_from(tensor.datatype()).unwrap_or(proto::DataType::TypeInvalid);
+            let provided = proto::DataType::try_from(i32::from(model.datatype.number())).unwrap_or_default();
+            return Err(ConfigError::new(format!(
+                "unable to load model '{}', configuration expects datatype {} for {} '{}', model provides {}",
+                config.name,
+                configured.as_str_name(),
+                T::ROLE,
+                tensor.name(),
+                provided.as_str_name()
+            )));
+        }
+        compare_shape(config, tensor, model)?;
+    }
+    Ok(())
+}
+
+fn compare_shape<T: TensorConfig>(
+    config: &proto::ModelConfig,
+    tensor: &T,
+    model: &SignatureTensor,
+) -> Result<(), ConfigError> {
+    let Some(provided) = model.dims.as_deref().filter(|_| !tensor.dims().is_empty()) else { return Ok(()) };
+    let mut full = tensor.model_dims().to_vec();
+    if config.max_batch_size > 0 {
+        full.insert(0, -1);
+    }
+    let fits = |(&provided, &configured): (&i64, &i64)| provided == -1 || provided == configured;
+    if provided.len() == full.len() && provided.iter().zip(&full).all(fits) {
+        return Ok(());
+    }
+    let how = if config.max_batch_size > 0 {
+        format!(
+            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete shape {}",
+            format_shape(&full)
+        )
+    } else {
+        format!("shape {}", format_shape(&full))
+    };
+    Err(ConfigError::new(format!(
+        "model '{}', tensor '{}': the model expects {} dimensions (shape {}) but the model configuration specifies {} dimensions ({how})",
+        config.name,
+        tensor.name(),
+        provided.len(),
+        format_shape(provided),
+        full.len()
+    )))
+}

@@ -1,0 +1,326 @@
+//! Whether a request fits its model, before it enters a queue.
+//!
+//! The order of the checks and the texts are Triton's; so is the order in which inputs are visited (the client's,
+//! backwards), because which of two errors is told depends on it.
+
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use bytes::Bytes;
+
+use super::{ModelConfig, TensorSpec};
+use crate::error::InferError;
+use crate::infer::{InferInput, InferRequest};
+use crate::tensor::{DataType, Tensor, byte_size, element_count, format_shape, push_bytes_element};
+
+const BATCH_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be \
+prepended to each input shape. If you want to specify the full shape including the batch dim in your input dims config, \
+try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size.";
+
+/// What the scheduler has to know about a request that fits its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// How many items the request brings; 1 when the model does not batch.
+    pub batch_size: u64,
+    /// Equal for requests that may share a batch: the same inputs are there, and those with a variable dimension that may
+    /// not be ragged have the same shape. Meaningful for this configuration object only, and only as an equality.
+    pub shape_key: u64,
+}
+
+/// A refusal, and whether its text starts with the request's id. Triton looks names up outside of what it prefixes.
+struct Refusal {
+    error: InferError,
+    prefixed: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(message: String) -> Self {
+        Self { error: InferError::invalid(message), prefixed: true }
+    }
+}
+
+fn bare(message: String) -> Refusal {
+    Refusal { error: InferError::invalid(message), prefixed: false }
+}
+
+impl ModelConfig {
+    /// Checks `request` and prepares it: a raw body becomes the model's one input, and inputs come into the order of the
+    /// configuration. Allocates nothing for a valid request apart from the raw body of a BYTES model.
+    ///
+    /// # Errors
+    /// `InvalidArg` with the text that clients of Triton know, prefixed by the request's id where Triton does so.
+    pub fn check(&self, request: &mut InferRequest) -> Result<Checked, InferError> {
+        self.check_all(request).map_err(|refusal| match refusal.prefixed {
+            true => refusal.error.with_request_id(&request.id),
+            false => refusal.error,
+        })
+    }
+
+    fn check_all(&self, request: &mut InferRequest) -> Result<Checked, Refusal> {
+        if let Some(body) = request.raw_body.take() {
+            request.inputs = vec![self.deduce(body)?];
+        }
+        self.check_outputs(request)?;
+        self.check_names(&request.inputs)?;
+        let batch_size = self.check_batch(&request.inputs)?;
+        for (position, input) in request.inputs.iter().enumerate().rev() {
+            if let Some(spec) = self.spec(position, &input.name) {
+                self.check_tensor(spec, &input.tensor, batch_size)?;
+            }
+        }
+        if self.batches() && batch_size == 0 {
+            return Err(format!("inference request batch-size must be 1 or more for '{}', got 0", self.name).into());
+        }
+        let order = |input: &InferInput| self.inputs.iter().position(|spec| spec.name == input.name);
+        if !request.inputs.iter().zip(&self.inputs).all(|(input, spec)| input.name == spec.name) {
+            request.inputs.sort_unstable_by_key(order);
+        }
+        Ok(Checked { batch_size: batch_size.max(1), shape_key: self.shape_key(&request.inputs) })
+    }
+
+    /// The specification of a request's input; most clients keep the model's order, so that its own place is tried first.
+    fn spec(&self, position: usize, name: &str) -> Option<&TensorSpec> {
+        self.inputs.get(position).filter(|spec| spec.name == name).or_else(|| self.input(name))
+    }
+
+    fn check_outputs(&self, request: &InferRequest) -> Result<(), Refusal> {
+        let outputs = &request.outputs;
+        for (position, output) in outputs.iter().enumerate() {
+            if self.output(&output.name).is_none() {
+                return Err(bare(format!("unexpected inference output '{}' for model '{}'", output.name, self.name)));
+            }
+            // Short: names that are not the model's have been refused, so a repetition comes soon.
+            if outputs.iter().take(position).any(|earlier| earlier.name == output.name) {
+                return Err(format!("output '{}' already exists in request", output.name).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self, inputs: &[InferInput]) -> Result<(), Refusal> {
+        let limit = self.inputs.len();
+        // Among the first `limit + 1` a repetition shows, or there are too many.
+        for (position, input) in inputs.iter().enumerate().take(limit + 1) {
+            if inputs.iter().take(position).any(|earlier| earlier.name == input.name) {
+                return Err(format!("input '{}' already exists in request", input.name).into());
+            }
+        }
+        let required = self.inputs.iter().filter(|spec| !spec.optional).count();
+        if !(required..=limit).contains(&inputs.len()) {
+            return Err(self.wrong_count(inputs, required));
+        }
+        let known = |(position, input): &(usize, &InferInput)| self.spec(*position, &input.name).is_some();
+        if let Some((_, input)) = inputs.iter().enumerate().find(|entry| !known(entry)) {
+            return Err(bare(format!("unexpected inference input '{}' for model '{}'", input.name, self.name)));
+        }
+        // With all names known and none twice, a full count leaves nothing out.
+        if inputs.len() < limit && self.missing(inputs).next().is_some() {
+            return Err(self.wrong_count(inputs, required));
+        }
+        Ok(())
+    }
+
+    fn missing(&self, inputs: &[InferInput]) -> impl Iterator<Item = &str> {
+        let given = |spec: &&TensorSpec| inputs.iter().all(|input| input.name != spec.name);
+        self.inputs.iter().filter(|spec| !spec.optional).filter(given).map(|spec| spec.name.as_str())
+    }
+
+    fn wrong_count(&self, inputs: &[InferInput], required: usize) -> Refusal {
+        let list = |names: &mut dyn Iterator<Item = &str>| {
+            let names: Vec<String> = names.map(|name| format!("'{name}'")).collect();
+            format!("[{}]", names.join(","))
+        };
+        let expected = match self.inputs.len() {
+            all if all == required => format!("expected {all} inputs"),
+            all => format!("expected number of inputs between {required} and {all}"),
+        };
+        format!(
+            "{expected} but got {} inputs for model '{}'. Got input(s) {}, but missing required input(s) {}. \
+             Please provide all required input(s).",
+            inputs.len(),
+            self.name,
+            list(&mut inputs.iter().map(|input| input.name.as_str())),
+            list(&mut self.missing(inputs)),
+        )
+        .into()
+    }
+
+    /// The batch size that all inputs agree on; 1 when the model does not batch.
+    fn check_batch(&self, inputs: &[InferInput]) -> Result<u64, Refusal> {
+        if !self.batches() {
+            return Ok(1);
+        }
+        let model = &self.name;
+        let mut batch = None;
+        for InferInput { name, tensor } in inputs.iter().rev() {
+            let Some(&first) = tensor.shape.first() else {
+                return Err(
+                    format!("input '{name}' has no shape but model requires batch dimension for '{model}'").into()
+                );
+            };
+            let Ok(first) = u64::try_from(first) else { return Err(self.negative(name, &tensor.shape)) };
+            if *batch.get_or_insert(first) != first {
+                return Err(format!("input '{name}' batch size does not match other inputs for '{model}'").into());
+            }
+        }
+        let batch = batch.unwrap_or(1);
+        if batch > u64::from(self.max_batch_size) {
+            return Err(format!("inference request batch-size must be <= {} for '{model}'", self.max_batch_size).into());
+        }
+        Ok(batch)
+    }
+
+    fn negative(&self, name: &str, shape: &[i64]) -> Refusal {
+        format!(
+            "All input dimensions should be specified for input '{name}' for model '{}', got {}",
+            self.name,
+            format_shape(shape)
+        )
+        .into()
+    }
+
+    fn check_tensor(&self, spec: &TensorSpec, tensor: &Tensor, batch_size: u64) -> Result<(), Refusal> {
+        let (name, model) = (&spec.name, &self.name);
+        if tensor.datatype != spec.datatype {
+            return Err(format!(
+                "inference input '{name}' data-type is '{}', but model '{model}' expects '{}'",
+                tensor.datatype, spec.datatype
+            )
+            .into());
+        }
+        let dims = tensor.shape.get(usize::from(self.batches())..).unwrap_or_default();
+        let fits = |(&expected, &got): (&i64, &i64)| expected == -1 || expected == got;
+        if dims.len() != spec.dims.len() || !spec.dims.iter().zip(dims).all(fits) {
+            return Err(format!(
+                "unexpected shape for input '{name}' for model '{model}'. Expected {}, got {}. {}",
+                format_shape(&self.full_shape(spec)),
+                format_shape(&tensor.shape),
+                if self.batches() { BATCH_NOTE } else { "" }
+            )
+            .into());
+        }
+        if dims.iter().any(|&dim| dim < 0) {
+            return Err(self.negative(name, &tensor.shape));
+        }
+        let too_large = || {
+            format!(
+                "shape {} for input '{name}' for model '{model}' causes total element count to exceed maximum size of {}",
+                format_shape(&tensor.shape),
+                i64::MAX
+            )
+        };
+        let items = batch_size.max(1);
+        let elements = element_count(dims).and_then(|count| count.checked_mul(items)).ok_or_else(too_large)?;
+        if spec.datatype == DataType::Bytes {
+            return self.check_strings(name, &tensor.data, elements);
+        }
+        let expected = byte_size(spec.datatype, dims).and_then(|size| size.checked_mul(items)).ok_or_else(too_large)?;
+        let got = tensor.data.len();
+        if expected != got as u64 {
+            return Err(format!(
+                "input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {got}"
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Walks the elements of a BYTES tensor once.
+    fn check_strings(&self, name: &str, data: &[u8], expected: u64) -> Result<(), Refusal> {
+        let model = &self.name;
+        let mut rest = data;
+        let mut count = 0u64;
+        while let Some((prefix, after)) = rest.split_first_chunk::<4>() {
+            count += 1;
+            if count > expected {
+                return Err(format!(
+                    "unexpected number of string elements {count} for inference input '{name}' for model '{model}', \
+                     expecting {expected}"
+                )
+                .into());
+            }
+            let length = u32::from_le_bytes(*prefix);
+            rest = after.get(length as usize..).ok_or_else(|| {
+                bare(format!(
+                    "incomplete string data for inference input '{name}', expecting string of length {length} but only {} \
+                     bytes available",
+                    after.len()
+                ))
+            })?;
+        }
+        if !rest.is_empty() {
+            return Err(format!(
+                "incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 bytes but \
+                 only {} bytes available. Please make sure the string length indicator is in one buffer.",
+                rest.len()
+            )
+            .into());
+        }
+        if count != expected {
+            return Err(format!(
+                "expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    /// The one input of a raw binary request: its shape follows from the model's and the body's length.
+    fn deduce(&self, body: Bytes) -> Result<InferInput, Refusal> {
+        let [spec] = self.inputs.as_slice() else {
+            return Err(format!(
+                "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
+                self.inputs.len(),
+                self.name
+            )
+            .into());
+        };
+        if spec.dims.iter().filter(|&&dim| dim == -1).count() > 1 {
+            return Err(format!(
+                "The shape of the raw input '{}' can not be deduced because there are more than one variable-sized dimension",
+                spec.name
+            )
+            .into());
+        }
+        let fixed = spec.dims.iter().filter(|&&dim| dim != -1).fold(1i64, |product, &dim| product.saturating_mul(dim));
+        let (data, variable) = match spec.datatype.size() {
+            Some(size) => {
+                let elements = i64::try_from(body.len() / size).unwrap_or(i64::MAX);
+                // A dimension is 1 or greater in a checked configuration.
+                (body, elements / fixed.max(1))
+            }
+            None => {
+                let mut framed = Vec::with_capacity(body.len() + 4);
+                if spec.dims != [1] || !push_bytes_element(&mut framed, &body) {
+                    return Err(format!(
+                        "For BYTE datatype raw input '{}', the model must have input shape [1]",
+                        spec.name
+                    )
+                    .into());
+                }
+                (Bytes::from(framed), 1)
+            }
+        };
+        let batch = self.batches().then_some(1);
+        let dims = spec.dims.iter().map(|&dim| if dim == -1 { variable } else { dim });
+        let shape = batch.into_iter().chain(dims).collect();
+        Ok(InferInput { name: spec.name.clone(), tensor: Tensor { datatype: spec.datatype, shape, data } })
+    }
+
+    /// `inputs` in the order of the configuration.
+    fn shape_key(&self, inputs: &[InferInput]) -> u64 {
+        let matters = |spec: &TensorSpec| spec.is_variable() && !spec.allow_ragged_batch;
+        if inputs.len() == self.inputs.len() && !self.inputs.iter().any(matters) {
+            return 0;
+        }
+        let mut hasher = self.shape_hash.build_hasher();
+        let mut given = inputs.iter().peekable();
+        for spec in &self.inputs {
+            let input = given.next_if(|input| input.name == spec.name);
+            input.is_some().hash(&mut hasher);
+            if let Some(input) = input.filter(|_| matters(spec)) {
+                input.tensor.shape.get(usize::from(self.batches())..).hash(&mut hasher);
+            }
+        }
+        hasher.finish()
+    }
+}

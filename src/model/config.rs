@@ -1,0 +1,329 @@
+//! The checked model configuration.
+
+use std::collections::BTreeMap;
+use std::hash::RandomState;
+
+use prost::Message;
+
+use super::{ConfigError, Draft, proto, validate};
+use crate::tensor::DataType;
+
+/// A valid model configuration. Made by [`Draft::complete`] and [`ModelConfig::decode`] only.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// The model's name: that of its directory.
+    pub name: String,
+    /// The platform, as clients see it in the metadata; may be empty.
+    pub platform: String,
+    /// The backend that executes the model; empty for an ensemble.
+    pub backend: String,
+    /// Which versions should run.
+    pub version_policy: VersionPolicy,
+    /// The largest batch; 0 when the model does not batch and its shapes have no batch dimension.
+    pub max_batch_size: u32,
+    /// Inputs.
+    pub inputs: Vec<TensorSpec>,
+    /// Outputs.
+    pub outputs: Vec<TensorSpec>,
+    /// How requests come together.
+    pub scheduling: Scheduling,
+    /// Which instances run; empty for an ensemble only.
+    pub instance_groups: Vec<InstanceGroup>,
+    /// The model's file in its version directory.
+    pub default_model_filename: String,
+    /// Free parameters for the backend.
+    pub parameters: BTreeMap<String, String>,
+    /// Labels that the model's metrics carry besides the usual ones (without the `_` put before their names).
+    pub metric_tags: BTreeMap<String, String>,
+    /// Whether a request may be answered by any number of responses.
+    pub decoupled: bool,
+    /// Whether responses may come from the response cache.
+    pub response_cache: bool,
+    /// Requests to run before the model is ready.
+    pub warmups: Vec<Warmup>,
+    /// The same in the schema's form, for the model configuration extension.
+    pub(super) proto: proto::ModelConfig,
+    /// Keys the hash of shapes, so that no client can make two different shapes look equal.
+    pub(super) shape_hash: RandomState,
+}
+
+/// One input or output of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// What its elements are.
+    pub datatype: DataType,
+    /// Dimensions without the batch: 1 or greater, or -1 for a variable one.
+    pub dims: Vec<i64>,
+    /// The dimensions that the backend sees instead, without the batch.
+    pub reshape: Option<Vec<i64>>,
+    /// Inputs: a request may leave it out.
+    pub optional: bool,
+    /// Inputs: requests of different shapes may share a batch.
+    pub allow_ragged_batch: bool,
+    /// Its values are a shape (TensorRT).
+    pub is_shape_tensor: bool,
+    /// Outputs: the file with the names of the classes; empty for none.
+    pub label_filename: String,
+}
+
+impl TensorSpec {
+    /// The shape that the backend sees for a shape of the protocol. `batching` says that both start with a batch
+    /// dimension, which stays as it is.
+    pub fn backend_shape(&self, shape: &[i64], batching: bool) -> Vec<i64> {
+        match &self.reshape {
+            Some(reshape) => remap(&self.dims, reshape, shape, batching),
+            None => shape.to_vec(),
+        }
+    }
+
+    /// The inverse of [`TensorSpec::backend_shape`]: the shape of the protocol for what a backend produced.
+    pub fn protocol_shape(&self, shape: &[i64], batching: bool) -> Vec<i64> {
+        match &self.reshape {
+            Some(reshape) => remap(reshape, &self.dims, shape, batching),
+            None => shape.to_vec(),
+        }
+    }
+
+    /// Whether any dimension is variable.
+    pub fn is_variable(&self) -> bool {
+        self.dims.contains(&-1)
+    }
+}
+
+/// `to` with its variable dimensions replaced, in order, by what `shape` has at those of `from`.
+fn remap(from: &[i64], to: &[i64], shape: &[i64], batching: bool) -> Vec<i64> {
+    let (batch, dims) = shape.split_at(usize::from(batching).min(shape.len()));
+    let mut variable = from.iter().zip(dims).filter(|(from, _)| **from == -1).map(|(_, dim)| *dim);
+    let to = to.iter().map(|&dim| if dim == -1 { variable.next().unwrap_or(dim) } else { dim });
+    batch.iter().copied().chain(to).collect()
+}
+
+/// Which of the versions in a model's directory should run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VersionPolicy {
+    /// The given number of the highest ones.
+    Latest(u32),
+    /// Every one.
+    All,
+    /// Those listed, if they are there.
+    Specific(Vec<u64>),
+}
+
+/// How requests come together.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scheduling {
+    /// One request is one execution.
+    Default,
+    /// Requests that wait together are executed together.
+    Dynamic(DynamicBatching),
+    /// Requests belong to sequences, each bound to an instance.
+    Sequence(SequenceBatching),
+    /// The model is a plan over other models.
+    Ensemble {
+        /// The plan.
+        steps: Vec<EnsembleStep>,
+        /// The most requests that a step may have in flight; 0 for no limit.
+        max_inflight_requests: u32,
+    },
+}
+
+/// The dynamic batcher's settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DynamicBatching {
+    /// Batch sizes to aim at: each from 1 to the maximum batch size; empty only when the model does not batch.
+    pub preferred_batch_sizes: Vec<u32>,
+    /// How long a request may wait for company, in microseconds.
+    pub max_queue_delay_us: u64,
+    /// Whether responses leave in the order of their requests.
+    pub preserve_ordering: bool,
+    /// The number of priority levels; 0 for a single queue.
+    pub priority_levels: u64,
+    /// The level of requests that name none: 1 to `priority_levels`, or 0 without levels.
+    pub default_priority_level: u64,
+    /// The policy of the queues without one of their own.
+    pub default_queue_policy: QueuePolicy,
+    /// Policies by level.
+    pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
+}
+
+/// How a queue treats requests that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePolicy {
+    /// What happens to a request whose timeout has passed.
+    pub timeout_action: TimeoutAction,
+    /// The timeout in microseconds; 0 for none.
+    pub default_timeout_us: u64,
+    /// Whether a request may shorten its timeout.
+    pub allow_timeout_override: bool,
+    /// The most requests that may wait; 0 for no limit.
+    pub max_queue_size: u32,
+}
+
+/// What happens to a request whose timeout has passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeoutAction {
+    /// It is refused.
+    #[default]
+    Reject,
+    /// It is served after all that have time left.
+    Delay,
+}
+
+/// The sequence batcher's settings. Control inputs and states stay in the schema's form until that scheduler needs them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceBatching {
+    /// How sequences share an instance.
+    pub strategy: SequenceStrategy,
+    /// How long a sequence may be silent, in microseconds.
+    pub max_sequence_idle_us: u64,
+    /// Whether one request makes a sequence that the backend continues.
+    pub iterative: bool,
+}
+
+/// How sequences share an instance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SequenceStrategy {
+    /// Each sequence has a slot of the batch.
+    Direct {
+        /// How long a batch may wait, in microseconds.
+        max_queue_delay_us: u64,
+        /// The fill, 0 to 1, at which a batch does not wait.
+        minimum_slot_utilization: f32,
+    },
+    /// The oldest requests of the candidates form the batch.
+    Oldest {
+        /// The most sequences in flight; 0 lets the server choose.
+        max_candidate_sequences: u32,
+        /// As in [`DynamicBatching`].
+        preferred_batch_sizes: Vec<u32>,
+        /// As in [`DynamicBatching`].
+        max_queue_delay_us: u64,
+        /// As in [`DynamicBatching`].
+        preserve_ordering: bool,
+    },
+}
+
+/// One step of an ensemble.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnsembleStep {
+    /// The model to run.
+    pub model_name: String,
+    /// Its version; `None` for the latest.
+    pub model_version: Option<u64>,
+    /// From the model's inputs to the ensemble's tensors.
+    pub input_map: BTreeMap<String, String>,
+    /// From the model's outputs to the ensemble's tensors.
+    pub output_map: BTreeMap<String, String>,
+}
+
+/// Instances of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceGroup {
+    /// Its name; instances are called `<name>_<number>`.
+    pub name: String,
+    /// Where the instances run.
+    pub kind: InstanceKind,
+    /// How many, 1 or more; for [`InstanceKind::Gpu`] on each GPU.
+    pub count: u32,
+    /// The GPUs, for [`InstanceKind::Gpu`] only.
+    pub gpus: Vec<u32>,
+    /// Whether the instances are kept out of scheduling.
+    pub passive: bool,
+    /// The name of the host policy; may be empty.
+    pub host_policy: String,
+}
+
+/// Where instances run. Written `KIND_AUTO` is decided when the configuration is completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceKind {
+    /// On the CPUs.
+    Cpu,
+    /// On GPUs.
+    Gpu,
+    /// The backend decides.
+    Model,
+}
+
+/// A request to run before the model is ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warmup {
+    /// Its name, for the log.
+    pub name: String,
+    /// The batch size, 0 for a model that does not batch.
+    pub batch_size: u32,
+    /// How many times it runs, 1 or more.
+    pub count: u32,
+    /// Inputs by name.
+    pub inputs: BTreeMap<String, WarmupInput>,
+}
+
+/// One input of a [`Warmup`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarmupInput {
+    /// What its elements are.
+    pub datatype: DataType,
+    /// Its dimensions without the batch.
+    pub dims: Vec<i64>,
+    /// Where its values come from.
+    pub data: WarmupData,
+}
+
+/// Where the values of a [`WarmupInput`] come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WarmupData {
+    /// All zero.
+    Zero,
+    /// Anything.
+    Random,
+    /// The bytes of this file in the model's `warmup` directory.
+    File(String),
+}
+
+impl ModelConfig {
+    /// Whether shapes start with a batch dimension.
+    pub fn batches(&self) -> bool {
+        self.max_batch_size > 0
+    }
+
+    /// The input with this name.
+    pub fn input(&self, name: &str) -> Option<&TensorSpec> {
+        self.inputs.iter().find(|input| input.name == name)
+    }
+
+    /// The output with this name.
+    pub fn output(&self, name: &str) -> Option<&TensorSpec> {
+        self.outputs.iter().find(|output| output.name == name)
+    }
+
+    /// The completed configuration as protobuf bytes of `inference.ModelConfig`.
+    pub fn encode(&self) -> Vec<u8> {
+        self.proto.encode_to_vec()
+    }
+
+    /// Reads what [`ModelConfig::encode`] made, checking it again.
+    ///
+    /// # Errors
+    /// When the bytes are no configuration or not a valid, completed one.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
+        validate::config(Draft::decode(bytes)?.proto)
+    }
+
+    /// The same configuration with one more free parameter, for what the server itself has to say about the model.
+    pub fn with_parameter(&self, name: &str, value: &str) -> Self {
+        let mut config = self.clone();
+        config.parameters.insert(name.to_owned(), value.to_owned());
+        let parameter = proto::ModelParameter { string_value: value.to_owned() };
+        config.proto.parameters.insert(name.to_owned(), parameter);
+        config
+    }
+
+    /// Whether `other` differs in nothing but its instance groups, so that a running model can follow it by starting and
+    /// stopping instances.
+    pub fn differs_only_in_instances(&self, other: &ModelConfig) -> bool {
+        let mut mine = self.proto.clone();
+        mine.instance_group.clone_from(&other.proto.instance_group);
+        mine == other.proto && self.proto.instance_group != other.proto.instance_group
+    }
+}

@@ -1,0 +1,103 @@
+//! A model configuration as somebody wrote it, and its way to a checked one.
+
+use prost::Message;
+use prost_reflect::DynamicMessage;
+
+use super::lexer::TextError;
+use super::onnx::ModelSignature;
+use super::{ConfigError, ModelConfig, autocomplete, normalize, proto, text, validate};
+
+/// A configuration that has the right form and may lack or contradict anything else.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Draft {
+    pub(super) proto: proto::ModelConfig,
+}
+
+/// What is known about a model apart from its configuration's text.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Completion<'a> {
+    /// The name of the model's directory: the model's name.
+    pub directory: &'a str,
+    /// The names of the files in the model's version directories; they decide the backend where the configuration is
+    /// silent.
+    pub files: &'a [String],
+    /// The backends that can run here; empty to accept any name. ONNX models fall back from `onnxruntime` to `tract`
+    /// when only the latter is listed.
+    pub backends: &'a [&'a str],
+    /// The numbers of this machine's GPUs.
+    pub gpus: &'a [u32],
+    /// What the model file says about its inputs and outputs, if it could be read.
+    pub signature: Option<&'a ModelSignature>,
+    /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from `signature`.
+    pub auto_complete: bool,
+    /// The maximum batch size to fill in for a model that can batch and says nothing; 4 in Triton.
+    pub default_max_batch_size: u32,
+}
+
+impl Draft {
+    /// A configuration that says nothing: that of a model without a configuration file.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Reads the protobuf text format (`config.pbtxt`).
+    ///
+    /// # Errors
+    /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum value.
+    pub fn from_text(source: &str, file_name: &str) -> Result<Self, ConfigError> {
+        let located = |error: TextError| ConfigError::new(error.locate(source, file_name));
+        let message = text::parse(source, &proto::descriptor()).map_err(located)?;
+        Ok(Self { proto: proto::from_dynamic(&message)? })
+    }
+
+    /// Reads the JSON mapping of protobuf, field names in either style, 64-bit integers as numbers or strings.
+    ///
+    /// # Errors
+    /// One line with what was wrong and its line and column.
+    pub fn from_json(json: &str) -> Result<Self, ConfigError> {
+        let wrong = |error: serde_json::Error| ConfigError::new(format!("model configuration JSON: {error}"));
+        let mut reader = serde_json::Deserializer::from_str(json);
+        let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader).map_err(wrong)?;
+        reader.end().map_err(wrong)?;
+        Ok(Self { proto: proto::from_dynamic(&message)? })
+    }
+
+    /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
+    pub fn model_file(&self) -> &str {
+        &self.proto.default_model_filename
+    }
+
+    /// The draft as protobuf bytes of `inference.ModelConfig`.
+    pub fn encode(&self) -> Vec<u8> {
+        self.proto.encode_to_vec()
+    }
+
+    /// Reads what [`Draft::encode`] or any other writer of `inference.ModelConfig` made.
+    ///
+    /// # Errors
+    /// When the bytes are no such message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
+        let proto = proto::ModelConfig::decode(bytes)
+            .map_err(|error| ConfigError::new(format!("model configuration bytes: {error}")))?;
+        Ok(Self { proto })
+    }
+
+    /// Fills in what the model file, its directory and the defaults say, and checks the whole.
+    ///
+    /// # Errors
+    /// The first thing that is missing, wrong or contradicted by the model file; Triton's text where it has one.
+    pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
+        normalize::name(&mut self.proto, completion)?;
+        normalize::backend(&mut self.proto, completion)?;
+        if let Some(signature) = completion.signature {
+            if completion.auto_complete {
+                autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
+            }
+            autocomplete::compare(&self.proto, signature)?;
+        }
+        normalize::defaults(&mut self.proto, completion.gpus);
+        let config = validate::config(self.proto)?;
+        validate::placement(&config, completion.gpus)?;
+        Ok(config)
+    }
+}

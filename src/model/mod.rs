@@ -1,0 +1,43 @@
+//! Model configurations: text, JSON or protobuf bytes in, a checked [`ModelConfig`] out, and everything that is asked of
+//! it afterwards: metadata, its JSON, and whether a request fits ([`ModelConfig::check`]).
+//!
+//! Parse, don't validate: a [`Draft`] is what somebody wrote; [`Draft::complete`] fills in what the model file and the
+//! defaults say and makes a [`ModelConfig`], which is always valid. Never touches files: callers bring the text and the
+//! bytes.
+
+mod autocomplete;
+mod check;
+mod config;
+mod draft;
+mod lexer;
+mod normalize;
+pub mod onnx;
+mod proto;
+mod render;
+mod scheduling;
+#[cfg(test)]
+mod tests;
+mod text;
+mod validate;
+
+pub use check::Checked;
+pub use config::{
+    DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
+    SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
+};
+pub use draft::{Completion, Draft};
+pub use onnx::{ModelSignature, SignatureTensor};
+pub use render::{ModelMetadata, TensorMetadata};
+
+/// Why a model configuration is refused: one line for the operator, with the place where the source is text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ConfigError {
+    message: String,
+}
+
+impl ConfigError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}

@@ -1,0 +1,268 @@
+//! What an ONNX file says about its inputs and outputs.
+//!
+//! Only the few fields that are needed are declared; the decoder skips the rest, the weights among them, without
+//! copying. Source of the field numbers: `onnx.proto3` of the ONNX project.
+
+use prost::Message;
+
+use crate::tensor::DataType;
+
+/// One input or output of a model file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignatureTensor {
+    /// Its name.
+    pub name: String,
+    /// What its elements are.
+    pub datatype: DataType,
+    /// Every dimension, the batch included; -1 where it is variable. `None` when the file does not say.
+    pub dims: Option<Vec<i64>>,
+}
+
+/// The inputs and outputs of a model file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelSignature {
+    /// Inputs that a request has to bring, in the file's order.
+    pub inputs: Vec<SignatureTensor>,
+    /// Outputs that are tensors, in the file's order.
+    pub outputs: Vec<SignatureTensor>,
+    /// Names of outputs that are no tensors (sequences and maps, as classifiers converted from scikit-learn have them)
+    /// and therefore cannot be served.
+    pub omitted_outputs: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelProto {
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GraphProto {
+    #[prost(message, repeated, tag = "5")]
+    initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    output: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "15")]
+    sparse_initializer: Vec<SparseTensorProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorProto {
+    #[prost(string, tag = "8")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SparseTensorProto {
+    #[prost(message, optional, tag = "1")]
+    values: Option<TensorProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    r#type: Option<TypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorTypeProto {
+    #[prost(int32, tag = "1")]
+    elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<TensorShapeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    dim: Vec<DimensionProto>,
+}
+
+/// A dimension with a name (`dim_param`) or with nothing at all is variable, so only the number is read.
+#[derive(Clone, PartialEq, Message)]
+struct DimensionProto {
+    #[prost(int64, optional, tag = "1")]
+    dim_value: Option<i64>,
+}
+
+/// Reads the signature of an ONNX model.
+///
+/// # Errors
+/// When the bytes are no ONNX model or an input is of a kind or datatype that the protocol has no name for. Never panics.
+pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
+    let model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
+    let graph = model.graph.ok_or("not an ONNX model: it has no graph")?;
+    let mut weights: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    weights.extend(graph.sparse_initializer.iter().filter_map(|sparse| Some(sparse.values.as_ref()?.name.as_str())));
+    weights.sort_unstable();
+    let mut signature = ModelSignature::default();
+    for value in &graph.input {
+        // Before version 4 of the format every weight was listed as an input too.
+        if weights.binary_search(&value.name.as_str()).is_ok() {
+            continue;
+        }
+        let tensor = tensor(value, "input")?;
+        signature
+            .inputs
+            .push(tensor.ok_or_else(|| format!("input '{}' of the ONNX model is not a tensor", value.name))?);
+    }
+    for value in &graph.output {
+        match tensor(value, "output")? {
+            Some(tensor) => signature.outputs.push(tensor),
+            None => signature.omitted_outputs.push(value.name.clone()),
+        }
+    }
+    if signature.outputs.is_empty() {
+        return Err("the ONNX model has no output that is a tensor".to_owned());
+    }
+    Ok(signature)
+}
+
+fn tensor(value: &ValueInfoProto, role: &str) -> Result<Option<SignatureTensor>, String> {
+    let Some(tensor) = value.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref()) else { return Ok(None) };
+    let datatype = datatype(tensor.elem_type).ok_or_else(|| {
+        format!(
+            "{role} '{}' of the ONNX model has element type {}, which the protocol cannot carry",
+            value.name, tensor.elem_type
+        )
+    })?;
+    let dim = |dim: &DimensionProto| dim.dim_value.filter(|&value| value > 0).unwrap_or(-1);
+    let dims = tensor.shape.as_ref().map(|shape| shape.dim.iter().map(dim).collect());
+    Ok(Some(SignatureTensor { name: value.name.clone(), datatype, dims }))
+}
+
+/// `TensorProto.DataType` of ONNX.
+fn datatype(number: i32) -> Option<DataType> {
+    Some(match number {
+        1 => DataType::Fp32,
+        2 => DataType::Uint8,
+        3 => DataType::Int8,
+        4 => DataType::Uint16,
+        5 => DataType::Int16,
+        6 => DataType::Int32,
+        7 => DataType::Int64,
+        8 => DataType::Bytes,
+        9 => DataType::Bool,
+        10 => DataType::Fp16,
+        11 => DataType::Fp64,
+        12 => DataType::Uint32,
+        13 => DataType::Uint64,
+        16 => DataType::Bf16,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn value(name: &str, elem_type: i32, dims: Option<&[Option<i64>]>) -> ValueInfoProto {
+        let shape = dims
+            .map(|dims| TensorShapeProto { dim: dims.iter().map(|&dim_value| DimensionProto { dim_value }).collect() });
+        let tensor_type = Some(TensorTypeProto { elem_type, shape });
+        ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }) }
+    }
+
+    fn graph() -> GraphProto {
+        let weight = |name: &str| TensorProto { name: name.to_owned() };
+        GraphProto {
+            initializer: vec![weight("w")],
+            sparse_initializer: vec![SparseTensorProto { values: Some(weight("s")) }],
+            input: vec![
+                value("w", 1, Some(&[Some(3)])),
+                value("image", 1, Some(&[None, Some(64), Some(-1)])),
+                value("s", 1, Some(&[])),
+            ],
+            output: vec![
+                value("label", 7, None),
+                ValueInfoProto { name: "probabilities".to_owned(), r#type: Some(TypeProto { tensor_type: None }) },
+            ],
+        }
+    }
+
+    fn bytes(graph: GraphProto) -> Vec<u8> {
+        ModelProto { graph: Some(graph) }.encode_to_vec()
+    }
+
+    #[test]
+    fn the_signature_leaves_weights_and_non_tensors_out() {
+        let image =
+            SignatureTensor { name: "image".to_owned(), datatype: DataType::Fp32, dims: Some(vec![-1, 64, -1]) };
+        let label = SignatureTensor { name: "label".to_owned(), datatype: DataType::Int64, dims: None };
+        let expected = ModelSignature {
+            inputs: vec![image],
+            outputs: vec![label],
+            omitted_outputs: vec!["probabilities".to_owned()],
+        };
+        assert_eq!(signature(&bytes(graph())).unwrap(), expected);
+    }
+
+    /// Bytes as the ONNX project's own writer lays them out, with fields that are not declared here: versions, a producer,
+    /// a node, weights as raw data, a named dimension and an operator set.
+    #[test]
+    fn undeclared_fields_are_skipped() {
+        let mut model = vec![0x08, 0x08, 0x12, 0x04];
+        model.extend(b"test");
+        let mut inner = Vec::new();
+        // node { input: "x" output: "y" }, then name: "graph"
+        inner.extend([0x0a, 0x06, 0x0a, 0x01, b'x', 0x12, 0x01, b'y', 0x12, 0x01, b'g']);
+        // initializer { dims: 2 data_type: 1 name: "w" raw_data: 8 bytes }
+        inner.extend([0x2a, 0x11, 0x08, 0x02, 0x10, 0x01, 0x42, 0x01, b'w', 0x4a, 0x08, 1, 2, 3, 4, 5, 6, 7, 8]);
+        // input and output { name type { tensor_type { elem_type: 1 shape { dim { dim_param: "N" } dim { dim_value: 2 } } } } }
+        for (tag, name) in [(0x5a, b'x'), (0x62, b'y')] {
+            inner.extend([tag, 0x16, 0x0a, 0x01, name, 0x12, 0x11, 0x0a, 0x0f, 0x08, 0x01, 0x12, 0x0b]);
+            inner.extend([0x0a, 0x03, 0x12, 0x01, b'N', 0x0a, 0x04, 0x08, 0x02, 0x1a, 0x00]);
+        }
+        model.extend([0x3a, u8::try_from(inner.len()).unwrap()]);
+        model.extend(inner);
+        model.extend([0x42, 0x02, 0x10, 0x15]);
+        let signature = signature(&model).unwrap();
+        let tensor =
+            |name: &str| SignatureTensor { name: name.to_owned(), datatype: DataType::Fp32, dims: Some(vec![-1, 2]) };
+        assert_eq!((signature.inputs, signature.outputs), (vec![tensor("x")], vec![tensor("y")]));
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused() {
+        let change = |change: fn(&mut GraphProto)| {
+            let mut graph = graph();
+            change(&mut graph);
+            signature(&bytes(graph)).unwrap_err()
+        };
+        assert_eq!(
+            change(|graph| graph.input[1] = value("z", 14, None)),
+            "input 'z' of the ONNX model has element type 14, which the protocol cannot carry"
+        );
+        assert_eq!(change(|graph| graph.input[1].r#type = None), "input 'image' of the ONNX model is not a tensor");
+        assert_eq!(change(|graph| graph.output.clear()), "the ONNX model has no output that is a tensor");
+        assert_eq!(signature(b"").unwrap_err(), "not an ONNX model: it has no graph");
+        assert!(signature(b"PK\x03\x04 a zip file").unwrap_err().starts_with("not an ONNX model: "));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_do_not_panic(noise in prop::collection::vec(any::<u8>(), 0..200), at in 0usize..200, byte: u8) {
+            let _ = signature(&noise);
+            let mut model = bytes(graph());
+            if let Some(place) = model.get_mut(at) {
+                *place = byte;
+            }
+            let _ = signature(&model);
+            model.truncate(at);
+            let _ = signature(&model);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The generated types of `proto/model_config.proto` and their descriptors. Private to the model configuration: the rest
+//! of the server knows the checked [`ModelConfig`](super::ModelConfig) or protobuf bytes.
+
+use std::sync::LazyLock;
+
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
+
+use super::ConfigError;
+
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+}
+
+pub(super) use generated::*;
+
+/// Constant data, decoded once.
+static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(include_bytes!(concat!(env!("OUT_DIR"), "/model_config.bin")).as_slice())
+        .expect("the build script writes valid descriptors")
+});
+
+/// The descriptor of `inference.ModelConfig`.
+pub(super) fn descriptor() -> MessageDescriptor {
+    POOL.get_message_by_name("inference.ModelConfig").expect("the schema defines inference.ModelConfig")
+}
+
+/// From the generic form, as the parsers build it, to the generated type.
+pub(super) fn from_dynamic(message: &DynamicMessage) -> Result<ModelConfig, ConfigError> {
+    message
+        .transcode_to()
+        .map_err(|error| ConfigError::new(format!("the model configuration does not encode: {error}")))
+}
+
+/// From the generated type to the generic form.
+pub(super) fn to_dynamic(config: &ModelConfig) -> DynamicMessage {
+    let mut message = DynamicMessage::new(descriptor());
+    message.transcode_from(config).expect("the generated type and its descriptor come from one schema");
+    message
+}

@@ -1,0 +1,128 @@
+//! The schedulers' part of [`validate`](super::validate).
+
+use super::ConfigError;
+use super::config::*;
+use super::proto::model_config::SchedulingChoice;
+use super::proto::model_queue_policy::TimeoutAction as ProtoTimeoutAction;
+use super::proto::{self, model_sequence_batching::StrategyChoice};
+use super::validate::error;
+
+/// Checks and converts the choice of scheduler.
+pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Result<Scheduling, ConfigError> {
+    let name = proto.name.as_str();
+    Ok(match &proto.scheduling_choice {
+        None => Scheduling::Default,
+        Some(SchedulingChoice::DynamicBatching(raw)) => Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?),
+        Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, name, max_batch_size)?),
+        Some(SchedulingChoice::EnsembleScheduling(raw)) => {
+            let steps = raw.step.iter().map(|step| ensemble_step(step, name)).collect::<Result<_, _>>()?;
+            Scheduling::Ensemble { steps, max_inflight_requests: raw.max_inflight_requests }
+        }
+    })
+}
+
+fn preferred(sizes: &[i32], max: u32, which: &str, name: &str) -> Result<Vec<u32>, ConfigError> {
+    let convert = |&size: &i32| match u32::try_from(size) {
+        Err(_) | Ok(0) => error(format!("{which} must be positive for {name}")),
+        Ok(size) if size > max => error(format!("{which} must be <= max batch size for {name}")),
+        Ok(size) => Ok(size),
+    };
+    sizes.iter().map(convert).collect()
+}
+
+fn dynamic(raw: &proto::ModelDynamicBatching, name: &str, max: u32) -> Result<DynamicBatching, ConfigError> {
+    let levels = raw.priority_levels;
+    if levels > 0 && !(1..=levels).contains(&raw.default_priority_level) {
+        return error(format!("default priority level must be in range [1, {levels}] for {name}"));
+    }
+    if levels > 0 && raw.priority_queue_policy.keys().any(|level| !(1..=levels).contains(level)) {
+        return error(format!("priority queue policy must have priority level in range [1, {levels}] for {name}"));
+    }
+    let config = DynamicBatching {
+        preferred_batch_sizes: preferred(&raw.preferred_batch_size, max, "dynamic batching preferred size", name)?,
+        max_queue_delay_us: raw.max_queue_delay_microseconds,
+        preserve_ordering: raw.preserve_ordering,
+        priority_levels: levels,
+        default_priority_level: raw.default_priority_level,
+        default_queue_policy: raw.default_queue_policy.as_ref().map(queue_policy).unwrap_or_default(),
+        priority_queue_policies: raw
+            .priority_queue_policy
+            .iter()
+            .map(|(level, policy)| (*level, queue_policy(policy)))
+            .collect(),
+    };
+    if config.preserve_ordering {
+        if levels > 1 {
+            return error(format!("Only one priority level is allowed when 'preserve_ordering' is true for {name}"));
+        }
+        let mut policies = config.priority_queue_policies.values().chain([&config.default_queue_policy]);
+        if policies.any(|policy| policy.timeout_action == TimeoutAction::Delay) {
+            return error(format!(
+                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
+            ));
+        }
+    }
+    Ok(config)
+}
+
+fn queue_policy(raw: &proto::ModelQueuePolicy) -> QueuePolicy {
+    QueuePolicy {
+        timeout_action: match raw.timeout_action() {
+            ProtoTimeoutAction::Reject => TimeoutAction::Reject,
+            ProtoTimeoutAction::Delay => TimeoutAction::Delay,
+        },
+        default_timeout_us: raw.default_timeout_microseconds,
+        allow_timeout_override: raw.allow_timeout_override,
+        max_queue_size: raw.max_queue_size,
+    }
+}
+
+fn sequence(raw: &proto::ModelSequenceBatching, name: &str, max: u32) -> Result<SequenceBatching, ConfigError> {
+    if raw.control_input.iter().any(|control| control.name.is_empty()) {
+        return error(format!("sequence batching control tensor must have a name for {name}"));
+    }
+    let strategy = match &raw.strategy_choice {
+        Some(StrategyChoice::Oldest(oldest)) => SequenceStrategy::Oldest {
+            max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).unwrap_or(0),
+            preferred_batch_sizes: preferred(
+                &oldest.preferred_batch_size,
+                max.max(1),
+                "sequence batching preferred batch size",
+                name,
+            )?,
+            max_queue_delay_us: oldest.max_queue_delay_microseconds,
+            preserve_ordering: oldest.preserve_ordering,
+        },
+        Some(StrategyChoice::Direct(direct)) => {
+            if !(0.0..=1.0).contains(&direct.minimum_slot_utilization) {
+                return error(format!(
+                    "sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
+                ));
+            }
+            SequenceStrategy::Direct {
+                max_queue_delay_us: direct.max_queue_delay_microseconds,
+                minimum_slot_utilization: direct.minimum_slot_utilization,
+            }
+        }
+        None => SequenceStrategy::Direct { max_queue_delay_us: 0, minimum_slot_utilization: 0.0 },
+    };
+    let max_sequence_idle_us = raw.max_sequence_idle_microseconds;
+    Ok(SequenceBatching { strategy, max_sequence_idle_us, iterative: raw.iterative_sequence })
+}
+
+fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {
+    let missing = match raw {
+        step if step.model_name.is_empty() => "model_name",
+        step if step.input_map.is_empty() => "input_map",
+        step if step.output_map.is_empty() => "output_map",
+        _ => {
+            return Ok(EnsembleStep {
+                model_name: raw.model_name.clone(),
+                model_version: u64::try_from(raw.model_version).ok().filter(|&version| version > 0),
+                input_map: raw.input_map.clone(),
+                output_map: raw.output_map.clone(),
+            });
+        }
+    };
+    error(format!("must specify '{missing}' in step of ensemble '{name}'"))
+}

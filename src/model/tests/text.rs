@@ -1,0 +1,159 @@
+use proptest::prelude::*;
+
+use super::super::{Draft, proto};
+use super::{IDENTITY, SIMPLE};
+
+fn parsed(source: &str) -> proto::ModelConfig {
+    Draft::from_text(source, "config.pbtxt").unwrap().proto
+}
+
+#[test]
+fn every_way_of_writing_means_the_same() {
+    let plain = parsed(
+        r#"name: "m" max_batch_size: 4
+           input { name: "a" data_type: TYPE_FP32 dims: 3 dims: -1 }
+           parameters { key: "k" value { string_value: "one two" } }
+           metric_tags { key: "x" value: "y" }
+           response_cache { enable: true }"#,
+    );
+    for same in [
+        r#"name:"m";max_batch_size:4,input:[{name:"a",data_type:TYPE_FP32,dims:[3,-1]}];
+           parameters:{key:"k",value:{string_value:"one two"}} metric_tags:{key:"x" value:"y"} response_cache:{enable:True}"#,
+        r#"# comments # in comments
+           name: 'm' # and after values
+           max_batch_size: 0x4
+           input [ < name: "a" data_type: 11 dims: [ 3, -1 ] > ]
+           parameters [ { key: "k" value: { string_value: "one" ' ' "two" } } ]
+           metric_tags { value: "y" key: "x" } response_cache < enable: 1 >"#,
+        "\u{feff}name: \"\\x6d\"\r\nmax_batch_size: 04\r\ninput: { dims: [] dims: [3] dims: [-1] data_type: TYPE_FP32 name: \"a\" }\r\n\
+         parameters { value { string_value: \"one \\164wo\" } key: \"k\" } metric_tags { key: \"x\" value: \"z\" } \
+         metric_tags { key: \"x\" value: \"y\" } response_cache { enable: t }",
+    ] {
+        assert_eq!(parsed(same), plain, "{same}");
+    }
+}
+
+#[test]
+fn floats_and_groups_are_read() {
+    let config = parsed(
+        "sequence_batching { direct { minimum_slot_utilization: .5 } control_input [ { name: 'S' \
+         control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, -1.5e1f ] } ] } ] } \
+         model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [ 1, inf ] } } }",
+    );
+    let Some(proto::model_config::SchedulingChoice::SequenceBatching(sequence)) = config.scheduling_choice else {
+        panic!("no sequence batching")
+    };
+    assert_eq!(sequence.control_input[0].control[0].fp32_false_true, [0.0, -15.0]);
+    let direct = proto::model_sequence_batching::StrategyDirect { minimum_slot_utilization: 0.5, ..Default::default() };
+    assert_eq!(sequence.strategy_choice, Some(proto::model_sequence_batching::StrategyChoice::Direct(direct)));
+    assert!(format!("{:?}", config.model_metrics).contains("[1.0, inf]"));
+}
+
+#[test]
+fn errors_say_where_what_and_what_is_allowed() {
+    let fields = "allowed: backend, batch_input, batch_output, cc_model_filenames, default_model_filename, dynamic_batching, \
+                  ensemble_scheduling, input, instance_group, max_batch_size, metric_tags, model_metrics, model_operations, \
+                  model_repository_agents, model_transaction_policy, model_warmup, name, optimization, output, parameters, \
+                  platform, response_cache, runtime, sequence_batching, version_policy";
+    for (source, expected) in [
+        (
+            "name: 'm'\n\n    max_batchsize: 3",
+            &*format!("3:5: 'max_batchsize' is not a field of ModelConfig; did you mean 'max_batch_size'? {fields}"),
+        ),
+        ("zzzzzzzzz: 3", &*format!("1:1: 'zzzzzzzzz' is not a field of ModelConfig; {fields}")),
+        (
+            "instance_group [ { kind: KIND_CPUS } ]",
+            "1:26: 'KIND_CPUS' is not a value of ModelInstanceGroup.Kind; did you mean 'KIND_CPU'? allowed: KIND_AUTO, KIND_CPU, \
+             KIND_GPU, KIND_MODEL",
+        ),
+        (
+            "input { format: 7 }",
+            "1:17: '7' is not a value of ModelInput.Format; allowed: FORMAT_NCHW, FORMAT_NHWC, FORMAT_NONE",
+        ),
+        (
+            "max_batch_size: 3000000000",
+            "1:17: 3000000000 is out of range for 'max_batch_size' (int32: -2147483648 to 2147483647)",
+        ),
+        ("model_warmup { count: -1 }", "1:23: -1 is out of range for 'count' (uint32: 0 to 4294967295)"),
+        ("max_batch_size: 'x'", "1:17: expected an integer for 'max_batch_size', found the string \"x\""),
+        ("max_batch_size: 1.5", "1:17: expected an integer for 'max_batch_size', found '1.5'"),
+        ("max_batch_size: 08", "1:17: expected an integer for 'max_batch_size', found '08'"),
+        ("max_batch_size 8", "1:16: expected ':' after 'max_batch_size', found '8'"),
+        ("max_batch_size: [8]", "1:17: 'max_batch_size' takes one value, not a list"),
+        ("max_batch_size: 8\nmax_batch_size: 8", "2:1: 'max_batch_size' is given twice; it may be given once"),
+        (
+            "dynamic_batching { }\nsequence_batching { }",
+            "2:1: 'dynamic_batching' and 'sequence_batching' exclude each other: only one 'scheduling_choice' may be given",
+        ),
+        ("name: 3", "1:7: expected a quoted string for 'name', found '3'"),
+        ("name: '\\xff'", "1:7: this string is not valid UTF-8"),
+        ("name: 'm", "1:7: this string is not closed with ' on its line"),
+        ("input { dims: [ 1 2 ] }", "1:19: expected ',' or ']', found '2'"),
+        ("input {\n  name: 'a'\n", "3:1: expected a field name or '}', found the end of the file"),
+        ("input: 3", "1:8: expected '{' to open 'input', found '3'"),
+        ("response_cache { enable: maybe }", "1:26: expected true or false for 'enable', found 'maybe'"),
+        ("}", "1:1: expected a field name, found '}'"),
+        ("[x.y/inference.ModelConfig] { }", "1:1: expected a field name, found '['"),
+        ("name: 'é' §", "1:11: unexpected character '§'"),
+    ] {
+        let error = Draft::from_text(source, "config.pbtxt").unwrap_err().to_string();
+        assert_eq!(error, format!("config.pbtxt:{expected}"), "{source}");
+    }
+}
+
+#[test]
+fn json_is_read_in_either_style() {
+    let json = r#"{"name":"m","maxBatchSize":"16","input":[{"name":"a","data_type":"TYPE_INT8","dims":["4",-1]}]}"#;
+    let text = r#"name: "m" max_batch_size: 16 input { name: "a" data_type: TYPE_INT8 dims: [4, -1] }"#;
+    assert_eq!(Draft::from_json(json).unwrap().proto, parsed(text));
+    for (json, expected) in [
+        ("{\"nam\":1}", "model configuration JSON: unrecognized field name 'nam' at line 1 column"),
+        ("{} x", "model configuration JSON: trailing characters at line 1 column 4"),
+        ("", "model configuration JSON: EOF while parsing a value at line 1 column 0"),
+    ] {
+        let error = Draft::from_json(json).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{json}: {error}");
+    }
+}
+
+#[test]
+fn drafts_survive_the_wire() {
+    let draft = Draft::from_text(SIMPLE, "config.pbtxt").unwrap();
+    assert_eq!(Draft::decode(&draft.encode()).unwrap(), draft);
+    assert!(Draft::decode(&[0xff]).is_err());
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(source in "\\PC*") {
+        let _ = Draft::from_text(&source, "f");
+    }
+
+    #[test]
+    fn no_almost_right_text_panics(
+        words in prop::collection::vec(
+            prop::sample::select(vec![
+                "input", "dims", ":", "{", "}", "[", "]", "<", ">", ",", ";", "-", "1", "0x", "08", "1e", ".5", "'a'", "\"",
+                "'\\", "'\\u12'", "TYPE_INT32", "data_type", "parameters", "key", "value", "string_value", "dynamic_batching",
+                "priority_queue_policy", "max_queue_size", "latest", "version_policy", "#", "\n", "enable", "response_cache",
+                "99999999999999999999999999999999999999999999", "é",
+            ]),
+            0..40,
+        )
+    ) {
+        let source = words.join(" ");
+        let _ = Draft::from_text(&source, "f");
+    }
+
+    #[test]
+    fn no_cut_or_changed_configuration_panics(at in 0usize..600, byte in any::<u8>()) {
+        let source = format!("{SIMPLE}{IDENTITY}");
+        let mut bytes = source.into_bytes();
+        if let Some(place) = bytes.get_mut(at) {
+            *place = byte;
+        }
+        let _ = Draft::from_text(&String::from_utf8_lossy(&bytes), "f");
+        bytes.truncate(at);
+        let _ = Draft::from_text(&String::from_utf8_lossy(&bytes), "f");
+    }
+}

@@ -1,0 +1,324 @@
+//! From a completed configuration in the schema's form to a [`ModelConfig`], refusing what cannot work. Texts are Triton's
+//! where it has one.
+
+use std::hash::RandomState;
+
+use super::config::*;
+use super::proto::model_config::SchedulingChoice;
+use super::proto::model_instance_group::Kind;
+use super::proto::model_version_policy::PolicyChoice;
+use super::proto::model_warmup::input::InputDataType;
+use super::proto::{self, ModelTensorReshape};
+use super::scheduling::scheduling;
+use super::{ConfigError, normalize};
+use crate::tensor::DataType;
+
+/// Backends of this server that need to know a model's inputs and outputs before they start.
+const NEEDS_TENSORS: [&str; 3] = ["onnxruntime", "tract", "builtin"];
+
+pub(super) fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::new(message))
+}
+
+/// Checks and converts.
+pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigError> {
+    let name = proto.name.as_str();
+    let is_ensemble = proto.platform == "ensemble";
+    if proto.platform.is_empty() && proto.backend.is_empty() {
+        return error(format!("must specify 'platform' or 'backend' for '{name}'"));
+    }
+    let Ok(max_batch_size) = u32::try_from(proto.max_batch_size) else {
+        return error(format!("'max_batch_size' must be non-negative value for {name}"));
+    };
+    let (decoupled, cache) = (decoupled(&proto), proto.response_cache.is_some_and(|cache| cache.enable));
+    check_cache(&proto, cache, decoupled)?;
+    let config = ModelConfig {
+        name: proto.name.clone(),
+        platform: proto.platform.clone(),
+        backend: proto.backend.clone(),
+        version_policy: version_policy(&proto)?,
+        max_batch_size,
+        inputs: inputs(&proto)?,
+        outputs: outputs(&proto)?,
+        scheduling: scheduling(&proto, max_batch_size)?,
+        instance_groups: if is_ensemble { Vec::new() } else { instance_groups(&proto)? },
+        default_model_filename: file_name(&proto)?,
+        parameters: proto.parameters.iter().map(|(key, value)| (key.clone(), value.string_value.clone())).collect(),
+        metric_tags: proto.metric_tags.clone(),
+        decoupled,
+        response_cache: cache,
+        warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
+        proto,
+        shape_hash: RandomState::new(),
+    };
+    check_tensors(&config)?;
+    check_ensemble(&config)?;
+    Ok(config)
+}
+
+/// Checks the instance groups against this machine's GPUs.
+pub(super) fn placement(config: &ModelConfig, gpus: &[u32]) -> Result<(), ConfigError> {
+    for group in &config.instance_groups {
+        let this = format!("instance group {} of model {}", group.name, config.name);
+        match group.kind {
+            InstanceKind::Gpu if gpus.is_empty() => {
+                return error(format!("{this} has kind KIND_GPU but no GPUs are available"));
+            }
+            InstanceKind::Gpu => {
+                if let Some(unknown) = group.gpus.iter().find(|gpu| !gpus.contains(gpu)) {
+                    let known: Vec<String> = gpus.iter().map(u32::to_string).collect();
+                    let known = known.join(", ");
+                    return error(format!(
+                        "{this} specifies invalid or unsupported gpu id {unknown}; GPUs here: {known}"
+                    ));
+                }
+            }
+            InstanceKind::Cpu if !group.gpus.is_empty() => {
+                return error(format!("{this} has kind KIND_CPU but specifies one or more GPUs"));
+            }
+            InstanceKind::Model if !group.gpus.is_empty() => {
+                return error(format!("{this} has kind KIND_MODEL but specifies one or more GPUs"));
+            }
+            InstanceKind::Cpu | InstanceKind::Model => {}
+        }
+    }
+    Ok(())
+}
+
+fn decoupled(proto: &proto::ModelConfig) -> bool {
+    proto.model_transaction_policy.is_some_and(|policy| policy.decoupled)
+}
+
+fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bool) -> Result<(), ConfigError> {
+    let sequences = matches!(proto.scheduling_choice, Some(SchedulingChoice::SequenceBatching(_)));
+    let why = match (cache, decoupled, sequences) {
+        (true, true, _) => "'decoupled' transaction policy",
+        (true, _, true) => "sequence batching scheduler",
+        _ => return Ok(()),
+    };
+    error(format!(
+        "Response Cache does not currently support model {} with {why}. Please disable the response cache.",
+        proto.name
+    ))
+}
+
+fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy, ConfigError> {
+    match proto.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref()) {
+        Some(PolicyChoice::Latest(latest)) => Ok(VersionPolicy::Latest(latest.num_versions)),
+        Some(PolicyChoice::All(_)) => Ok(VersionPolicy::All),
+        Some(PolicyChoice::Specific(specific)) => {
+            let version = |&version: &i64| u64::try_from(version).ok().filter(|&version| version > 0);
+            let versions: Option<Vec<u64>> = specific.versions.iter().map(version).collect();
+            versions.map(VersionPolicy::Specific).ok_or_else(|| {
+                ConfigError::new(format!(
+                    "'version_policy.specific' must list versions of 1 or greater for {}",
+                    proto.name
+                ))
+            })
+        }
+        None => error(format!("must specify 'version policy' for {}", proto.name)),
+    }
+}
+
+/// The file's name comes from outside and names a file in the version directory, nowhere else.
+fn file_name(proto: &proto::ModelConfig) -> Result<String, ConfigError> {
+    let name = &proto.default_model_filename;
+    if name.starts_with('/') || name.contains('\0') || name.split('/').any(|part| part == "..") {
+        return error(format!(
+            "'default_model_filename' must stay in the version directory for {}, got '{}'",
+            proto.name,
+            name.escape_debug()
+        ));
+    }
+    Ok(name.clone())
+}
+
+fn inputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
+    let convert = |input: &proto::ModelInput| {
+        let spec = TensorSpec {
+            name: input.name.clone(),
+            datatype: datatype(input.data_type).unwrap_or(DataType::Bool),
+            dims: input.dims.clone(),
+            reshape: input.reshape.as_ref().map(|reshape| reshape.shape.clone()),
+            optional: input.optional,
+            allow_ragged_batch: input.allow_ragged_batch,
+            is_shape_tensor: input.is_shape_tensor,
+            label_filename: String::new(),
+        };
+        check_io("input", proto, (&input.name, input.data_type), &input.dims, input.reshape.as_ref())?;
+        if input.format() != proto::model_input::Format::None && input.dims.len() != 3 {
+            return error(format!("model input NHWC/NCHW require 3 dims for {}", proto.name));
+        }
+        Ok(spec)
+    };
+    proto.input.iter().map(convert).collect()
+}
+
+fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
+    let convert = |output: &proto::ModelOutput| {
+        check_io("output", proto, (&output.name, output.data_type), &output.dims, output.reshape.as_ref())?;
+        Ok(TensorSpec {
+            name: output.name.clone(),
+            datatype: datatype(output.data_type).unwrap_or(DataType::Bool),
+            dims: output.dims.clone(),
+            reshape: output.reshape.as_ref().map(|reshape| reshape.shape.clone()),
+            optional: false,
+            allow_ragged_batch: false,
+            is_shape_tensor: output.is_shape_tensor,
+            label_filename: output.label_filename.clone(),
+        })
+    };
+    proto.output.iter().map(convert).collect()
+}
+
+fn datatype(number: i32) -> Option<DataType> {
+    u8::try_from(number).ok().and_then(DataType::from_number)
+}
+
+/// One input or output: a name, a datatype, dimensions, and a reshape of the same number of elements.
+fn check_io(
+    role: &str,
+    proto: &proto::ModelConfig,
+    (name, data_type): (&str, i32),
+    dims: &[i64],
+    reshape: Option<&ModelTensorReshape>,
+) -> Result<(), ConfigError> {
+    let model = proto.name.as_str();
+    if name.is_empty() {
+        return error(format!("model {role} must specify 'name' for {model}"));
+    }
+    let wrong = |what: &str| error(format!("model {role} '{name}' {what} for {model}"));
+    if datatype(data_type).is_none() {
+        return wrong("must specify 'data_type'");
+    }
+    if dims.is_empty() {
+        return wrong("must specify 'dims'");
+    }
+    let is_dim = |dim: &i64| *dim >= 1 || *dim == -1;
+    if !dims.iter().all(is_dim) {
+        return wrong("dimension must be integer >= 1, or -1 to indicate a variable-size dimension");
+    }
+    let Some(reshape) = reshape.map(|reshape| reshape.shape.as_slice()) else { return Ok(()) };
+    if !reshape.iter().all(is_dim) {
+        return wrong("reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension");
+    }
+    if reshape.is_empty() && proto.max_batch_size == 0 {
+        return wrong("cannot have empty reshape for non-batching model as scalar tensors are not supported");
+    }
+    let (dims, reshape) = (fixed_parts(dims), fixed_parts(reshape));
+    match (dims.len() == 1) == (reshape.len() == 1) {
+        true if dims.len() != reshape.len() => {
+            wrong("has different number of variable-size dimensions for dims and reshape")
+        }
+        true if dims == reshape => Ok(()),
+        _ => wrong("has different size for dims and reshape"),
+    }
+}
+
+/// The products of the fixed dimensions before, between and after the variable ones; saturating, because no real tensor
+/// comes near.
+fn fixed_parts(dims: &[i64]) -> Vec<i64> {
+    dims.split(|&dim| dim == -1)
+        .map(|part| part.iter().fold(1i64, |product, &dim| product.saturating_mul(dim)))
+        .collect()
+}
+
+fn check_tensors(config: &ModelConfig) -> Result<(), ConfigError> {
+    for (role, tensors) in [("input", &config.inputs), ("output", &config.outputs)] {
+        let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some([twice, _]) = names.array_windows().find(|[one, next]| one == next) {
+            return error(format!("model {role} '{twice}' is listed twice for {}", config.name));
+        }
+        let needed = NEEDS_TENSORS.contains(&config.backend.as_str()) || config.platform == "ensemble";
+        if needed && tensors.is_empty() {
+            return error(format!(
+                "must specify at least one '{role}' for '{}': the configuration has none and the model file gives none",
+                config.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_ensemble(config: &ModelConfig) -> Result<(), ConfigError> {
+    let name = &config.name;
+    let Scheduling::Ensemble { steps, .. } = &config.scheduling else {
+        return match config.platform.as_str() {
+            "ensemble" => {
+                error(format!("ensemble scheduling must be set for ensemble {name} whose platform is ensemble"))
+            }
+            _ => Ok(()),
+        };
+    };
+    if config.platform != "ensemble" {
+        return error(format!("ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"));
+    }
+    if !config.proto.instance_group.is_empty() {
+        return error(format!("instance group should not be specified for ensemble '{name}'"));
+    }
+    if config.proto.optimization.is_some() {
+        return error(format!("optimization should not be specified for ensemble '{name}'"));
+    }
+    if !config.warmups.is_empty() {
+        return error(format!("model_warmup can not be specified for ensemble '{name}'"));
+    }
+    if steps.is_empty() {
+        return error(format!("must specify 'step' for ensemble '{name}'"));
+    }
+    Ok(())
+}
+
+fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, ConfigError> {
+    if proto.instance_group.is_empty() {
+        return error(format!("must specify one or more 'instance group's for {}", proto.name));
+    }
+    let convert = |group: &proto::ModelInstanceGroup| {
+        let this = format!("instance group {} of model {}", group.name, proto.name);
+        let kind = match group.kind() {
+            Kind::Auto => return error(format!("{this} has unexpected kind KIND_AUTO")),
+            Kind::Gpu => InstanceKind::Gpu,
+            Kind::Cpu => InstanceKind::Cpu,
+            Kind::Model => InstanceKind::Model,
+        };
+        let count = u32::try_from(group.count).unwrap_or(0);
+        if !(1..=normalize::MAX_INSTANCES).contains(&count) {
+            return error(format!("{this} has count {}, allowed: 1 to {}", group.count, normalize::MAX_INSTANCES));
+        }
+        let gpu = |&gpu: &i32| {
+            u32::try_from(gpu)
+                .map_err(|_| ConfigError::new(format!("{this} specifies invalid or unsupported gpu id {gpu}")))
+        };
+        Ok(InstanceGroup {
+            name: group.name.clone(),
+            kind,
+            count,
+            gpus: group.gpus.iter().map(gpu).collect::<Result<_, _>>()?,
+            passive: group.passive,
+            host_policy: group.host_policy.clone(),
+        })
+    };
+    proto.instance_group.iter().map(convert).collect()
+}
+
+fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> {
+    let input = |(name, input): (&String, &proto::model_warmup::Input)| {
+        let this = format!("warmup '{}' of model {model}, input '{name}'", raw.name);
+        let data = match &input.input_data_type {
+            Some(InputDataType::ZeroData(_)) => WarmupData::Zero,
+            Some(InputDataType::RandomData(_)) => WarmupData::Random,
+            Some(InputDataType::InputDataFile(file)) => WarmupData::File(file.clone()),
+            None => return error(format!("{this}: one of zero_data, random_data and input_data_file must be given")),
+        };
+        let Some(datatype) = datatype(input.data_type) else {
+            return error(format!("{this}: data_type must be given"));
+        };
+        Ok((name.clone(), WarmupInput { datatype, dims: input.dims.clone(), data }))
+    };
+    Ok(Warmup {
+        name: raw.name.clone(),
+        batch_size: raw.batch_size,
+        count: raw.count.max(1),
+        inputs: raw.inputs.iter().map(input).collect::<Result<_, _>>()?,
+    })
+}

@@ -1,0 +1,380 @@
+//! Which model versions should run, which do, and where a request goes. Pure data: callers list directories and load
+//! models, and tell what came of it.
+
+use std::collections::BTreeMap;
+
+use crate::error::{ErrorCode, InferError, Reason};
+use crate::model::VersionPolicy;
+
+/// The versions to run, ascending, given those that are present in the model's directory.
+pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
+    let mut versions = present.to_vec();
+    versions.sort_unstable();
+    versions.dedup();
+    match policy {
+        VersionPolicy::All => {}
+        VersionPolicy::Latest(count) => {
+            let count = usize::try_from(*count).unwrap_or(usize::MAX);
+            versions.drain(..versions.len().saturating_sub(count));
+        }
+        VersionPolicy::Specific(wanted) => versions.retain(|version| wanted.contains(version)),
+    }
+    versions
+}
+
+/// The version that a directory holds: its name is a number of 1 or greater without leading zeros. `None` for any other
+/// directory, which is none of ours.
+pub fn parse_version_directory(name: &str) -> Option<u64> {
+    let digits = name.bytes().all(|byte| byte.is_ascii_digit()) && !name.starts_with('0');
+    // Versions are signed in the protocol.
+    if digits { name.parse().ok().filter(|&version: &u64| i64::try_from(version).is_ok()) } else { None }
+}
+
+/// Whether a model may have this name, which becomes part of paths, labels and log lines.
+///
+/// # Errors
+/// A sentence with the name, its fault and what is allowed.
+pub fn check_model_name(name: &str) -> Result<(), String> {
+    if name.trim().is_empty() {
+        return Err("Model name cannot be empty. Please enter a valid name to deploy.".to_owned());
+    }
+    if name.contains('/') || name.contains('\\') || matches!(name.trim(), "." | "..") {
+        return Err(format!(
+            "invalid model name '{}', model name must not contain path traversal characters",
+            name.escape_debug()
+        ));
+    }
+    if name.len() > 255 || name.chars().any(char::is_control) {
+        return Err(format!(
+            "invalid model name '{}', model name must be at most 255 bytes without control characters",
+            name.escape_debug()
+        ));
+    }
+    Ok(())
+}
+
+/// The state of a model version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Nothing is known.
+    #[default]
+    Unknown,
+    /// It takes requests.
+    Ready,
+    /// It was not loaded, could not be, or was unloaded.
+    Unavailable,
+    /// It will take requests soon.
+    Loading,
+    /// It finishes the requests that it has.
+    Unloading,
+}
+
+impl State {
+    /// The name in the repository index.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Ready => "READY",
+            Self::Unavailable => "UNAVAILABLE",
+            Self::Loading => "LOADING",
+            Self::Unloading => "UNLOADING",
+        }
+    }
+}
+
+/// The state of a version, with its reason where there is one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VersionStatus {
+    /// The state.
+    pub state: State,
+    /// Why; empty for none. `unloaded` after an unload.
+    pub reason: String,
+}
+
+/// What is known about one model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelStatus {
+    /// Its versions.
+    pub versions: BTreeMap<u64, VersionStatus>,
+    /// Why the model as a whole could not be loaded (its configuration is wrong, it has no versions); empty for none.
+    pub failure: String,
+}
+
+/// One line of the repository index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// The model's name.
+    pub name: String,
+    /// The version; `None` for a model of which no version is known.
+    pub version: Option<u64>,
+    /// The state; `None` for a model that was never loaded.
+    pub state: Option<State>,
+    /// The reason; empty for none.
+    pub reason: String,
+}
+
+/// The states of all models.
+#[derive(Clone, Debug, Default)]
+pub struct States {
+    models: BTreeMap<String, ModelStatus>,
+}
+
+impl States {
+    /// No models.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a model known; it stays as it is if it was.
+    pub fn add(&mut self, model: &str) {
+        self.entry(model);
+    }
+
+    /// Forgets a model.
+    pub fn remove(&mut self, model: &str) {
+        self.models.remove(model);
+    }
+
+    /// A version's state has changed.
+    pub fn set(&mut self, model: &str, version: u64, state: State, reason: impl Into<String>) {
+        let status = self.entry(model);
+        status.failure.clear();
+        status.versions.insert(version, VersionStatus { state, reason: reason.into() });
+    }
+
+    /// The model as a whole cannot be loaded. Versions that run go on.
+    pub fn fail(&mut self, model: &str, reason: impl Into<String>) {
+        self.entry(model).failure = reason.into();
+    }
+
+    fn entry(&mut self, model: &str) -> &mut ModelStatus {
+        self.models.entry(model.to_owned()).or_default()
+    }
+
+    /// What is known about a model.
+    pub fn model(&self, name: &str) -> Option<&ModelStatus> {
+        self.models.get(name)
+    }
+
+    /// All models by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &ModelStatus)> {
+        self.models.iter().map(|(name, status)| (name.as_str(), status))
+    }
+
+    /// The versions of a model that take requests, ascending; none for an unknown model.
+    pub fn ready_versions(&self, model: &str) -> impl DoubleEndedIterator<Item = u64> + '_ {
+        let versions = self.models.get(model).into_iter().flat_map(|status| &status.versions);
+        versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
+    }
+
+    /// Whether every version of every model is ready, or was unloaded on purpose: the server's readiness.
+    pub fn all_ready(&self) -> bool {
+        let good = |status: &VersionStatus| {
+            status.state == State::Ready || (status.state == State::Unavailable && status.reason == "unloaded")
+        };
+        self.models.values().all(|model| model.failure.is_empty() && model.versions.values().all(good))
+    }
+
+    /// The version that serves a request: `version` as the client wrote it, empty for the highest that is ready.
+    ///
+    /// # Errors
+    /// Triton's rows: unknown model and bad version 400, unknown version and nothing ready 404, not ready 503.
+    pub fn lookup(&self, model: &str, version: &str) -> Result<u64, InferError> {
+        let unknown = |code, reason, what: &str| {
+            Err(InferError::new(code, reason, format!("Request for unknown model: '{model}' {what}")))
+        };
+        let Some(status) = self.models.get(model) else {
+            return unknown(ErrorCode::InvalidArg, Reason::UnknownModel, "is not found");
+        };
+        if version.is_empty() {
+            return match self.ready_versions(model).next_back() {
+                Some(version) => Ok(version),
+                None => unknown(ErrorCode::NotFound, Reason::NotReady, "has no available versions"),
+            };
+        }
+        let number = parse_version(version)?;
+        match status.versions.get(&number) {
+            None => unknown(ErrorCode::NotFound, Reason::UnknownModel, &format!("version {number} is not found")),
+            Some(status) if status.state == State::Ready => Ok(number),
+            Some(_) => {
+                let what = format!("version {number} is not at ready state");
+                unknown(ErrorCode::Unavailable, Reason::NotReady, &what)
+            }
+        }
+    }
+
+    /// The repository index, by name and version; `ready` leaves out what takes no requests.
+    pub fn index(&self, ready: bool) -> Vec<IndexEntry> {
+        let mut entries = Vec::new();
+        for (name, model) in &self.models {
+            let entry = |version, state, reason: &str| IndexEntry {
+                name: name.clone(),
+                version,
+                state,
+                reason: reason.to_owned(),
+            };
+            entries.extend(
+                model
+                    .versions
+                    .iter()
+                    .filter(|(_, status)| !ready || status.state == State::Ready)
+                    .map(|(&version, status)| entry(Some(version), Some(status.state), &status.reason)),
+            );
+            if model.versions.is_empty() && !ready {
+                let state = (!model.failure.is_empty()).then_some(State::Unavailable);
+                entries.push(entry(None, state, &model.failure));
+            }
+        }
+        entries
+    }
+}
+
+/// A version as a client writes it.
+fn parse_version(text: &str) -> Result<u64, InferError> {
+    let details = match text.parse::<i64>() {
+        Ok(number) if number >= 0 => return Ok(number.unsigned_abs()),
+        Ok(_) => "",
+        // Triton names the C++ function that failed.
+        Err(_) => " (details: stol)",
+    };
+    Err(InferError::invalid(format!(
+        "failed to get model version from specified version string '{text}'{details}, version should be an integral value > 0"
+    )))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_select_versions() {
+        for (policy, present, expected) in [
+            (VersionPolicy::Latest(1), &[3, 1, 2][..], &[3][..]),
+            (VersionPolicy::Latest(2), &[3, 1, 20], &[3, 20]),
+            (VersionPolicy::Latest(9), &[2, 1], &[1, 2]),
+            (VersionPolicy::Latest(0), &[2, 1], &[]),
+            (VersionPolicy::All, &[5, 1, 5], &[1, 5]),
+            (VersionPolicy::Specific(vec![7, 1]), &[1, 2, 3], &[1]),
+        ] {
+            assert_eq!(select(&policy, present), expected, "{policy:?} of {present:?}");
+        }
+    }
+
+    #[test]
+    fn version_directories_are_numbers() {
+        for (name, expected) in [
+            ("1", Some(1)),
+            ("20240131", Some(20_240_131)),
+            ("9223372036854775807", Some(i64::MAX as u64)),
+            ("9223372036854775808", None),
+            ("0", None),
+            ("01", None),
+            ("+1", None),
+            ("-1", None),
+            ("1a", None),
+            ("", None),
+            ("٣", None),
+        ] {
+            assert_eq!(parse_version_directory(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn model_names_are_sane() {
+        for name in ["simple", "...", "..my_model", "model..1", "mit leerzeichen", "日本"] {
+            assert_eq!(check_model_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "  ", "a/b", "..", ".", ".. ", "a\\b", "a\nb", "\0", &"x".repeat(256)] {
+            assert!(check_model_name(name).is_err(), "{name:?}");
+        }
+        let error = check_model_name("a/../b").unwrap_err();
+        assert_eq!(error, "invalid model name 'a/../b', model name must not contain path traversal characters");
+    }
+
+    fn states() -> States {
+        let mut states = States::new();
+        states.set("simple", 1, State::Ready, "");
+        states.set("simple", 2, State::Ready, "");
+        states.set("simple", 3, State::Loading, "");
+        states.set("gone", 1, State::Unavailable, "unloaded");
+        states.fail("broken", "config.pbtxt:1:1: expected a field name, found '}'");
+        states.add("never");
+        states
+    }
+
+    #[test]
+    fn requests_find_their_version() {
+        let states = states();
+        for (model, version, expected) in [("simple", "", 2), ("simple", "1", 1), ("simple", "01", 1)] {
+            assert_eq!(states.lookup(model, version).unwrap(), expected);
+        }
+        let (unknown, not_ready, invalid) = (Reason::UnknownModel, Reason::NotReady, Reason::Invalid);
+        for (model, version, status, reason, expected) in [
+            ("foo", "", 400, unknown, "Request for unknown model: 'foo' is not found"),
+            ("foo", "1", 400, unknown, "Request for unknown model: 'foo' is not found"),
+            ("simple", "99", 404, unknown, "Request for unknown model: 'simple' version 99 is not found"),
+            ("simple", "0", 404, unknown, "Request for unknown model: 'simple' version 0 is not found"),
+            ("gone", "", 404, not_ready, "Request for unknown model: 'gone' has no available versions"),
+            ("broken", "", 404, not_ready, "Request for unknown model: 'broken' has no available versions"),
+            ("simple", "3", 503, not_ready, "Request for unknown model: 'simple' version 3 is not at ready state"),
+            ("gone", "1", 503, not_ready, "Request for unknown model: 'gone' version 1 is not at ready state"),
+            (
+                "simple",
+                "1x",
+                400,
+                invalid,
+                "failed to get model version from specified version string '1x' (details: stol), version should be an integral \
+                 value > 0",
+            ),
+            (
+                "simple",
+                "-1",
+                400,
+                invalid,
+                "failed to get model version from specified version string '-1', version should be an integral value > 0",
+            ),
+        ] {
+            let error = states.lookup(model, version).unwrap_err();
+            assert_eq!(error.message, expected);
+            assert_eq!((error.code.http_status(), error.reason), (status, reason), "{model} {version}");
+        }
+    }
+
+    #[test]
+    fn the_index_lists_every_model() {
+        let lines = |ready| -> Vec<String> {
+            let line = |entry: IndexEntry| {
+                let version = entry.version.map_or(String::new(), |version| version.to_string());
+                format!("{} {version} {} {}", entry.name, entry.state.map_or("", State::as_str), entry.reason)
+            };
+            states().index(ready).into_iter().map(line).collect()
+        };
+        assert_eq!(
+            lines(false),
+            [
+                "broken  UNAVAILABLE config.pbtxt:1:1: expected a field name, found '}'",
+                "gone 1 UNAVAILABLE unloaded",
+                "never   ",
+                "simple 1 READY ",
+                "simple 2 READY ",
+                "simple 3 LOADING ",
+            ]
+        );
+        assert_eq!(lines(true), ["simple 1 READY ", "simple 2 READY "]);
+    }
+
+    #[test]
+    fn readiness_tolerates_only_what_was_unloaded() {
+        let mut states = states();
+        assert!(!states.all_ready());
+        states.remove("broken");
+        assert!(!states.all_ready(), "version 3 is still loading");
+        states.set("simple", 3, State::Ready, "");
+        assert!(states.all_ready());
+        states.fail("simple", "lost");
+        assert!(!states.all_ready());
+        states.set("simple", 3, State::Ready, "");
+        assert!(states.all_ready(), "a version that loads ends the failure");
+    }
+}

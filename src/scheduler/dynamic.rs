@@ -1,0 +1,321 @@
+//! The dynamic batcher, after Triton's `dynamic_batch_scheduler.cc`; with a maximum batch of 1 it is the default
+//! scheduler.
+//!
+//! # When a batch goes
+//! Requests are walked in the order of service. The first fixes the shape key; the walk stops at a request that does
+//! not fit: another shape, or too many items for the maximum batch. Reaching a preferred size marks that prefix, so the
+//! largest reachable preferred size wins; passing the largest preferred size with nothing marked marks what is there.
+//! Then, for an idle instance: a marked prefix goes at once, unless the oldest request has waited the queue delay;
+//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none. Else the batch waits.
+//!
+//! # The second batch in flight
+//! An instance that executes may be sent its next batch, so that gathering and sending cost no idle time. Triton's
+//! waiting batches grow until an instance picks them up; a batch that we have sent cannot. So a busy instance gets only
+//! a batch that cannot improve by waiting: one that has reached the largest preferred size, or is followed by a request
+//! that does not fit. A partial batch stays in the queue, where it can still grow, until an instance is idle. Sending it
+//! early would gain the gap between two executions (tens of microseconds) and cost batching for a whole execution: with
+//! fewer clients than the maximum batch, two half batches would alternate for ever where one full batch could run. The
+//! queue delay having passed is no reason either: the batch could not start any earlier. With a maximum batch of 1
+//! every request is a full batch, so models that do not batch are always pipelined.
+//!
+//! # Cost
+//! The walk is kept between calls and goes on where it stopped, so a request is looked at once however often it is
+//! asked for batches; what disturbs the walked part (a removal, a request in front of it) restarts it, at most one
+//! maximum batch long.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::instances::Instances;
+use super::queue::{Entry, Position, Queue};
+use super::{Action, RejectReason, Scheduler, Settings, Ticket, TimeoutAction};
+use crate::id::{InstanceId, RequestId};
+use crate::timeline::Instant;
+
+/// What has been walked of the queue: the batch that would go next.
+#[derive(Debug, Default)]
+struct Walk {
+    last: Option<Position>,
+    requests: usize,
+    items: u64,
+    shape_key: u64,
+    /// When the oldest of them was enqueued.
+    oldest: Instant,
+    /// How many of them a preferred batch takes.
+    marked: Option<usize>,
+    /// The next request does not fit.
+    stopped: bool,
+}
+
+/// Batch sizes in items.
+#[derive(Debug)]
+struct Sizes {
+    max: u64,
+    preferred: Vec<u64>,
+    largest_preferred: u64,
+}
+
+impl Sizes {
+    fn new(settings: &Settings) -> Self {
+        let max = u64::from(settings.max_batch_size.max(1));
+        let usable = |size: &u64| (1..=max).contains(size);
+        let preferred: Vec<u64> =
+            settings.preferred_batch_sizes.iter().map(|&size| u64::from(size)).filter(usable).collect();
+        let largest = preferred.iter().max().copied();
+        match largest {
+            Some(largest_preferred) => Self { max, preferred, largest_preferred },
+            None => Self { max, preferred: vec![max], largest_preferred: max },
+        }
+    }
+}
+
+/// A decision that has not been polled yet. It keeps the entries, so that a batch for an instance that is lost in the
+/// meantime can go back.
+enum Decided {
+    Execute(InstanceId, Vec<Entry>),
+    Reject(RequestId, RejectReason),
+}
+
+impl From<Decided> for Action {
+    fn from(decided: Decided) -> Self {
+        match decided {
+            Decided::Execute(instance, batch) => {
+                Self::Execute { instance, requests: batch.into_iter().map(|entry| entry.ticket.request).collect() }
+            }
+            Decided::Reject(request, reason) => Self::Reject { request, reason },
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct DynamicBatcher {
+    settings: Settings,
+    sizes: Sizes,
+    delay: Duration,
+    max_in_flight: u32,
+    queue: Queue,
+    instances: Instances,
+    walk: Walk,
+    decided: VecDeque<Decided>,
+    /// Requests that must be queued before anything runs.
+    hold: Option<usize>,
+    stopping: bool,
+}
+
+impl DynamicBatcher {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            sizes: Sizes::new(&settings),
+            delay: Duration::from_micros(settings.max_queue_delay_us),
+            max_in_flight: settings.max_in_flight(),
+            queue: Queue::default(),
+            instances: Instances::default(),
+            walk: Walk::default(),
+            decided: VecDeque::new(),
+            hold: settings.delay_scheduler,
+            stopping: false,
+            settings,
+        }
+    }
+
+    fn entry(&self, ticket: Ticket, queued: Instant) -> Entry {
+        let level = self.settings.level(ticket.priority);
+        let timeout = self.settings.policy(level).timeout(ticket.timeout_us);
+        Entry { queued, deadline: timeout.map(|timeout| queued + timeout), level, ticket }
+    }
+
+    fn reject(&mut self, request: RequestId, reason: RejectReason) {
+        self.decided.push_back(Decided::Reject(request, reason));
+    }
+
+    /// Whether the level takes no more. What could go has gone and what is due has left before it is called full, so
+    /// that the answer does not depend on how many requests the driver hands over between two polls.
+    fn is_full(&mut self, level: u64, now: Instant) -> bool {
+        let limit = self.settings.policy(level).max_queue_size as usize;
+        let full = |queue: &Queue| limit != 0 && queue.level_len(level) >= limit;
+        if full(&self.queue) {
+            self.expire(now);
+            while let Some(batch) = self.next_batch(now) {
+                self.decided.push_back(batch);
+            }
+        }
+        full(&self.queue)
+    }
+
+    /// The next batch that can go at this time.
+    fn next_batch(&mut self, now: Instant) -> Option<Decided> {
+        let (instance, in_flight) = self.instances.least_loaded()?;
+        if in_flight >= self.max_in_flight || self.is_held() {
+            return None;
+        }
+        self.walk_on();
+        let requests = self.batch_to_send(in_flight == 0, now)?;
+        let mut batch = Vec::with_capacity(requests);
+        batch.extend((0..requests).map_while(|_| self.queue.pop()));
+        self.walk = Walk::default();
+        self.instances.sent(instance);
+        Some(Decided::Execute(instance, batch))
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some(entry) = self.queue.pop_expired(now) {
+            self.walk = Walk::default();
+            match self.settings.policy(entry.level).timeout_action {
+                TimeoutAction::Reject => self.reject(entry.ticket.request, RejectReason::Timeout),
+                TimeoutAction::Delay => self.queue.push_delayed(entry),
+            }
+        }
+    }
+
+    /// The hold ends for good when enough requests are there.
+    fn is_held(&mut self) -> bool {
+        if self.hold.is_some_and(|wanted| self.queue.len() >= wanted) {
+            self.hold = None;
+        }
+        self.hold.is_some()
+    }
+
+    /// Walks on to the end of the queue or to the first request that does not fit.
+    fn walk_on(&mut self) {
+        let Self { walk, sizes, queue, .. } = self;
+        while !walk.stopped {
+            let Some((position, entry)) = queue.after(walk.last) else { return };
+            let items = walk.items + u64::from(entry.ticket.batch_size.max(1));
+            if walk.requests == 0 {
+                walk.shape_key = entry.ticket.shape_key;
+                walk.oldest = entry.queued;
+            } else {
+                if items > sizes.largest_preferred && walk.marked.is_none() {
+                    walk.marked = Some(walk.requests);
+                }
+                if items > sizes.max || entry.ticket.shape_key != walk.shape_key {
+                    walk.stopped = true;
+                    return;
+                }
+            }
+            walk.last = Some(position);
+            walk.requests += 1;
+            walk.items = items;
+            walk.oldest = walk.oldest.min(entry.queued);
+            if sizes.preferred.contains(&items) {
+                walk.marked = Some(walk.requests);
+            }
+        }
+    }
+
+    /// How many of the walked requests go now as one batch to an instance that is idle or busy.
+    fn batch_to_send(&self, idle: bool, now: Instant) -> Option<usize> {
+        let walk = &self.walk;
+        if walk.requests == 0 {
+            return None;
+        }
+        let complete = walk.stopped || walk.items >= self.sizes.largest_preferred;
+        if !idle && !complete {
+            return None;
+        }
+        // When nothing more is let in there is nothing to wait for.
+        let waited = self.stopping || (!self.delay.is_zero() && now - walk.oldest >= self.delay);
+        if !waited && walk.marked.is_some() {
+            return walk.marked;
+        }
+        (complete || waited || self.delay.is_zero()).then_some(walk.requests)
+    }
+
+    /// Whether a request that was just enqueued here comes before the end of what was walked, or before the request
+    /// that ended it.
+    fn disturbs_walk(&self, position: Position) -> bool {
+        self.walk.last.is_some_and(|last| {
+            let is_next = || self.queue.after(Some(last)).is_some_and(|(next, _)| next == position);
+            self.queue.in_earlier_lane(position, last) || (self.walk.stopped && is_next())
+        })
+    }
+}
+
+impl Scheduler for DynamicBatcher {
+    fn enqueue(&mut self, ticket: Ticket, now: Instant) {
+        let request = ticket.request;
+        if self.stopping {
+            return self.reject(request, RejectReason::Stopping);
+        }
+        if self.queue.contains(request) {
+            return;
+        }
+        let entry = self.entry(ticket, now);
+        if self.is_full(entry.level, now) {
+            return self.reject(request, RejectReason::QueueFull);
+        }
+        let position = self.queue.push(entry);
+        if self.disturbs_walk(position) {
+            self.walk = Walk::default();
+        }
+    }
+
+    fn cancel(&mut self, request: RequestId, _now: Instant) {
+        if self.queue.remove(request).is_some() {
+            self.walk = Walk::default();
+            self.reject(request, RejectReason::Cancelled);
+        }
+    }
+
+    fn batch_done(&mut self, instance: InstanceId, _now: Instant) {
+        self.instances.done(instance);
+    }
+
+    fn instance_ready(&mut self, instance: InstanceId, _now: Instant) {
+        self.instances.join(instance);
+    }
+
+    fn instance_lost(&mut self, instance: InstanceId, _now: Instant) {
+        self.instances.leave(instance);
+        for decided in std::mem::take(&mut self.decided) {
+            match decided {
+                Decided::Execute(chosen, batch) if chosen == instance => {
+                    self.walk = Walk::default();
+                    batch.into_iter().for_each(|entry| self.queue.push_by_age(entry));
+                }
+                other => self.decided.push_back(other),
+            }
+        }
+    }
+
+    fn requeue(&mut self, ticket: Ticket, queued: Instant, _now: Instant) {
+        if !self.queue.contains(ticket.request) {
+            let entry = self.entry(ticket, queued);
+            self.queue.push_by_age(entry);
+            self.walk = Walk::default();
+        }
+    }
+
+    fn stop(&mut self, _now: Instant) {
+        self.stopping = true;
+        self.hold = None;
+    }
+
+    fn reject_all(&mut self, reason: RejectReason, _now: Instant) {
+        self.walk = Walk::default();
+        while let Some(entry) = self.queue.pop() {
+            self.reject(entry.ticket.request, reason);
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        // A queue delay that is over shows when the next batch is asked for.
+        self.expire(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let idle = self.instances.least_loaded().is_some_and(|(_, in_flight)| in_flight == 0);
+        let waiting = idle && self.hold.is_none() && self.walk.requests > 0;
+        let delay_over = waiting.then(|| self.walk.oldest + self.delay);
+        [delay_over, self.queue.next_deadline()].into_iter().flatten().min()
+    }
+
+    fn poll_action(&mut self, now: Instant) -> Option<Action> {
+        self.expire(now);
+        self.decided.pop_front().or_else(|| self.next_batch(now)).map(Action::from)
+    }
+
+    fn queued(&self) -> usize {
+        self.queue.len()
+    }
+}

@@ -1,0 +1,61 @@
+//! Which instances are ready and how many batches each holds.
+
+use crate::id::InstanceId;
+
+#[derive(Clone, Copy, Debug)]
+struct Instance {
+    id: InstanceId,
+    in_flight: u32,
+    /// The number of its latest batch, so that equally loaded instances take turns and the one whose batch was sent
+    /// first, which is likely to end first, gets the next.
+    last_sent: u64,
+}
+
+/// The ready instances of one model. A handful, so a scan is the fastest search.
+#[derive(Debug, Default)]
+pub(super) struct Instances {
+    ready: Vec<Instance>,
+    sent: u64,
+}
+
+impl Instances {
+    /// The instance joined with nothing in flight.
+    pub(super) fn join(&mut self, id: InstanceId) {
+        match self.find(id) {
+            Some(known) => known.in_flight = 0,
+            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0 }),
+        }
+    }
+
+    /// The instance is gone.
+    pub(super) fn leave(&mut self, id: InstanceId) {
+        self.ready.retain(|instance| instance.id != id);
+    }
+
+    /// A batch was sent to the instance.
+    pub(super) fn sent(&mut self, id: InstanceId) {
+        self.sent += 1;
+        let number = self.sent;
+        if let Some(instance) = self.find(id) {
+            instance.in_flight += 1;
+            instance.last_sent = number;
+        }
+    }
+
+    /// The instance answered a batch.
+    pub(super) fn done(&mut self, id: InstanceId) {
+        if let Some(instance) = self.find(id) {
+            instance.in_flight = instance.in_flight.saturating_sub(1);
+        }
+    }
+
+    /// The least loaded instance and the number of batches it holds.
+    pub(super) fn least_loaded(&self) -> Option<(InstanceId, u32)> {
+        let least = self.ready.iter().min_by_key(|instance| (instance.in_flight, instance.last_sent))?;
+        Some((least.id, least.in_flight))
+    }
+
+    fn find(&mut self, id: InstanceId) -> Option<&mut Instance> {
+        self.ready.iter_mut().find(|instance| instance.id == id)
+    }
+}

@@ -1,0 +1,56 @@
+"""The server that most tests share, and servers of their own for those that end it."""
+
+import shutil
+
+import pytest
+
+from server import EXAMPLES, MODELS, Server, binary
+
+
+def pytest_report_header(config):
+    """Which executable is tested."""
+    return f"server: {binary()}"
+
+
+def copy_models(target, names=None, source=MODELS):
+    """Copies the models `names` (default: all) into the folder `target` and gives it back."""
+    for config in sorted(source.glob("*/config.pbtxt")):
+        if names is None or config.parent.name in names:
+            shutil.copytree(config.parent, target / config.parent.name)
+    return target
+
+
+@pytest.fixture(scope="session", autouse=True)
+def executable():
+    """The tests say in one sentence what is missing, instead of failing one by one."""
+    if not binary().exists():
+        pytest.exit(f"{binary()} is not there: build it with `cargo build --release`, or set PHAROS_BIN", 2)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A server of the examples and of all test models."""
+    folder = tmp_path_factory.mktemp("shared")
+    with Server(folder, [EXAMPLES, copy_models(folder / "models")]) as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a server of its own for one test: `start(["model", ...], *options)`; ended with the test."""
+    started = []
+
+    def begin(names, *options, repository=None, wait=True):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        running = Server(folder, [repository or copy_models(folder / "models", names)], options)
+        started.append(running)
+        running.launch()
+        if wait:
+            running.wait_until_ready()
+        return running
+
+    yield begin
+    for running in started:
+        if running.process.poll() is None:
+            running.kill()

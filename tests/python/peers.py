@@ -1,0 +1,97 @@
+"""The real Triton and the real perf_analyzer, where they can be had.
+
+`PHAROS_PEERS` names the folder with the scripts `triton` and `perf_analyzer` that start them (default: `shared/peers`
+beside or above this repository). They install themselves at their first call, which takes minutes and the network; the
+tests therefore use them only where they are installed already, or where `PHAROS_PEERS` is set.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+START_S = 90
+
+
+def script(name: str) -> Path | None:
+    """The script that starts the peer `name`, or nothing if it is not there."""
+    folders = [os.environ.get("PHAROS_PEERS"), ROOT / "shared/peers", ROOT.parent / "shared/peers"]
+    found = [Path(folder) / name for folder in folders if folder]
+    return next((path for path in found if os.access(path, os.X_OK)), None)
+
+
+def missing(name: str, folder: str) -> str:
+    """Why the peer `name` cannot be used here; empty if it can. `folder` is where it installs itself in its home."""
+    if script(name) is None:
+        return f"the peer script `{name}` is not in PHAROS_PEERS nor in ../shared/peers"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = Path(os.environ.get("PEERS_HOME") or Path(cache) / "pharos-peers")
+    if "PHAROS_PEERS" in os.environ or (home / folder / "ready").exists():
+        return ""
+    return f"the peer `{name}` is not installed in {home}; run its script once, or set PHAROS_PEERS"
+
+
+def free_ports(count: int) -> list:
+    """Ports that are free now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Triton:
+    """A real Triton that serves a repository. It is started at the first use and again after a crash."""
+
+    def __init__(self, repository: Path, log: Path):
+        self.repository, self.log = repository, log
+        self.http = self.grpc = ""
+        self.process = None
+
+    def ensure(self):
+        """Starts it unless it runs; raises if it does not become ready."""
+        if self.process and self.process.poll() is None:
+            return
+        http, grpc, metrics = free_ports(3)
+        ports = {"HTTP_PORT": http, "GRPC_PORT": grpc, "METRICS_PORT": metrics}
+        environment = os.environ | {key: str(port) for key, port in ports.items()}
+        self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        with open(self.log, "ab") as log:
+            command = [str(script("triton")), str(self.repository)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        end = time.monotonic() + START_S
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the Triton peer did not become ready within {START_S} s, see {self.log}")
+            time.sleep(0.2)
+
+    def wait_for_end(self):
+        """Waits until a process that no longer answers is gone; a dying one may take seconds. Ends it if need be."""
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def is_ready(self) -> bool:
+        """Whether it says that it is ready."""
+        try:
+            return urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2).status == 200
+        except OSError:
+            return False
+
+    def stop(self):
+        """Ends it, by its own process id."""
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

@@ -1,0 +1,33 @@
+"""NVIDIA's perf_analyzer, unmodified, profiles the model `simple`. Needs the peer; see `peers.py`."""
+
+import re
+import subprocess
+
+import pytest
+
+from peers import missing, script
+
+WHY_NOT = missing("perf_analyzer", "perf")
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.parametrize("mode", ["--sync", "--async"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_profile(server, protocol, mode):
+    """It ends well and prints what only the server can know. The windows are short and every spread is accepted: this
+    is about the protocol, not about speed."""
+    command = [
+        str(script("perf_analyzer")), "-m", "simple", "-i", protocol, "-u", getattr(server, protocol), mode,
+        "--concurrency-range", "2", "--measurement-interval", "500", "--max-trials", "3",
+        "--stability-percentage", "999",
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = dict(
+        re.findall(r"^\s+(Inference count|Execution count|Successful request count): (\d+)", result.stdout, re.M)
+    )
+    assert int(numbers["Inference count"]) > 0, result.stdout
+    assert int(numbers["Execution count"]) > 0, result.stdout
+    assert re.search(r"queue \d+ usec \+ compute input \d+ usec \+ compute infer \d+ usec", result.stdout), (
+        result.stdout
+    )

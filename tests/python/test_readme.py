@@ -1,0 +1,48 @@
+"""The commands that the READMEs show work as they are shown, but for the ports."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from server import ROOT
+
+READMES = [path for path in (ROOT / "README.md", ROOT / "examples/README.md") if path.exists()]
+
+
+def commands() -> list:
+    """Every curl command in a shell block of the READMEs, with lines that end in a backslash joined."""
+    found = []
+    for path in READMES:
+        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(), re.S):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(path.name, line.removeprefix("$ ")) for line in lines if re.match(r"(\$ )?curl ", line)]
+    return found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("command", [pytest.param(line, id=f"{name} {line[:60]}") for name, line in commands()])
+def test_curl_command(server, command):
+    """It succeeds, and a request is answered with 200: curl's `--fail` is added to see that."""
+    ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
+    line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
+    line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+    assert result.stdout.strip(), f"{line}\nprinted nothing"
+
+
+def test_commands_were_found():
+    """The pattern finds the commands of the examples; otherwise nothing would be tested."""
+    assert len([name for name, _ in commands()]) >= 6
+
+
+def test_pictures_are_classified_by_curl(server):
+    """The command that classifies a seven answers seven."""
+    line = next(line for _, line in commands() if "digit_7.pgm" in line)
+    line = line.replace("localhost:8000", server.http)
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert re.search(r'"name":"label","datatype":"INT64","shape":\[1,1\],"data":\[7\]', result.stdout), result.stdout

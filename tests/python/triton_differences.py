@@ -1,0 +1,134 @@
+"""Where this server answers otherwise than Triton on purpose, and why.
+
+What a case must be answered with then is written in the tables (`request_table.py`, `error_table.py`) or here.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One deliberate difference: the cases it is about (patterns of names), why, and what is answered instead: one of
+    `statuses` (default: the table's) with `fragment` (default: the table's) in the text."""
+
+    cases: tuple
+    why: str
+    statuses: tuple = ()
+    fragment: str = ""
+
+    def check(self, case, ours) -> str:
+        """How an answer differs from what this entry promises, empty if it does not."""
+        statuses = self.statuses or (case.status,)
+        fragment = self.fragment or case.fragment
+        if ours.status in statuses and fragment in ours.text:
+            return ""
+        return f"status {ours.status}, promised {statuses} with {fragment!r}: {ours.text[:300]!r}"
+
+
+DIFFERENCES = [
+    Difference(
+        (
+            "unknown model: metadata",
+            "unknown model: config",
+            "unknown model: infer",
+            "unknown model and bad JSON",
+            "escape in model name",
+            "grpc unknown model: Model[MC]*",
+            "grpc unknown model: infer",
+            "grpc empty model name",
+        ),
+        "Triton 2.51 answers 404 NOT_FOUND, newer ones (2.73) 400 INVALID_ARGUMENT: as the newer ones.",
+    ),
+    Difference(
+        ("bad version: *", "negative version: infer"),
+        "Triton's HTTP routes take digits only and answer `Not Found`; over gRPC it says what is wrong; here both do.",
+        (400,),
+        "failed to get model version from specified version string",
+    ),
+    Difference(
+        ("huge version: infer", "grpc bad version: *"),
+        "Triton's text carries the name of a C++ function in `details`.",
+        fragment="failed to get model version from specified version string",
+    ),
+    Difference(
+        ("tensor: output twice", "grpc: output twice"),
+        "Triton 2.51 drops the repetition silently, newer ones refuse it: as the newer ones.",
+    ),
+    Difference(
+        (
+            "tensor: batch 0",
+            "tensor: batches differ",
+            "tensor: element count overflows",
+            "grpc: element count overflows",
+        ),
+        "Which of two wrong inputs, or of two faults, is named first depends on the order of a hash map in Triton.",
+    ),
+    Difference(
+        ("tensor: one input too many", "grpc: unknown input"),
+        "Triton's text ends in an unbalanced bracket when no input is missing.",
+        fragment="expected 2 inputs but got 3 inputs for model 'simple'",
+    ),
+    Difference(
+        ("tensor: optional given, required missing",),
+        "Triton 2.51 counts the inputs but does not look which are given; the model then runs without a required one.",
+    ),
+    Difference(("tensor: dimension too large",), "This shape ends a Triton 2.51 process."),
+    Difference(
+        ("json: integer out of range", "json: 128 for INT8", "json: 256 for UINT8", "grpc: integer out of range"),
+        "Triton wraps the number silently into another one.",
+    ),
+    Difference(
+        ("json: no JSON", "json: text after the JSON", "header length: inside the JSON"),
+        "The text after the colon is the JSON parser's own.",
+    ),
+    Difference(
+        (
+            "json: not UTF-8",
+            "json: parameters an array",
+            "json: an array",
+            "json: null",
+            "json: no inputs",
+            "json: * an object",
+            "json: input without *",
+            "json: output without name",
+            "json: * a number",
+            "json: shape of *",
+            "json: nest*",
+            "json: data a text",
+            "json: priority a text",
+            "json: timeout a text",
+            "tensor: negative *",
+            "tensor: dimension beyond 64 bits",
+            "binary: negative size",
+        ),
+        "The text after `Unable to parse 'FIELD'` is the JSON parser's own. A body that is not UTF-8, and parameters "
+        "or inputs of a wrong kind, are refused with a text of our own.",
+        (400, 500),
+    ),
+    Difference(
+        ("json: empty body",),
+        "Triton takes an empty body for a raw request of length 0 and complains about the number of inputs.",
+        (400, 500),
+    ),
+    Difference(
+        ("header length: no number",),
+        "Triton 2.51 reads a length that is no number as 0, which makes the body a raw request; newer ones refuse it.",
+    ),
+    Difference(("header length: beyond 64 bits",), "The text names the limit in its own words."),
+    Difference(
+        ("compression: no *", "compression: gzip cut"),
+        "Triton goes on with what could be decompressed; a body that is not what its header says is refused here.",
+    ),
+    Difference(
+        ("grpc one blob too many",),
+        "Triton 2.51 ignores what no input asks for; over HTTP it refuses the same mistake: so here over both.",
+    ),
+    Difference(
+        ("bytes that are no text, as json",),
+        "Triton copies the bytes into the JSON, which then is none; refused here by a text that names the way out.",
+        (400,),
+        "is not UTF-8",
+    ),
+    Difference(("grpc: unknown datatype",), "Triton's text says `expected datatype '<invalid>'`."),
+    Difference(("model: no number",), "The text is the model's; ours names the element."),
+]

@@ -1,0 +1,61 @@
+"""The functions of the `builtin` backend, written for the Python backend of a real Triton.
+
+`triton_repository.py` turns a repository for this server into one for Triton: the same configurations, with this file
+as every model. So both servers run the same models, and a difference in an answer is a difference of the servers.
+"""
+
+import json
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """One model; its configuration says which function it is."""
+
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self.function = parameters["function"]
+        self.delay_s = int(parameters.get("delay_ms", "0")) / 1000
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        self.delay_first = self.function == "delay"
+
+    def execute(self, requests):
+        if self.delay_first:
+            time.sleep(self.delay_s)
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        """The response of one request, an error if its function fails."""
+        try:
+            if self.function == "fail":
+                raise ValueError("requested failure")
+            inputs = [pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs]
+            values = add_sub(*(t.as_numpy() for t in inputs)) if self.function == "add_sub" else copies(inputs)
+            wanted = set(request.requested_output_names())
+            tensors = [pb_utils.Tensor(name, value) for name, value in zip(self.outputs, values) if value is not None]
+            return pb_utils.InferenceResponse([t for t in tensors if t.name() in wanted])
+        except ValueError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+
+
+def copies(inputs):
+    """The identity: output i is input i, absent if that input is."""
+    return [None if tensor is None else tensor.as_numpy() for tensor in inputs]
+
+
+def add_sub(first, second):
+    """Sum and difference; integers wrap, BYTES are decimal strings."""
+    if first.dtype != np.object_:
+        return [first + second, first - second]
+    left, right = numbers(first), numbers(second)
+    text = np.vectorize(lambda number: str(number).encode(), otypes=[np.object_])
+    return [text(left + right), text(left - right)]
+
+
+def numbers(tensor):
+    """The integers that the decimal strings of a BYTES tensor stand for."""
+    return np.array([int(element) for element in tensor.flatten()], dtype=np.int64).reshape(tensor.shape)
