@@ -18,7 +18,7 @@ impl Spread {
         let (min, max) = (*numbers.first()?, *numbers.last()?);
         let middle = numbers.len() / 2;
         let upper = *numbers.get(middle)?;
-        let lower = if numbers.len() % 2 == 0 { *numbers.get(middle - 1)? } else { upper };
+        let lower = if numbers.len().is_multiple_of(2) { *numbers.get(middle - 1)? } else { upper };
         Some(Self { median: f64::midpoint(lower, upper), min, max })
     }
 }

@@ -58,7 +58,9 @@ fn sizes(file: &File, code: &str, own: usize) -> Vec<String> {
         found.push(violation(&file.path, FILE_LINES, &rule, "split it along what it is for"));
     }
     let counts = |line: usize| line <= own && !is_test(&file.path);
-    for function in functions(code).into_iter().filter(|function| function.lines > FUNCTION_LINES && counts(function.line)) {
+    for function in
+        functions(code).into_iter().filter(|function| function.lines > FUNCTION_LINES && counts(function.line))
+    {
         let rule = format!("a function has at most {FUNCTION_LINES} lines, `{}` {}", function.name, function.lines);
         found.push(violation(&file.path, function.line, &rule, "take a step out of it and name it"));
     }

@@ -43,7 +43,7 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
-            apart(&["engine", "fake_engine"]),
+            together(&["engine", "fake_engine"]),
             apart(&["repository"]),
             apart(&["supervisor"]),
             apart(&["scheduler"]),
