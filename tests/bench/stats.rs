@@ -55,6 +55,7 @@ mod tests {
         let sorted: Vec<u64> = (1..=200).collect();
         let seen = [0.0, 0.5, 0.99, 1.0].map(|share| percentile(&sorted, share));
         assert_eq!(seen, [1, 100, 198, 200]);
+        assert_eq!(percentile(&[1, 2, 3], 0.5), 2);
         assert_eq!(percentile(&[], 0.5), 0);
     }
 
