@@ -41,6 +41,8 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "frontend/src/",
         floors: &[
+            // The start-up order, which main reads aloud.
+            apart(&["start"]),
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
             together(&["engine", "fake_engine"]),
@@ -50,8 +52,8 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["process"]),
             apart(&["wire"]),
             apart(&["metrics", "trace", "shared_memory", "listener"]),
-            apart(&["memory", "system", "onnxruntime", "cli", "log"]),
-            apart(&["clock"]),
+            apart(&["memory", "system", "onnxruntime", "log"]),
+            apart(&["clock", "cli"]),
         ],
     },
     House {
