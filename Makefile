@@ -47,9 +47,10 @@ lint: tools
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
 
 # Side by side in one run: this server, a bare echo with the same payload, and Triton when its peer is installed.
-bench: build $(VENV)/ready
-	$(CARGO) build $(PROFILE) --locked -p e2e --bins
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench/bench.py $(BENCH_FLAGS)
+# BENCH_FLAGS="--rounds 5 --only simple/http" and the like; --help lists them.
+bench: build
+	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(TARGET)/release/bench $(BENCH_FLAGS)
 
 # One minute for each target; needs cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60

@@ -1,0 +1,159 @@
+//! An HTTP/1.1 client that costs as little as possible: prebuilt bytes out, a length checked on the way in.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use bytes::Bytes;
+
+use crate::client::{Client, PATIENCE};
+use crate::workload::Workload;
+
+/// The head of a response may be this long.
+const HEAD_LIMIT: usize = 16 << 10;
+
+/// One keep-alive connection.
+pub(crate) struct HttpClient {
+    workload: Workload,
+    stream: TcpStream,
+    request: Bytes,
+    /// The response as it arrives; grows to the largest response, then stays.
+    buffer: Vec<u8>,
+    /// Length of the first response's body.
+    expected: Option<usize>,
+}
+
+/// The part of a response before its body.
+#[derive(Debug, PartialEq)]
+struct Head {
+    status: u16,
+    /// Where the body begins.
+    end: usize,
+    body: usize,
+}
+
+impl HttpClient {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// No connection.
+    pub(crate) fn connect(workload: Workload, address: SocketAddr) -> Result<Self, String> {
+        let stream = open(address).map_err(|error| format!("HTTP to {address}: {error}"))?;
+        let request = workload.http_request();
+        Ok(Self { workload, stream, request, buffer: vec![0; HEAD_LIMIT], expected: None })
+    }
+
+    /// Sends the request and reads the response into the buffer; gives where its body is.
+    fn round_trip(&mut self) -> Result<(usize, usize), String> {
+        self.stream.write_all(&self.request).map_err(|error| format!("HTTP write: {error}"))?;
+        let (head, filled) = read_head(&mut self.stream, &mut self.buffer)?;
+        let end = head.end + head.body;
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        if filled > end {
+            return Err(format!("HTTP: {} bytes after the response", filled - end));
+        }
+        self.stream.read_exact(&mut self.buffer[filled..end]).map_err(|error| format!("HTTP read: {error}"))?;
+        if head.status != 200 {
+            let text = String::from_utf8_lossy(&self.buffer[head.end..end.min(head.end + 300)]);
+            return Err(format!("HTTP status {}: {text}", head.status));
+        }
+        Ok((head.end, end))
+    }
+}
+
+impl Client for HttpClient {
+    fn exchange(&mut self) -> Result<(), String> {
+        let (begin, end) = self.round_trip()?;
+        let expected = *self.expected.get_or_insert(end - begin);
+        if end - begin == expected {
+            return Ok(());
+        }
+        Err(format!("HTTP: a body of {} bytes where the first one had {expected}", end - begin))
+    }
+
+    fn probe(&mut self) -> Result<Vec<Bytes>, String> {
+        let (begin, end) = self.round_trip()?;
+        let body = Bytes::copy_from_slice(&self.buffer[begin..end]);
+        let payload = self.workload.payload();
+        let head = body.len().checked_sub(payload).ok_or(format!("HTTP: a body of only {} bytes", body.len()))?;
+        let mut tensors = body.slice(head..);
+        Ok(self.workload.answer().iter().map(|output| tensors.split_to(output.len())).collect())
+    }
+}
+
+/// Asks for one path and gives the status.
+///
+/// # Errors
+/// No connection, or no HTTP.
+pub(crate) fn get_status(address: SocketAddr, path: &str) -> Result<u16, String> {
+    let mut stream = open(address).map_err(|error| error.to_string())?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+    read_head(&mut stream, &mut vec![0; HEAD_LIMIT]).map(|(head, _)| head.status)
+}
+
+fn open(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Reads until the head is whole; gives it and how much of the buffer is filled, which may include some of the body.
+fn read_head(stream: &mut impl Read, buffer: &mut [u8]) -> Result<(Head, usize), String> {
+    let mut filled = 0;
+    loop {
+        match stream.read(&mut buffer[filled..]) {
+            Ok(0) if filled == buffer.len() => return Err(format!("HTTP: a head of more than {filled} bytes")),
+            Ok(0) => return Err("HTTP: the server closed the connection".to_owned()),
+            Ok(count) => filled += count,
+            Err(error) => return Err(format!("HTTP read: {error}")),
+        }
+        let searched = &buffer[..filled.min(HEAD_LIMIT)];
+        if let Some(end) = searched.windows(4).position(|window| window == b"\r\n\r\n") {
+            return parse_head(&buffer[..end]).map(|(status, body)| (Head { status, end: end + 4, body }, filled));
+        }
+    }
+}
+
+/// Status and body length.
+fn parse_head(head: &[u8]) -> Result<(u16, usize), String> {
+    let text = std::str::from_utf8(head).map_err(|_| "HTTP: a head that is not text".to_owned())?;
+    let mut lines = text.split("\r\n");
+    let status_line = lines.next().unwrap_or_default();
+    let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.ok_or_else(|| format!("HTTP: not a status line: '{status_line}'"))?;
+    let length = lines.filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok()).flatten()
+    });
+    // Chunked responses would need a second reader, and every server measured here knows its lengths.
+    length.map(|length| (status, length)).ok_or_else(|| format!("HTTP: status {status} without a Content-Length"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(response: &str, expected: Result<(u16, usize, &str), &str>) {
+        let mut buffer = vec![0; HEAD_LIMIT];
+        let result = read_head(&mut response.as_bytes(), &mut buffer);
+        let seen = result.map(|(head, filled)| {
+            (head.status, head.body, String::from_utf8(buffer[head.end..filled].to_vec()).unwrap())
+        });
+        let seen = seen.as_ref().map(|(status, body, rest)| (*status, *body, rest.as_str())).map_err(String::as_str);
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn heads() {
+        check("HTTP/1.1 200 OK\r\ncontent-length: 3\r\nx: y\r\n\r\nabc", Ok((200, 3, "abc")));
+        check("HTTP/1.1 503 Busy\r\nContent-Length:  0\r\n\r\n", Ok((503, 0, "")));
+        check("HTTP/1.1 200 OK\r\n\r\nabc", Err("HTTP: status 200 without a Content-Length"));
+        check("nonsense\r\n\r\n", Err("HTTP: not a status line: 'nonsense'"));
+        check("HTTP/1.1 200 OK\r\n", Err("HTTP: the server closed the connection"));
+    }
+}

@@ -1,0 +1,127 @@
+//! The closed loop: N connections on N threads, each asking again as soon as it is answered.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::client::{Client, Protocol, connect};
+use crate::stats::percentile;
+use crate::workload::Workload;
+
+/// Asked before anything is recorded: caches fill, lazily made things are made.
+const WARM_UP: Duration = Duration::from_millis(250);
+
+/// One row of the report: what is asked, how, and by how many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Case {
+    pub(crate) workload: Workload,
+    pub(crate) protocol: Protocol,
+    pub(crate) clients: usize,
+}
+
+impl Case {
+    /// Every case, in the order of the report.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for workload in Workload::ALL {
+            for protocol in Protocol::ALL {
+                cases.extend([1, 8].map(|clients| Self { workload, protocol, clients }));
+            }
+        }
+        cases
+    }
+
+    /// For example `simple/http/8`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}/{}/{}", self.workload.model(), self.protocol.name(), self.clients)
+    }
+}
+
+/// What one server did in one round of one case.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Sample {
+    /// Requests per second.
+    pub(crate) rate: f64,
+    /// Tensor bytes per second in one direction, in MB (10^6 bytes).
+    pub(crate) megabytes: f64,
+    /// Median latency in microseconds.
+    pub(crate) p50: f64,
+    /// 99th percentile of the latency in microseconds.
+    pub(crate) p99: f64,
+}
+
+/// Runs one case against one server for the given time.
+///
+/// # Errors
+/// No connection, an error status, a response of another length than the first, or (where `verify`) a wrong answer.
+pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: bool) -> Result<Sample, String> {
+    let mut clients = Vec::new();
+    for _ in 0..case.clients {
+        let mut client = connect(case.protocol, case.workload, address)?;
+        let tensors = client.probe()?;
+        if verify && tensors != case.workload.answer() {
+            return Err(format!("a wrong answer: {} tensors, not those that the model computes", tensors.len()));
+        }
+        clients.push(client);
+    }
+    let begin = Instant::now() + WARM_UP;
+    let end = begin + time;
+    let results: Vec<_> = thread::scope(|scope| {
+        let start = |mut client: Box<dyn Client>| scope.spawn(move || drive(client.as_mut(), begin, end));
+        let threads: Vec<_> = clients.into_iter().map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
+            .collect()
+    });
+    let mut latencies = Vec::new();
+    for result in results {
+        latencies.extend(result?);
+    }
+    sample(latencies, time, case.workload.payload())
+}
+
+/// Latencies, in nanoseconds, of what was answered between `begin` and `end`.
+fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<Vec<u64>, String> {
+    let mut latencies = Vec::new();
+    loop {
+        let sent = Instant::now();
+        if sent >= end {
+            return Ok(latencies);
+        }
+        client.exchange()?;
+        let answered = Instant::now();
+        if answered >= begin && answered < end {
+            latencies.push((answered - sent).as_nanos() as u64);
+        }
+    }
+}
+
+fn sample(mut latencies: Vec<u64>, time: Duration, payload: usize) -> Result<Sample, String> {
+    if latencies.is_empty() {
+        return Err(format!("nothing was answered in {:.1} s", time.as_secs_f64()));
+    }
+    latencies.sort_unstable();
+    let rate = latencies.len() as f64 / time.as_secs_f64();
+    let micros = |share: f64| percentile(&latencies, share) as f64 / 1e3;
+    Ok(Sample { rate, megabytes: rate * payload as f64 / 1e6, p50: micros(0.5), p99: micros(0.99) })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_counts_over_the_window() {
+        let sample = sample(vec![3_000, 1_000, 2_000, 9_000], Duration::from_secs(2), 500_000).unwrap();
+        assert_eq!(sample, Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0 });
+    }
+
+    #[test]
+    fn cases_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<_> = Case::all().iter().map(Case::name).collect();
+        assert!(names.contains("identity_1mib/grpc/8"));
+        assert_eq!(names.len(), 8);
+    }
+}

@@ -1,0 +1,200 @@
+//! The benchmark: this server beside the limit of its libraries and beside a real Triton, in one run.
+//!
+//! Rounds alternate between the servers, and every ratio is one of the same round: on shared machines absolute numbers
+//! wander by more than what is to be seen. Information only; the exit status says whether it could be measured.
+
+mod client;
+mod echo;
+mod grpc_client;
+mod http_client;
+mod load;
+mod memory;
+mod messages;
+mod models;
+mod report;
+mod server;
+mod stats;
+mod workload;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::load::{Case, measure};
+use crate::memory::{Memory, memory};
+use crate::models::Scratch;
+use crate::report::{Row, render};
+use crate::server::{Kind, Programs, Server};
+
+/// Compares the server with a bare axum and tonic echo and with Triton.
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Options {
+    /// How often each measurement is repeated, the servers taking turns.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Seconds for each measurement, after a short warm-up.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Comma-separated: names of servers (echo, pharos, triton), and parts of the names of cases (simple/grpc/8).
+    #[arg(long, default_value = "", hide_default_value = true)]
+    only: String,
+    /// Leaves Triton out even where it is installed.
+    #[arg(long)]
+    skip_triton: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Serves the echo; started by the benchmark itself.
+    #[command(hide = true)]
+    Echo { http: u16, grpc: u16 },
+}
+
+/// What `--only` selects.
+struct Selection {
+    kinds: Vec<Kind>,
+    cases: Vec<Case>,
+}
+
+impl Selection {
+    fn parse(only: &str) -> Result<Self, String> {
+        let terms: Vec<_> = only.split(',').map(str::trim).filter(|term| !term.is_empty()).collect();
+        let is_server = |term: &str| Kind::ALL.iter().any(|kind| kind.name() == term);
+        let (servers, parts): (Vec<_>, Vec<_>) = terms.into_iter().partition(|term| is_server(term));
+        let kinds = Kind::ALL.into_iter().filter(|kind| servers.is_empty() || servers.contains(&kind.name())).collect();
+        let wanted = |case: &Case| parts.is_empty() || parts.iter().any(|part| case.name().contains(part));
+        let cases: Vec<_> = Case::all().into_iter().filter(wanted).collect();
+        if cases.is_empty() {
+            let names: Vec<_> = Case::all().iter().map(Case::name).collect();
+            return Err(format!("--only {only} matches no case; there are {}", names.join(", ")));
+        }
+        Ok(Self { kinds, cases })
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match options.command {
+        Some(Command::Echo { http, grpc }) => echo::serve(http, grpc),
+        None => run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    if !(0.1..=600.0).contains(&options.seconds) {
+        return Err(format!("--seconds {}: allowed are 0.1 to 600", options.seconds));
+    }
+    let selection = Selection::parse(&options.only)?;
+    let stop = stop_on_signal()?;
+    let scratch = Scratch::new().map_err(|error| format!("the folder for temporary files: {error}"))?;
+    let servers = start(&selection, options.skip_triton, &scratch)?;
+    let pharos = servers.iter().find(|server| server.kind == Kind::Pharos);
+    let before = pharos.map(memory);
+    let rows = measure_all(options, &selection.cases, &servers, &stop)?;
+    let memories: Option<(Memory, Memory)> = before.zip(pharos.map(memory));
+    println!("{}", render(&rows, memories.as_ref()));
+    Ok(())
+}
+
+/// SIGINT and SIGTERM end the run between two measurements, so that every server is ended and every file removed.
+fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |error: std::io::Error| format!("signals: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let (mut interrupt, mut terminate) = {
+        let _guard = runtime.enter();
+        (signal(SignalKind::interrupt()).map_err(failed)?, signal(SignalKind::terminate()).map_err(failed)?)
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        });
+        flag.store(true, Ordering::Relaxed);
+    });
+    Ok(stop)
+}
+
+/// Starts what is selected. The peer is optional; the others are what this is about.
+fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<Vec<Server>, String> {
+    let programs = Programs::find();
+    let mut servers = Vec::new();
+    for kind in selection.kinds.iter().copied() {
+        let reason = match kind {
+            Kind::Triton if skip_triton => Some("--skip-triton".to_owned()),
+            _ => programs.missing(kind),
+        };
+        let started = reason.map_or_else(|| Server::start(kind, &programs, scratch), Err);
+        match started {
+            Ok(server) => servers.push(server),
+            Err(reason) if kind == Kind::Triton => println!("triton: skipped: {reason}"),
+            Err(reason) => return Err(reason),
+        }
+    }
+    if servers.is_empty() { Err("no server is left to measure".to_owned()) } else { Ok(servers) }
+}
+
+fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &AtomicBool) -> Result<Vec<Row>, String> {
+    let time = Duration::from_secs_f64(options.seconds);
+    let mut rows = Vec::new();
+    for case in cases {
+        rows.extend(servers.iter().map(|server| Row { case: *case, kind: server.kind, rounds: Vec::new() }));
+    }
+    for round in 0..options.rounds {
+        for (row_of_case, case) in rows.chunks_mut(servers.len()).zip(cases) {
+            let mut turns: Vec<_> = row_of_case.iter_mut().zip(servers).collect();
+            // Every other round backwards: whoever comes second does not always come second.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (row, server) in turns {
+                if stop.load(Ordering::Relaxed) {
+                    return Err("interrupted".to_owned());
+                }
+                let sample = measure(*case, server.address(case.protocol), time, server.kind != Kind::Echo);
+                let shown = match &sample {
+                    Ok(sample) => format!("{:.0} requests/s, p99 {:.0} µs", sample.rate, sample.p99),
+                    Err(error) => format!("{error}\n{}", server.log_tail()),
+                };
+                eprintln!("round {}: {} {}: {shown}", round + 1, case.name(), server.kind.name());
+                row.rounds.push(sample);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(only: &str, kinds: usize, cases: usize) {
+        let selection = Selection::parse(only).unwrap();
+        assert_eq!((selection.kinds.len(), selection.cases.len()), (kinds, cases), "--only {only}");
+    }
+
+    #[test]
+    fn selections() {
+        check("", 3, 8);
+        check("echo", 1, 8);
+        check("simple/http", 3, 2);
+        check("echo, pharos, grpc/8", 2, 2);
+        assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
+    }
+}

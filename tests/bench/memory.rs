@@ -1,0 +1,75 @@
+//! Resident memory of a server and of its workers, from `/proc`.
+
+use std::fs;
+
+use crate::server::Server;
+
+/// What a process holds, in MiB.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Resident {
+    /// All of it.
+    pub(crate) total: f64,
+    /// The part in shared mappings: arenas and rings, counted in every process that maps them.
+    pub(crate) shared: f64,
+}
+
+/// A server and the largest of its child processes.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) frontend: Resident,
+    pub(crate) worker: Option<Resident>,
+}
+
+/// Reads both.
+pub(crate) fn memory(server: &Server) -> Memory {
+    let frontend = resident(server.pid()).unwrap_or_default();
+    let workers = children(server.pid()).into_iter().filter_map(resident);
+    Memory { frontend, worker: workers.max_by(|left, right| left.total.total_cmp(&right.total)) }
+}
+
+fn resident(pid: u32) -> Option<Resident> {
+    parse_status(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_status(status: &str) -> Option<Resident> {
+    let mebibytes = |name: &str| -> Option<f64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok().map(|kibibytes| kibibytes / 1024.0)
+    };
+    Some(Resident { total: mebibytes("VmRSS:")?, shared: mebibytes("RssShmem:").unwrap_or(0.0) })
+}
+
+/// Process ids of the direct children.
+fn children(parent: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything, also spaces and parentheses; state and parent follow the last one.
+    stat.get(stat.rfind(')')? + 1..)?.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_files() {
+        let status = "Name:\tx\nVmRSS:\t   2048 kB\nRssAnon:\t 512 kB\nRssShmem:\t    1024 kB\n";
+        assert_eq!(parse_status(status), Some(Resident { total: 2.0, shared: 1.0 }));
+        assert_eq!(parse_status("Name:\tzombie\n"), None);
+    }
+
+    #[test]
+    fn a_child_is_found() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let found = children(std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&child.id()), "{found:?} has not {}", child.id());
+    }
+}

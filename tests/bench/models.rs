@@ -1,0 +1,119 @@
+//! The model repositories that are served: the same two models for this server and for Triton's Python backend.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::workload::Workload;
+
+const SIMPLE_TENSORS: &str = r#"max_batch_size: 8
+input [
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
+dynamic_batching { }
+"#;
+
+const IDENTITY_TENSORS: &str = r#"max_batch_size: 0
+input [ { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
+"#;
+
+/// As little Python as the backend allows.
+const SIMPLE_PYTHON: &str = r#"import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            left = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            right = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            outputs = [pb_utils.Tensor("OUTPUT0", left + right), pb_utils.Tensor("OUTPUT1", left - right)]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
+"#;
+
+const IDENTITY_PYTHON: &str = r#"import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)]))
+        return responses
+"#;
+
+/// A folder of the benchmark's own, removed with everything in it in the end.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes the folder.
+    ///
+    /// # Errors
+    /// The folder for temporary files cannot be written.
+    pub(crate) fn new() -> io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("pharos-bench-{}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    /// A path in the folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Writes the models for this server.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
+    for workload in Workload::ALL {
+        let (tensors, function) = match workload {
+            Workload::Simple => (SIMPLE_TENSORS, "add_sub"),
+            Workload::Identity => (IDENTITY_TENSORS, "identity"),
+        };
+        let parameter = format!("parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n");
+        write_model(repository, workload, &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
+    }
+    Ok(())
+}
+
+/// Writes the models for Triton.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
+    for workload in Workload::ALL {
+        let (tensors, program) = match workload {
+            Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
+            Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
+        };
+        let config = format!("backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n");
+        let version = write_model(repository, workload, &config)?;
+        fs::write(version.join("model.py"), program)?;
+    }
+    Ok(())
+}
+
+/// Writes the configuration; gives the folder of version 1.
+fn write_model(repository: &Path, workload: Workload, config: &str) -> io::Result<PathBuf> {
+    let version = repository.join(workload.model()).join("1");
+    fs::create_dir_all(&version)?;
+    let text = format!("name: \"{}\"\n{config}", workload.model());
+    fs::write(repository.join(workload.model()).join("config.pbtxt"), text)?;
+    Ok(version)
+}

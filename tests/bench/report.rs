@@ -1,0 +1,194 @@
+//! The printed comparison: every row with its spread, its ratio to the limit of the same round, and its targets.
+
+use std::fmt::Write;
+
+use crate::load::{Case, Sample};
+use crate::memory::Memory;
+use crate::server::Kind;
+use crate::stats::Spread;
+use crate::workload::Workload;
+
+/// What was seen of one server in one case: one entry for each round.
+pub(crate) struct Row {
+    pub(crate) case: Case,
+    pub(crate) kind: Kind,
+    pub(crate) rounds: Vec<Result<Sample, String>>,
+}
+
+impl Row {
+    fn spread(&self, of: fn(&Sample) -> f64) -> Option<Spread> {
+        Spread::of(self.rounds.iter().flatten().map(of))
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.rounds.iter().find_map(|round| round.as_ref().err()).map(String::as_str)
+    }
+
+    /// This row's number in units of the other row's, round by round.
+    fn ratio(&self, other: &Self, of: fn(&Sample) -> f64) -> Option<Spread> {
+        let pairs = self.rounds.iter().zip(&other.rounds);
+        Spread::of(pairs.filter_map(|(mine, other)| Some(of(mine.as_ref().ok()?) / of(other.as_ref().ok()?))))
+    }
+}
+
+/// Something to reach. The median decides; the spread says how sure that is.
+struct Target {
+    text: String,
+    reached: Option<Spread>,
+    passes: fn(f64) -> bool,
+}
+
+impl Target {
+    fn print(&self, into: &mut String) {
+        let verdict = match self.reached {
+            None => "not measured",
+            Some(spread) if (self.passes)(spread.median) => "PASS",
+            Some(_) => "FAIL",
+        };
+        let reached = self.reached.map(|spread| spread.to_string()).unwrap_or_default();
+        let _ = writeln!(into, "    {:<58} {reached:>24}  {verdict}", self.text);
+    }
+}
+
+/// The whole report.
+pub(crate) fn render(rows: &[Row], memories: Option<&(Memory, Memory)>) -> String {
+    let mut text = format!(
+        "\n{:<22} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20}\n",
+        "median (min..max)", "requests/s", "MB/s each way", "p50 µs", "p99 µs", "rate / echo's", "p99 / echo's"
+    );
+    for case in Case::all() {
+        let rows: Vec<_> = rows.iter().filter(|row| row.case == case).collect();
+        if !rows.is_empty() {
+            let _ = writeln!(text, "{}", case.name());
+            rows.iter().for_each(|row| print_row(&mut text, row, find(&rows, Kind::Echo)));
+            targets(case, &rows).iter().for_each(|target| target.print(&mut text));
+        }
+    }
+    if let Some((before, after)) = memories {
+        print_memory(&mut text, before, after);
+    }
+    text
+}
+
+fn find<'a>(rows: &[&'a Row], kind: Kind) -> Option<&'a Row> {
+    rows.iter().copied().find(|row| row.kind == kind)
+}
+
+fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
+    let shown = |spread: Option<Spread>| spread.map(|spread| spread.to_string()).unwrap_or_else(|| "-".to_owned());
+    let limit = echo.filter(|_| row.kind != Kind::Echo);
+    let ratio = |of: fn(&Sample) -> f64| limit.map(|echo| shown(row.ratio(echo, of))).unwrap_or_default();
+    let large = row.case.workload == Workload::Identity;
+    let _ = writeln!(
+        into,
+        "  {:<20} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20}",
+        row.kind.name(),
+        shown(row.spread(|sample| sample.rate)),
+        if large { shown(row.spread(|sample| sample.megabytes)) } else { String::new() },
+        shown(row.spread(|sample| sample.p50)),
+        shown(row.spread(|sample| sample.p99)),
+        ratio(|sample| sample.rate),
+        ratio(|sample| sample.p99),
+    );
+    if let Some(error) = row.error() {
+        let _ = writeln!(into, "    {}: {error}", row.kind.name());
+    }
+}
+
+/// What the case is held to. Bytes per second and requests per second are the same ratio: the payload is the same.
+fn targets(case: Case, rows: &[&Row]) -> Vec<Target> {
+    let Some(pharos) = find(rows, Kind::Pharos) else { return Vec::new() };
+    let mut targets = Vec::new();
+    if let Some(echo) = find(rows, Kind::Echo) {
+        let rate = pharos.ratio(echo, |sample| sample.rate);
+        match (case.workload, case.clients) {
+            (Workload::Identity, _) => {
+                let text = "bytes/s at least 0.70 of the echo's".to_owned();
+                targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.7 });
+            }
+            (Workload::Simple, 8) => {
+                let text = "requests/s at least 0.50 of the echo's".to_owned();
+                targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.5 });
+            }
+            (Workload::Simple, _) => {}
+        }
+        if case.clients == 1 {
+            let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.ratio(echo, |sample| sample.p99));
+            targets.push(Target { text, reached, passes: |ratio| ratio < 3.0 });
+        }
+    }
+    if let Some(triton) = find(rows, Kind::Triton) {
+        let (text, reached) = ("requests/s ahead of Triton's".to_owned(), pharos.ratio(triton, |sample| sample.rate));
+        targets.push(Target { text, reached, passes: |ratio| ratio > 1.0 });
+    }
+    targets
+}
+
+fn print_memory(into: &mut String, before: &Memory, after: &Memory) {
+    let _ = writeln!(into, "resident memory of pharos, MiB (in shared mappings)");
+    let mut line = |text: &str, memory: Option<&crate::memory::Resident>, limit: Option<f64>| {
+        let Some(memory) = memory else {
+            let _ = writeln!(into, "    {text:<58} {:>24}", "no such process");
+            return;
+        };
+        let verdict = limit.map_or("", |limit| if memory.total < limit { "  PASS" } else { "  FAIL" });
+        let figures = format!("{:.1} ({:.1})", memory.total, memory.shared);
+        let _ = writeln!(into, "    {text:<58} {figures:>24}{verdict}");
+    };
+    line("frontend, idle: under 60", Some(&before.frontend), Some(60.0));
+    line("builtin worker, idle: under 25", before.worker.as_ref(), Some(25.0));
+    line("frontend, after the load", Some(&after.frontend), None);
+    line("builtin worker, after the load (the largest)", after.worker.as_ref(), None);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::client::Protocol;
+
+    fn row(kind: Kind, rates: &[f64], p99: f64) -> Row {
+        let case = Case { workload: Workload::Simple, protocol: Protocol::Http, clients: 8 };
+        let sample = |rate: &f64| Ok(Sample { rate: *rate, megabytes: 1.0, p50: 1.0, p99 });
+        Row { case, kind, rounds: rates.iter().map(sample).collect() }
+    }
+
+    #[track_caller]
+    fn check(rows: &[Row], line: &str, verdict: &str) {
+        let text = render(rows, None);
+        let found =
+            text.lines().find(|found| found.contains(line)).unwrap_or_else(|| panic!("no '{line}' in:\n{text}"));
+        assert!(found.ends_with(verdict), "{found}");
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        let rows = [row(Kind::Echo, &[100.0, 1000.0], 1.0), row(Kind::Pharos, &[60.0, 500.0], 1.0)];
+        check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)");
+        check(&rows, "at least 0.50 of the echo's", "PASS");
+    }
+
+    #[test]
+    fn a_target_can_be_missed() {
+        let rows = [row(Kind::Echo, &[100.0], 1.0), row(Kind::Pharos, &[49.0], 1.0), row(Kind::Triton, &[50.0], 1.0)];
+        check(&rows, "at least 0.50 of the echo's", "FAIL");
+        check(&rows, "ahead of Triton's", "FAIL");
+    }
+
+    #[test]
+    fn a_failed_round_is_shown_and_not_counted() {
+        let mut pharos = row(Kind::Pharos, &[60.0, 70.0], 1.0);
+        pharos.rounds[0] = Err("grpc-status 14: gone".to_owned());
+        check(&[row(Kind::Echo, &[100.0, 100.0], 1.0), pharos], "grpc-status", "gone");
+    }
+
+    #[test]
+    fn memory_has_its_limits() {
+        let resident = |total| super::super::memory::Resident { total, shared: 0.0 };
+        let memory = Memory { frontend: resident(61.0), worker: Some(resident(24.0)) };
+        let text = render(&[], Some(&(memory.clone(), memory)));
+        let ends: Vec<_> =
+            text.lines().filter(|line| line.contains("idle")).map(|line| line.ends_with("PASS")).collect();
+        assert_eq!(ends, [false, true], "{text}");
+    }
+}

@@ -1,0 +1,223 @@
+//! The processes that are measured: start, wait until ready, memory, end.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::client::Protocol;
+use crate::http_client::get_status;
+use crate::models::{Scratch, write_builtin, write_python};
+
+/// A server may take this long to be ready; Triton starts a Python for each model.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// And this long to end after SIGTERM.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Which server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// The limit.
+    Echo,
+    /// This server.
+    Pharos,
+    /// The peer.
+    Triton,
+}
+
+impl Kind {
+    /// All, in the order of the report.
+    pub(crate) const ALL: [Self; 3] = [Self::Echo, Self::Pharos, Self::Triton];
+
+    /// The name in the report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Echo => "echo",
+            Self::Pharos => "pharos",
+            Self::Triton => "triton",
+        }
+    }
+}
+
+/// A running server. Ended by its own process id when dropped, whatever happened before.
+pub(crate) struct Server {
+    pub(crate) kind: Kind,
+    child: Child,
+    ports: Ports,
+    log: PathBuf,
+}
+
+/// Free ports on loopback.
+#[derive(Clone, Copy)]
+struct Ports {
+    http: u16,
+    grpc: u16,
+    metrics: u16,
+}
+
+impl Server {
+    /// Starts a server and waits until it is ready.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends, or is not ready in time; the text has the end of its log.
+    pub(crate) fn start(kind: Kind, programs: &Programs, scratch: &Scratch) -> Result<Self, String> {
+        let log = scratch.path(&format!("{}.log", kind.name()));
+        let failed = |error: std::io::Error| format!("{} does not start: {error}", kind.name());
+        let ports = Ports::free().map_err(failed)?;
+        let mut command = programs.command(kind, ports, scratch).map_err(failed)?;
+        let output = File::create(&log).map_err(failed)?;
+        command.stderr(output.try_clone().map_err(failed)?).stdout(output);
+        // The echo ends with its standard input, so it cannot outlive this process.
+        command.stdin(if kind == Kind::Echo { Stdio::piped() } else { Stdio::null() });
+        let child = command.spawn().map_err(failed)?;
+        let mut server = Self { kind, child, ports, log };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self, protocol: Protocol) -> SocketAddr {
+        let port = match protocol {
+            Protocol::Http => self.ports.http,
+            Protocol::Grpc => self.ports.grpc,
+        };
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The last lines that it wrote.
+    pub(crate) fn log_tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + START_LIMIT;
+        let name = self.kind.name();
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("{name} ended before it was ready ({status}):\n{}", self.log_tail()));
+            }
+            let seen = match get_status(self.address(Protocol::Http), "/v2/health/ready") {
+                Ok(200) => return Ok(()),
+                Ok(status) => format!("HTTP status {status}"),
+                Err(error) => error,
+            };
+            if Instant::now() > deadline {
+                let limit = START_LIMIT.as_secs();
+                return Err(format!("{name} was not ready in {limit} s, last: {seen}\n{}", self.log_tail()));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Not waited for yet, so the id cannot have passed to another process.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let deadline = Instant::now() + END_LIMIT;
+        while Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        eprintln!("{} did not end in {} s after SIGTERM: killed", self.kind.name(), END_LIMIT.as_secs());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ports {
+    /// Asks the system for ports that nothing listens on, all at once so that they differ.
+    fn free() -> std::io::Result<Self> {
+        let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let (http, grpc, metrics) = (bind()?, bind()?, bind()?);
+        let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+        Ok(Self { http: port(&http)?, grpc: port(&grpc)?, metrics: port(&metrics)? })
+    }
+}
+
+/// Where the programs are.
+pub(crate) struct Programs {
+    /// The server under test: `PHAROS_BIN`, else what `cargo build --release` makes.
+    pharos: PathBuf,
+    /// The folder with the script `triton`: `PHAROS_PEERS`.
+    peers: PathBuf,
+    /// Where that script installs: `PEERS_HOME`, else in the user's cache folder.
+    peers_home: PathBuf,
+}
+
+impl Programs {
+    /// Reads the environment.
+    pub(crate) fn find() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
+        let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let cache = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
+        Self {
+            pharos: from("PHAROS_BIN").unwrap_or_else(|| root.join("target/release/pharos")),
+            peers: from("PHAROS_PEERS").unwrap_or_else(|| root.join("../shared/peers")),
+            peers_home: from("PEERS_HOME").unwrap_or_else(|| cache().unwrap_or_default().join("pharos-peers")),
+        }
+    }
+
+    /// Why this server cannot be measured here, if it cannot.
+    pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
+        let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
+        match kind {
+            Kind::Pharos if !self.pharos.is_file() => {
+                Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
+            }
+            Kind::Triton if !script.is_file() => {
+                Some(format!("{} does not exist: PHAROS_PEERS names its folder", script.display()))
+            }
+            Kind::Triton if !marker.is_file() => {
+                Some(format!("{} does not exist: run `{}` once to install it", marker.display(), script.display()))
+            }
+            _ => None,
+        }
+    }
+
+    fn command(&self, kind: Kind, ports: Ports, scratch: &Scratch) -> std::io::Result<Command> {
+        let models = scratch.path(&format!("{}-models", kind.name()));
+        let mut command = match kind {
+            Kind::Echo => Command::new(std::env::current_exe()?),
+            Kind::Pharos => Command::new(&self.pharos),
+            Kind::Triton => Command::new(self.peers.join("triton")),
+        };
+        match kind {
+            Kind::Echo => {
+                command.args(["echo".to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
+            }
+            Kind::Pharos => {
+                write_builtin(&models)?;
+                command.arg("--model-repository").arg(models);
+                for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
+                    command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
+                }
+            }
+            Kind::Triton => {
+                write_python(&models)?;
+                command.arg(models);
+                for (name, port) in [("HTTP", ports.http), ("GRPC", ports.grpc), ("METRICS", ports.metrics)] {
+                    command.env(format!("{name}_PORT"), port.to_string());
+                }
+            }
+        }
+        Ok(command)
+    }
+}

@@ -1,0 +1,215 @@
+//! What is asked of the servers, and what must come back: the same bytes for every server.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+use crate::messages::{ModelInferRequest, ModelInferResponse, RequestedOutput, TensorHead};
+
+/// Bytes of the large tensor.
+const MIB: usize = 1 << 20;
+
+/// The path of the one gRPC method that is measured.
+pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// A model and a request to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Workload {
+    /// Two INT32 [1, 16] in, their sum and difference out: what a request costs.
+    Simple,
+    /// 1 MiB of UINT8 in, the same out: what a byte costs.
+    Identity,
+}
+
+/// A tensor of a request or of a response.
+pub(crate) struct Tensor {
+    name: &'static str,
+    datatype: &'static str,
+    shape: Vec<i64>,
+    data: Bytes,
+}
+
+impl Workload {
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::Simple, Self::Identity];
+
+    /// The model's name, also the name of the workload in the report.
+    pub(crate) fn model(self) -> &'static str {
+        match self {
+            Self::Simple => "simple",
+            Self::Identity => "identity_1mib",
+        }
+    }
+
+    /// Tensor bytes that one request carries in each direction.
+    pub(crate) fn payload(self) -> usize {
+        self.inputs().iter().map(|tensor| tensor.data.len()).sum()
+    }
+
+    fn inputs(self) -> Vec<Tensor> {
+        match self {
+            Self::Simple => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
+            Self::Identity => vec![uint8("INPUT0")],
+        }
+    }
+
+    fn outputs(self) -> Vec<Tensor> {
+        let combine = |operation: fn(i32, i32) -> i32| -> Vec<i32> {
+            left().iter().zip(right()).map(|(left, right)| operation(*left, right)).collect()
+        };
+        match self {
+            Self::Simple => {
+                let (sum, difference) = (combine(i32::wrapping_add), combine(i32::wrapping_sub));
+                vec![int32("OUTPUT0", &sum), int32("OUTPUT1", &difference)]
+            }
+            Self::Identity => vec![uint8("OUTPUT0")],
+        }
+    }
+
+    /// The tensors that the model answers, one after the other.
+    pub(crate) fn answer(self) -> Vec<Bytes> {
+        self.outputs().into_iter().map(|tensor| tensor.data).collect()
+    }
+
+    /// A whole HTTP/1.1 request with binary tensor data in and out.
+    pub(crate) fn http_request(self) -> Bytes {
+        let inputs = self.inputs();
+        let wanted: Vec<_> = self.outputs().iter().map(|output| wanted_json(output.name)).collect();
+        let json = format!(r#"{{"inputs":[{}],"outputs":[{}]}}"#, tensors_json(&inputs), wanted.join(","));
+        let mut request = BytesMut::new();
+        let head = format!(
+            "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n\
+             Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n",
+            self.model(),
+            json.len(),
+            json.len() + self.payload()
+        );
+        request.put(head.as_bytes());
+        request.put(json.as_bytes());
+        inputs.iter().for_each(|tensor| request.put(&*tensor.data));
+        request.freeze()
+    }
+
+    /// The JSON head that the server's response has, by the protocol.
+    pub(crate) fn http_response_head(self) -> String {
+        let outputs = tensors_json(&self.outputs());
+        format!(r#"{{"model_name":"{}","model_version":"1","outputs":[{outputs}]}}"#, self.model())
+    }
+
+    /// Bytes in the body of the HTTP response.
+    pub(crate) fn http_response_length(self) -> usize {
+        self.http_response_head().len() + self.payload()
+    }
+
+    /// The gRPC request message with its five-byte prefix.
+    pub(crate) fn grpc_request(self) -> Bytes {
+        let inputs = self.inputs();
+        let wanted = |output: &Tensor| RequestedOutput { name: output.name.to_owned() };
+        framed(&ModelInferRequest {
+            model_name: self.model().to_owned(),
+            inputs: inputs.iter().map(head).collect(),
+            outputs: self.outputs().iter().map(wanted).collect(),
+            raw_input_contents: inputs.into_iter().map(|tensor| tensor.data).collect(),
+        })
+    }
+
+    /// The gRPC response with the given contents.
+    pub(crate) fn grpc_response(self, contents: Vec<Bytes>) -> ModelInferResponse {
+        ModelInferResponse {
+            model_name: self.model().to_owned(),
+            model_version: "1".to_owned(),
+            outputs: self.outputs().iter().map(head).collect(),
+            raw_output_contents: contents,
+        }
+    }
+}
+
+fn left() -> Vec<i32> {
+    (0..16).collect()
+}
+
+fn right() -> Vec<i32> {
+    vec![1; 16]
+}
+
+fn int32(name: &'static str, values: &[i32]) -> Tensor {
+    let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Tensor { name, datatype: "INT32", shape: vec![1, 16], data }
+}
+
+fn uint8(name: &'static str) -> Tensor {
+    // Not all alike, so that a misplaced block cannot pass; a prime period, so that no page equals the next.
+    let data = (0..MIB).map(|position| (position % 251) as u8).collect();
+    Tensor { name, datatype: "UINT8", shape: vec![MIB as i64], data }
+}
+
+fn head(tensor: &Tensor) -> TensorHead {
+    TensorHead { name: tensor.name.to_owned(), datatype: tensor.datatype.to_owned(), shape: tensor.shape.clone() }
+}
+
+fn tensors_json(tensors: &[Tensor]) -> String {
+    let one = |tensor: &Tensor| {
+        let shape: Vec<_> = tensor.shape.iter().map(i64::to_string).collect();
+        format!(
+            r#"{{"name":"{}","datatype":"{}","shape":[{}],"parameters":{{"binary_data_size":{}}}}}"#,
+            tensor.name,
+            tensor.datatype,
+            shape.join(","),
+            tensor.data.len()
+        )
+    };
+    tensors.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+fn wanted_json(name: &str) -> String {
+    format!(r#"{{"name":"{name}","parameters":{{"binary_data":true}}}}"#)
+}
+
+/// A message with the prefix of gRPC: not compressed, length in big-endian.
+fn framed(message: &impl Message) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.put_u8(0);
+    bytes.put_u32(message.encoded_len() as u32);
+    bytes.put(message.encode_to_vec().as_slice());
+    bytes.freeze()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_http_request_states_its_own_lengths() {
+        for workload in Workload::ALL {
+            let request = workload.http_request();
+            let end = request.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+            let head = std::str::from_utf8(&request[..end]).unwrap();
+            let number = |name: &str| -> usize {
+                let line = head.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                line.trim().parse().unwrap()
+            };
+            assert_eq!(number("Content-Length:"), request.len() - end);
+            let json = number("Inference-Header-Content-Length:");
+            assert_eq!(json + workload.payload(), request.len() - end);
+            assert_eq!((request[end], request[end + json - 1]), (b'{', b'}'));
+        }
+    }
+
+    #[test]
+    fn the_grpc_message_is_the_one_that_was_meant() {
+        let framed = Workload::Simple.grpc_request();
+        assert_eq!(framed[..5], [0, 0, 0, 0, (framed.len() - 5) as u8]);
+        let message = ModelInferRequest::decode(framed.slice(5..)).unwrap();
+        assert_eq!(message.inputs[1].shape, [1, 16]);
+        assert_eq!(message.raw_input_contents[0].len(), 64);
+        // Field 7, wire type 2 (length-delimited), as every KServe client sends raw contents.
+        assert!(framed.windows(2).any(|window| window == [7 << 3 | 2, 64]));
+    }
+
+    #[test]
+    fn simple_answers_sum_and_difference() {
+        let answer = Workload::Simple.answer();
+        assert_eq!((answer[0][4], answer[1][4], answer[1][0]), (2, 0, 255));
+        assert_eq!(Workload::Identity.answer()[0].len(), MIB);
+    }
+}

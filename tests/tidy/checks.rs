@@ -1,0 +1,246 @@
+//! The checks: each reads files and gives one line for each violation: where, which rule, what to do.
+
+use std::collections::BTreeSet;
+
+use crate::rules::{
+    BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES, NO_METRIC_NAMES,
+    PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
+};
+use crate::source::{functions, lines_without_tests, mask, paths, words};
+use crate::tree::File;
+
+/// Every violation in these files.
+pub(crate) fn all(files: &[File]) -> Vec<String> {
+    let mut found = top_level(files);
+    for file in files {
+        found.extend(private_folders(file));
+        found.extend(manifest(file));
+        if file.path.ends_with(".proto") && !file.path.starts_with("proto/") {
+            found.push(violation(&file.path, 1, "protobuf definitions live in proto/", "move the file there"));
+        }
+        if file.path.ends_with(".rs") {
+            found.extend(rust(file));
+        }
+    }
+    found.extend(stale_unsafe(files));
+    found
+}
+
+fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
+    format!("{path}:{line}: {rule}: {advice}")
+}
+
+/// All checks of one Rust file.
+fn rust(file: &File) -> Vec<String> {
+    let code = mask(&file.text, false);
+    let own = lines_without_tests(&file.text);
+    let named: Vec<_> = paths(&code).into_iter().filter(|(line, _)| *line <= own && !is_test(&file.path)).collect();
+    let mut found = Vec::new();
+    found.extend(sizes(file, &code, own));
+    found.extend(forms(file, &code));
+    found.extend(metric_names(file, own));
+    found.extend(bans(&file.path, &named));
+    for house in HOUSES.iter().filter(|house| file.path.starts_with(house.source)) {
+        found.extend(floors(house, &file.path, &named));
+    }
+    found
+}
+
+/// Whether a file of a package's source is a test as a whole.
+fn is_test(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || (path.contains("src/") && path.contains("/tests/"))
+}
+
+fn sizes(file: &File, code: &str, own: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    if own > FILE_LINES {
+        let rule = format!("a file has at most {FILE_LINES} lines without tests, this one {own}");
+        found.push(violation(&file.path, FILE_LINES, &rule, "split it along what it is for"));
+    }
+    let counts = |line: usize| line <= own && !is_test(&file.path);
+    for function in
+        functions(code).into_iter().filter(|function| function.lines > FUNCTION_LINES && counts(function.line))
+    {
+        let rule = format!("a function has at most {FUNCTION_LINES} lines, `{}` {}", function.name, function.lines);
+        found.push(violation(&file.path, function.line, &rule, "take a step out of it and name it"));
+    }
+    found
+}
+
+/// Module heads, forgotten macros, `unsafe`.
+fn forms(file: &File, code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if !file.text.starts_with("//!") {
+        let advice = "say what the module is for and what it must never do";
+        found.push(violation(&file.path, 1, "a Rust file begins with `//!`", advice));
+    }
+    let line = |at: usize| crate::source::line_of(code, at);
+    for (at, word) in words(code) {
+        if MACROS.contains(&word) && code[at + word.len()..].starts_with('!') {
+            let rule = format!("`{word}!` is not for committed code");
+            found.push(violation(
+                &file.path,
+                line(at),
+                &rule,
+                "finish it, or return an error that says what is not built",
+            ));
+        }
+        if word == "unsafe" && !UNSAFE.iter().any(|(path, _)| *path == file.path) {
+            let advice = "do without, or add the file to UNSAFE in tests/tidy/rules.rs with its reason";
+            found.push(violation(&file.path, line(at), "`unsafe` only in the listed files", advice));
+        }
+    }
+    found
+}
+
+/// The list of files with `unsafe` says what is so.
+fn stale_unsafe(files: &[File]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (path, reason) in UNSAFE {
+        let Some(file) = files.iter().find(|file| file.path == *path) else { continue };
+        if !words(&mask(&file.text, false)).any(|(_, word)| word == "unsafe") {
+            let rule = format!("listed as unsafe for '{reason}', but has none");
+            found.push(violation(path, 1, &rule, "take it off UNSAFE in tests/tidy/rules.rs"));
+        } else if !file.text.contains("Contract") && !file.text.contains("SAFETY") {
+            let advice = "write `// SAFETY:` at each use, or a `Contract` above them";
+            found.push(violation(path, 1, "unsafe code states its contract", advice));
+        }
+    }
+    found
+}
+
+fn metric_names(file: &File, own: usize) -> Vec<String> {
+    if !NO_METRIC_NAMES.iter().any(|folder| file.path.starts_with(folder)) || is_test(&file.path) {
+        return Vec::new();
+    }
+    let code = mask(&file.text, true);
+    let mut found = Vec::new();
+    for (index, line) in code.lines().enumerate().take(own) {
+        if METRIC_PREFIXES.iter().any(|prefix| line.contains(&format!("\"{prefix}"))) {
+            let rule = "a metric is named once, in metrics.yaml";
+            found.push(violation(&file.path, index + 1, rule, "refer to it by the catalog's enum of built-ins"));
+        }
+    }
+    found
+}
+
+fn bans(path: &str, named: &[(usize, String)]) -> Vec<String> {
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| path.starts_with(prefix));
+    let mut found = BTreeSet::new();
+    for ban in BANS.iter().filter(|ban| begins(ban.within) && !begins(ban.except)) {
+        for (line, name) in named {
+            let name = absolute(path, name);
+            if ban.paths.iter().any(|banned| is_within(&name, banned)) {
+                found.insert((*line, format!("`{name}` has no place here"), ban.advice));
+            }
+        }
+    }
+    found.into_iter().map(|(line, rule, advice)| violation(path, line, &rule, advice)).collect()
+}
+
+/// Whether a path is the other one or goes on from it.
+fn is_within(path: &str, prefix: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+fn floors(house: &House, path: &str, named: &[(usize, String)]) -> Vec<String> {
+    let Some(own) = module_of(path).first().cloned() else { return Vec::new() };
+    let Some(height) = floor_of(house, &own) else {
+        let advice = "add it to a floor in tests/tidy/rules.rs, and to ARCHITECTURE.md";
+        return vec![violation(path, 1, &format!("the module `{own}` has no floor"), advice)];
+    };
+    let mut found = BTreeSet::new();
+    for (line, name) in named {
+        let name = absolute(path, name);
+        let Some(other) = name.strip_prefix("crate::").and_then(|rest| rest.split("::").next()) else { continue };
+        let Some(target) = floor_of(house, other).filter(|_| other != own) else { continue };
+        let sibling = target == height;
+        if target < height || (sibling && !house.floors[height].among_themselves) {
+            let place = if sibling { "beside" } else { "above" };
+            found.insert((*line, format!("`{own}` uses `{other}`, which stands {place} it")));
+        }
+    }
+    let advice = "imports point down only: move what is shared below both, or pass it in";
+    found.into_iter().map(|(line, rule)| violation(path, line, &rule, advice)).collect()
+}
+
+fn floor_of(house: &House, module: &str) -> Option<usize> {
+    house.floors.iter().position(|floor: &Floor| floor.modules.contains(&module))
+}
+
+/// The module of a file, as segments below its crate; none for the crate's root.
+fn module_of(path: &str) -> Vec<String> {
+    let inside = path.split_once("src/").map_or("", |(_, inside)| inside);
+    let mut segments: Vec<_> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if segments.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
+        segments.pop();
+    }
+    segments
+}
+
+/// A path with `self` and `super` resolved to `crate::…`.
+fn absolute(file: &str, path: &str) -> String {
+    let mut module = module_of(file);
+    let mut rest: Vec<_> = path.split("::").collect();
+    if !matches!(rest.first(), Some(&"self" | &"super")) {
+        return path.to_owned();
+    }
+    while let Some(first @ ("self" | "super")) = rest.first().copied() {
+        if first == "super" {
+            module.pop();
+        }
+        rest.remove(0);
+    }
+    let segments = std::iter::once("crate").chain(module.iter().map(String::as_str)).chain(rest);
+    segments.collect::<Vec<_>>().join("::")
+}
+
+/// Dependencies that a package may not have.
+fn manifest(file: &File) -> Vec<String> {
+    let Some((_, banned)) = MANIFESTS.iter().find(|(path, _)| *path == file.path) else { return Vec::new() };
+    let (mut found, mut table) = (Vec::new(), "");
+    for (index, line) in file.text.lines().enumerate() {
+        if line.starts_with('[') {
+            table = line.trim_matches(['[', ']']);
+        }
+        let dependency = line.split(['=', '.', ' ']).next().unwrap_or_default();
+        // What the workspace offers to its members is not yet used by any.
+        let counts = table.ends_with("dependencies") && !table.starts_with("workspace");
+        if counts && banned.contains(&dependency) {
+            let rule = format!("this package may not depend on `{dependency}`");
+            found.push(violation(&file.path, index + 1, &rule, "see the floors in DESIGN and ARCHITECTURE"));
+        }
+    }
+    found
+}
+
+fn top_level(files: &[File]) -> Vec<String> {
+    let names: BTreeSet<_> = files.iter().filter_map(|file| file.path.split('/').next()).collect();
+    let strangers = names.into_iter().filter(|name| !TOP_LEVEL.contains(name));
+    let advice = "move it below one of the folders there";
+    strangers.map(|name| violation(name, 1, "the top level holds only the agreed names", advice)).collect()
+}
+
+/// Paths of one machine.
+fn private_folders(file: &File) -> Vec<String> {
+    let mut found = Vec::new();
+    for (index, line) in file.text.lines().enumerate() {
+        for folder in PRIVATE_FOLDERS {
+            let begins = |at: usize| {
+                let before = line[..at].chars().next_back();
+                // Part of a longer path or of an address is something else.
+                !before.is_some_and(|before| before.is_alphanumeric() || "._-~/}$)".contains(before))
+            };
+            if line.match_indices(folder).any(|(at, _)| begins(at)) {
+                let rule = format!("`{folder}…` exists on one machine only");
+                found.push(violation(
+                    &file.path,
+                    index + 1,
+                    &rule,
+                    "use a path relative to the repository, or a variable",
+                ));
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,241 @@
+//! The rules themselves, as tables. To change a rule, change its row and say why in its last column.
+
+/// Lines of a Rust file without its test module.
+pub(crate) const FILE_LINES: usize = 500;
+
+/// Lines of a function, from `fn` to its closing brace; tests may be as long as their tables.
+pub(crate) const FUNCTION_LINES: usize = 60;
+
+/// A package and its floors, from the roof down. A module may use what lies below it, never what lies above.
+pub(crate) struct House {
+    /// Where its source is.
+    pub(crate) source: &'static str,
+    pub(crate) floors: &'static [Floor],
+}
+
+/// Modules at the same height.
+pub(crate) struct Floor {
+    pub(crate) modules: &'static [&'static str],
+    /// Whether they may use each other.
+    pub(crate) among_themselves: bool,
+}
+
+const fn apart(modules: &'static [&'static str]) -> Floor {
+    Floor { modules, among_themselves: false }
+}
+
+const fn together(modules: &'static [&'static str]) -> Floor {
+    Floor { modules, among_themselves: true }
+}
+
+/// The floors of DESIGN: `lib.rs` and `main.rs` are the roof and may use everything.
+pub(crate) const HOUSES: &[House] = &[
+    House {
+        source: "src/",
+        floors: &[
+            apart(&["scheduler", "repository", "supervisor", "trace", "cache", "metrics", "wire"]),
+            apart(&["model"]),
+            together(&["infer", "tensor", "shm", "arena", "timeline", "id", "error"]),
+        ],
+    },
+    House {
+        source: "frontend/src/",
+        floors: &[
+            // The start-up order, which main reads aloud.
+            apart(&["start"]),
+            apart(&["http", "grpc", "status"]),
+            // The unit tests of the edges have an engine of their own.
+            together(&["engine", "fake_engine"]),
+            apart(&["repository"]),
+            apart(&["supervisor"]),
+            apart(&["scheduler"]),
+            apart(&["process"]),
+            apart(&["wire"]),
+            apart(&["metrics", "trace", "shared_memory", "listener"]),
+            apart(&["memory", "system", "onnxruntime", "log"]),
+            apart(&["clock", "cli"]),
+        ],
+    },
+    House {
+        source: "worker/src/",
+        floors: &[
+            // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
+            together(&["instance", "backend"]),
+            apart(&["wire", "metrics", "watch"]),
+            apart(&["memory"]),
+            apart(&["descriptors"]),
+            apart(&["clock"]),
+        ],
+    },
+];
+
+/// Paths that some places may not name.
+pub(crate) struct Ban {
+    /// Files that begin with one of these.
+    pub(crate) within: &'static [&'static str],
+    /// But not those that begin with one of these.
+    pub(crate) except: &'static [&'static str],
+    /// May not name a path that begins with one of these.
+    pub(crate) paths: &'static [&'static str],
+    /// Why, and what to do instead.
+    pub(crate) advice: &'static str,
+}
+
+const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace"];
+const EDGES: &[&str] = &["frontend/src/http", "frontend/src/grpc"];
+const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
+const PROTOBUF: &[&str] = &[
+    "prost",
+    "prost_types",
+    "prost_reflect",
+    "tonic",
+    "tonic_prost",
+    "tonic_health",
+    "tonic_reflection",
+    "crate::model::proto",
+    "pharos::model::proto",
+    "crate::grpc::proto",
+    "pharos_frontend::grpc::proto",
+];
+
+/// Who may not name what.
+pub(crate) const BANS: &[Ban] = &[
+    Ban {
+        within: &["src/"],
+        except: &[],
+        paths: &[
+            "std::net",
+            "std::os::unix::net",
+            "std::thread",
+            "std::process",
+            "std::time::Instant",
+            "std::time::SystemTime",
+        ],
+        advice: "the core has no sockets, threads, processes or clocks: let the caller pass bytes and the time in",
+    },
+    Ban {
+        within: &["src/"],
+        except: &[],
+        paths: ASYNC,
+        advice: "the core is synchronous: do it in frontend/src, decide it here",
+    },
+    Ban {
+        within: &["worker/"],
+        except: &[],
+        paths: ASYNC,
+        advice: "the worker is synchronous: one batch at a time, blocking I/O",
+    },
+    Ban {
+        within: &["src/"],
+        except: &[],
+        paths: &["pharos_frontend", "pharos_worker"],
+        advice: "the core lies below both packages: move what is shared down into src/",
+    },
+    Ban {
+        within: &["frontend/"],
+        except: &[],
+        paths: &["pharos_worker"],
+        advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
+    },
+    Ban {
+        within: &["worker/"],
+        except: &[],
+        paths: &["pharos_frontend"],
+        advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
+    },
+    Ban {
+        within: DECIDERS,
+        except: &[],
+        paths: &["crate::tensor", "crate::infer", "crate::wire", "crate::metrics", "crate::shm", "crate::arena"],
+        advice: "deciders know ids, model and timeline, never payloads or counters: the driver in frontend/src has those",
+    },
+    Ban {
+        within: &["src/metrics"],
+        except: &[],
+        paths: &["crate::model", "crate::tensor"],
+        advice: "a ledger knows labels and numbers: pass what it needs as plain values",
+    },
+    Ban {
+        within: EDGES,
+        except: &[],
+        paths: &["pharos::scheduler", "pharos::supervisor", "pharos::wire", "pharos::arena", "pharos::shm"],
+        advice: "http and grpc call the engine and nothing below it: add a verb to Engine",
+    },
+    Ban {
+        within: &["frontend/src/", "worker/src/"],
+        except: &["frontend/src/http"],
+        paths: &["serde_json"],
+        advice: "JSON values are private to frontend::http (and to the core's readers and renderers)",
+    },
+    Ban {
+        within: &["src/", "frontend/src/", "worker/src/"],
+        except: &["src/model", "frontend/src/grpc"],
+        paths: PROTOBUF,
+        advice: "generated protobuf is private to frontend::grpc and src/model: use the core's nouns",
+    },
+];
+
+/// A manifest and the dependencies that it may not have, in any of its tables.
+pub(crate) const MANIFESTS: &[(&str, &[&str])] = &[
+    ("Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"]),
+    ("frontend/Cargo.toml", &["pharos-worker"]),
+    ("worker/Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower", "pharos-frontend"]),
+];
+
+/// The only files with `unsafe`, each with the reason why it needs it. Each must state its contract.
+pub(crate) const UNSAFE: &[(&str, &str)] = &[
+    ("src/shm.rs", "mappings of memory that another process writes"),
+    ("frontend/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
+    ("frontend/src/repository/load.rs", "a mapping of a model file, which a user may change under us"),
+    ("worker/src/memory.rs", "the same on the worker's side"),
+    ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
+    ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
+];
+
+/// Macros that are not for committed code.
+pub(crate) const MACROS: &[&str] = &["todo", "dbg", "unimplemented"];
+
+/// Beginnings of metric names: a metric is named once, in metrics.yaml, and referred to by the catalog's enum.
+pub(crate) const METRIC_PREFIXES: &[&str] =
+    &["nv_inference", "nv_model", "nv_cache", "nv_gpu", "nv_cpu", "ts_inference", "ts_queue"];
+
+/// Where a metric's name may not stand in a string.
+pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/src/", "worker/src/"];
+
+/// What may stand at the top: the user's own layout, and files that tools or readers look for there.
+pub(crate) const TOP_LEVEL: &[&str] = &[
+    "Cargo.toml",
+    "src",
+    "metrics.yaml",
+    "proto",
+    "frontend",
+    "worker",
+    "tests",
+    "grafana",
+    "prometheus.yaml",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "LICENSE",
+    "Makefile",
+    "Cargo.lock",
+    "build.rs",
+    "rustfmt.toml",
+    "clippy.toml",
+    "deny.toml",
+    "rust-toolchain.toml",
+    ".gitignore",
+    ".gitattributes",
+    ".editorconfig",
+    ".dockerignore",
+    ".cargo",
+    ".ci",
+    "deploy",
+    "examples",
+];
+
+/// Folders that exist on one machine only; written in pieces, so that this file keeps its own rule.
+pub(crate) const PRIVATE_FOLDERS: &[&str] =
+    &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
