@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// Request bodies of a megabyte come and go on all threads; the system's allocator gives their pages back each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     pharos_frontend::start::main()
 }

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::InferError;
@@ -15,6 +15,9 @@ use super::compression::{self, Coding};
 use super::model::ModelPath;
 use super::{Edge, answer};
 use crate::engine::Route;
+
+/// Tensors of no more bytes in all are not sent as pieces of their own.
+const SMALL: usize = 16 << 10;
 
 /// Work on more bytes than this leaves the threads that serve sockets.
 const LONG: usize = 1 << 20;
@@ -119,8 +122,15 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
     Ok(response)
 }
 
+/// Small tensors are copied behind the JSON: one piece costs less than several, and the worker's memory is free at once.
 fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
-    if blobs.is_empty() { Body::from(head) } else { Body::new(Pieces::new(head, blobs)) }
+    let size: usize = blobs.iter().map(Bytes::len).sum();
+    if size > SMALL {
+        return Body::new(Pieces::new(head, blobs));
+    }
+    let mut whole = BytesMut::from(head);
+    blobs.iter().for_each(|blob| whole.extend_from_slice(blob));
+    Body::from(whole.freeze())
 }
 
 /// Runs `work` here, or on a thread for blocking work if it is long, so that other connections are served meanwhile.

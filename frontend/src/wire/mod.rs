@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::arena::Block;
 use pharos::wire::{PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
-use tokio::io::Interest;
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
 use crate::memory::Arenas;
@@ -23,7 +24,9 @@ pub(crate) use gather::Part;
 
 /// The connection to one worker process.
 pub(crate) struct Link {
-    socket: UnixStream,
+    writer: OwnedWriteHalf,
+    /// Taken by [`Link::run`].
+    reader: Mutex<Option<OwnedReadHalf>>,
     pub(crate) arenas: Arenas,
     pub(crate) ring: Ring,
     // Short sections: encoding and one non-blocking write.
@@ -42,8 +45,10 @@ struct Outbox {
 impl Link {
     /// A link over a connected socket.
     pub(crate) fn new(socket: UnixStream, arenas: Arenas, ring: Ring) -> Self {
+        let (reader, writer) = socket.into_split();
         Self {
-            socket,
+            writer,
+            reader: Mutex::new(Some(reader)),
             arenas,
             ring,
             outbox: Mutex::default(),
@@ -69,7 +74,7 @@ impl Link {
 
     fn flush(&self, outbox: &mut Outbox) {
         while !outbox.bytes.is_empty() {
-            match self.socket.try_write(&outbox.bytes) {
+            match self.writer.try_write(&outbox.bytes) {
                 Ok(written) => {
                     outbox.bytes.drain(..written);
                 }
@@ -88,37 +93,23 @@ impl Link {
     /// # Errors
     /// The socket failed, or the worker sent something that is no frame.
     pub(crate) async fn run(&self, mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+        let reader = lock(&self.reader).take();
+        let mut reader = reader.ok_or_else(|| io::Error::other("the connection is read already"))?;
         let mut buffer = Vec::with_capacity(16 << 10);
         loop {
-            let interest = if lock(&self.outbox).bytes.is_empty() {
-                Interest::READABLE
-            } else {
-                Interest::READABLE | Interest::WRITABLE
-            };
+            let unsent = !lock(&self.outbox).bytes.is_empty();
             tokio::select! {
-                ready = self.socket.ready(interest) => {
-                    let ready = ready?;
-                    if ready.is_writable() {
-                        self.flush(&mut lock(&self.outbox));
-                    }
-                    if ready.is_readable() && !self.read(&mut buffer, &mut on_frame)? {
-                        return Ok(());
-                    }
+                read = reader.read_buf(&mut buffer) => match read {
+                    Ok(0) => return Ok(()),
+                    Ok(_) => take_frames(&mut buffer, &mut on_frame)?,
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                    Err(error) => return Err(error),
+                },
+                writable = self.writer.writable(), if unsent => {
+                    writable?;
+                    self.flush(&mut lock(&self.outbox));
                 }
                 () = self.unsent.notified() => {}
-            }
-        }
-    }
-
-    /// Reads what is there; `false` at the end of the connection.
-    fn read(&self, buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<bool> {
-        loop {
-            match self.socket.try_read_buf(buffer) {
-                Ok(0) => return Ok(false),
-                Ok(_) => take_frames(buffer, on_frame)?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
-                Err(error) => return Err(error),
             }
         }
     }
