@@ -117,6 +117,14 @@ fn errors_have_tritons_code_and_text() {
             3,
             "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', expected datatype 'FP32'",
         ),
+        (
+            request(
+                vec![tensor("INT32", ints(&[1]).map(|ints| InferTensorContents { fp32_contents: vec![1.0], ..ints }))],
+                vec![],
+            ),
+            3,
+            "binary data was already supplied.",
+        ),
         (request(vec![tensor("FP16", ints(&[1]))], vec![]), 3, "unexpected explicit tensor data for input tensor 'X'"),
         (
             request(vec![tensor("INT8", ints(&[300]))], vec![]),
