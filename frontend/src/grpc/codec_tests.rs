@@ -85,6 +85,7 @@ fn raw_contents_are_taken_over_and_parameters_understood() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_code_and_text() {
     let ints = |numbers: &[i32]| Some(InferTensorContents { int_contents: numbers.to_vec(), ..Default::default() });
     let region = |size: bool, contents| {

@@ -106,6 +106,7 @@ fn the_form_of_the_answer_follows_the_wishes() {
 
 /// Every row of the error table: status, and what the message holds.
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_status_and_text() {
     let only_one = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
                     'shared_memory_region' in 'parameters'. But";
