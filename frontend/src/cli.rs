@@ -75,7 +75,7 @@ pub struct General {
 /// Which models are served.
 #[derive(Clone, Debug, Args)]
 pub struct Models {
-    /// A directory of models; may be given several times (in the environment: separated by ':')
+    /// A directory of models; may be given several times, or several separated by ':'
     #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
     pub repositories: Vec<PathBuf>,
     /// When models are loaded and unloaded; now only "none": all at start

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::metrics::exposition::Format;
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
@@ -101,8 +102,8 @@ impl Engine {
         let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
         if ready_only { vec![ready] } else { vec![ready, never] }
     }
-    pub fn metrics_text(&self, openmetrics: bool) -> String {
-        if openmetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    pub fn metrics_text(&self, format: Format) -> String {
+        if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
     }
     pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         if let Ok(mut records) = self.records.lock() {

@@ -9,6 +9,7 @@ pub mod fake_engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;
+#[cfg(not(test))]
 mod log;
 #[allow(unsafe_code)]
 mod memory;
@@ -17,6 +18,8 @@ mod onnxruntime;
 mod process;
 mod repository;
 mod scheduler;
+// Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
+#[cfg(not(test))]
 pub mod start;
 mod supervisor;
 mod wire;

@@ -7,6 +7,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
 use pharos::tensor::{DataType, Tensor};
 
+use super::Engine;
 use super::contents::{self, Of};
 use super::proto::infer_parameter::ParameterChoice;
 use super::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -43,6 +44,12 @@ pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
     Ok(request)
 }
 
+/// [`decode`], but that there is no such model is said before what is wrong with the request, as in Triton.
+pub(super) fn decode_for(message: ModelInferRequest, engine: &Engine) -> Result<InferRequest, InferError> {
+    let (model, version) = (message.model_name.clone(), message.model_version.clone());
+    decode(message).map_err(|error| engine.model_metadata(&model, &version).err().unwrap_or(error))
+}
+
 fn wrong_type(key: &str, expected: &str) -> InferError {
     InferError::invalid(format!("invalid value type for '{key}' parameter, expected {expected}."))
 }
@@ -63,13 +70,14 @@ fn request_parameter(
         }
         "sequence_start" => request.sequence_start = flag(&key, choice)?,
         "sequence_end" => request.sequence_end = flag(&key, choice)?,
-        "priority" => request.priority = whole(&key, choice)?,
-        "timeout" => request.timeout_us = whole(&key, choice)?,
+        "priority" => request.priority = whole(&key, choice, "int64_param or uint64_param")?,
+        "timeout" => request.timeout_us = whole(&key, choice, "int64_param")?,
         // Concerns decoupled models only, which answer more than once; their issue reads it.
         "triton_enable_empty_final_response" => drop(flag(&key, choice)?),
         reserved if reserved.starts_with("triton_") => {
             return Err(InferError::invalid(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting \
+                 with 'triton_' are allowed: triton_enable_empty_final_response",
             ));
         }
         _ => {
@@ -97,13 +105,13 @@ fn flag(key: &str, choice: Option<ParameterChoice>) -> Result<bool, InferError> 
     }
 }
 
-fn whole(key: &str, choice: Option<ParameterChoice>) -> Result<u64, InferError> {
+fn whole(key: &str, choice: Option<ParameterChoice>, expected: &str) -> Result<u64, InferError> {
     match choice {
         Some(ParameterChoice::Uint64Param(value)) => Ok(value),
         Some(ParameterChoice::Int64Param(value)) => u64::try_from(value).map_err(|_| {
             InferError::invalid(format!("invalid value {value} for '{key}' parameter, expected 0 or greater."))
         }),
-        _ => Err(wrong_type(key, "int64_param or uint64_param")),
+        _ => Err(wrong_type(key, expected)),
     }
 }
 

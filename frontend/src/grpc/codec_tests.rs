@@ -85,6 +85,7 @@ fn raw_contents_are_taken_over_and_parameters_understood() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_code_and_text() {
     let ints = |numbers: &[i32]| Some(InferTensorContents { int_contents: numbers.to_vec(), ..Default::default() });
     let region = |size: bool, contents| {
@@ -116,6 +117,14 @@ fn errors_have_tritons_code_and_text() {
             request(vec![tensor("FP32", ints(&[1]))], vec![]),
             3,
             "unexpected explicit tensor data for input tensor 'X' for model 'm' of type 'INT32', expected datatype 'FP32'",
+        ),
+        (
+            request(
+                vec![tensor("INT32", ints(&[1]).map(|ints| InferTensorContents { fp32_contents: vec![1.0], ..ints }))],
+                vec![],
+            ),
+            3,
+            "binary data was already supplied.",
         ),
         (request(vec![tensor("FP16", ints(&[1]))], vec![]), 3, "unexpected explicit tensor data for input tensor 'X'"),
         (

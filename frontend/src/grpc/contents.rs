@@ -19,6 +19,12 @@ pub(super) struct Of<'a> {
 /// A field that is not the datatype's, or a number that the datatype does not hold (which Triton wraps silently).
 pub(super) fn bytes(contents: &InferTensorContents, of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
     let set = fields_set(contents);
+    if set.iter().filter(|(set, _)| *set).count() > 1 {
+        let Of { input, model, .. } = of;
+        return Err(InferError::invalid(format!(
+            "unexpected explicit tensor data for input tensor '{input}' for model '{model}', binary data was already supplied."
+        )));
+    }
     let wanted = field_of(of.datatype);
     if let Some((_, other)) = set.iter().find(|(set, field)| *set && Some(*field) != wanted) {
         let Of { input, model, datatype } = of;

@@ -8,7 +8,7 @@ use pharos::repository::State;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Engine;
-use super::codec;
+use super::codec::{self, decode_for as decode};
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response, repository_index_response};
 use super::raw::RawModelConfig;
@@ -141,7 +141,7 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let infer = async {
-            let mut request = codec::decode(request.into_inner())?;
+            let mut request = decode(request.into_inner(), &self.0)?;
             request.timeline.received = seen.received;
             request.timeline.request_start = self.0.now();
             self.0.infer(request).await

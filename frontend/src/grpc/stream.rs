@@ -117,7 +117,7 @@ async fn start(message: ModelInferRequest, engine: &Engine, received: Instant) -
 async fn infer_one(message: ModelInferRequest, engine: Engine, received: Instant) -> Answer {
     let id = message.id.clone();
     let result = async {
-        let mut request = codec::decode(message)?;
+        let mut request = codec::decode_for(message, &engine)?;
         request.timeline.received = received;
         request.timeline.request_start = engine.now();
         engine.infer(request).await

@@ -90,6 +90,12 @@ fn nonfinite_numbers_are_taken() {
 }
 
 #[test]
+fn a_nul_ends_the_json() {
+    let (request, _) = json(&format!("{}\0\0", one(r#""data":[1]"#))).unwrap();
+    assert_eq!(request.inputs.len(), 1);
+}
+
+#[test]
 fn the_form_of_the_answer_follows_the_wishes() {
     let outputs = r#""outputs":[{"name":"A"},{"name":"B","parameters":{"binary_data":false}},
         {"name":"C","parameters":{"binary_data":true}}],"parameters":{"binary_data_output":true}"#;
@@ -100,6 +106,7 @@ fn the_form_of_the_answer_follows_the_wishes() {
 
 /// Every row of the error table: status, and what the message holds.
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_status_and_text() {
     let only_one = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
                     'shared_memory_region' in 'parameters'. But";

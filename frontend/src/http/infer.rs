@@ -36,8 +36,12 @@ pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Re
     };
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()));
     let waits = parts.headers.contains_key(EXPECT);
+    let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
-        let (mut request, form) = receive(&edge, head, body, coding, waits).await?;
+        let received_request = receive(&edge, head, body, coding, waits).await;
+        // As in Triton, that there is no such model is said before what is wrong with the body.
+        let (mut request, form) =
+            received_request.map_err(|error| edge.engine.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.timeline.received = received;
         request.timeline.request_start = edge.engine.now();
         let response = edge.engine.infer(request).await?;

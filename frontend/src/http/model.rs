@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Edge, answer};
 use crate::engine::Route;
 
-/// The model that a path names, `/v2/models/{model}[/versions/{version}]`. A version that is no number is no route.
+/// The model that a path names, `/v2/models/{model}[/versions/{version}]`. Whether a version is a number, the engine says.
 #[derive(Deserialize)]
 pub(super) struct ModelPath {
     pub(super) model: String,
@@ -25,8 +25,8 @@ impl FromRequestParts<Edge> for ModelPath {
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         match Path::<Self>::from_request_parts(parts, edge).await {
-            Ok(Path(path)) if path.version.bytes().all(|byte| byte.is_ascii_digit()) => Ok(path),
-            _ => Err(super::not_found_response(edge)),
+            Ok(Path(path)) => Ok(path),
+            Err(_) => Err(super::not_found_response(edge)),
         }
     }
 }

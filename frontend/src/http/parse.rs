@@ -43,6 +43,9 @@ const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
 pub(super) fn parse(json: &[u8], binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
+    // A NUL ends the text, as in Triton; there is none in JSON.
+    let end = if json.contains(&0) { json.iter().position(|&byte| byte == 0) } else { None };
+    let json = end.and_then(|end| json.get(..end)).unwrap_or(json);
     let json =
         std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
