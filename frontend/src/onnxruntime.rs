@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Prints the package's directory without importing it.
-const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+const ASK: &str =
+    "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
 
 /// How long Python may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,7 +32,8 @@ pub(crate) fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
 /// `capi/libonnxruntime.so.VERSION` of the Python package.
 fn in_package(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory.join("capi")).ok()?;
-    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
+    let mut found: Vec<PathBuf> =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
     found.sort();
     found.pop()
 }

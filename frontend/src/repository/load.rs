@@ -121,7 +121,8 @@ impl Repository {
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded(&model, &tags);
         let config = Arc::new(config.clone());
-        let driver = Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
+        let driver =
+            Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
         let names = instance_names(&config, version);
         let threads = match self.settings.worker_threads {
             0 => cores().div_euclid(u32::try_from(names.len()).unwrap_or(1).max(1)).max(1),
@@ -172,7 +173,8 @@ impl Repository {
         for serving in &all {
             serving.driver.no_instances_left();
         }
-        let stopping: Vec<_> = all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
+        let stopping: Vec<_> =
+            all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
         for task in stopping {
             let _ = task.await;
         }
@@ -214,7 +216,9 @@ fn map(path: &Path) -> io::Result<Mmap> {
 fn instance_names(config: &ModelConfig, version: u64) -> Vec<String> {
     let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
     let groups = config.instance_groups.iter().filter(|group| !group.passive);
-    groups.flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>()).collect()
+    groups
+        .flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>())
+        .collect()
 }
 
 fn cores() -> u32 {
