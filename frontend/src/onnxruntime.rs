@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::clock;
 
 /// Prints the package's directory without importing it.
 const ASK: &str =
@@ -48,11 +50,11 @@ fn package_directory() -> Option<PathBuf> {
     let mut command = Command::new("python3");
     command.args(["-c", ASK]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
-    let asked = Instant::now();
+    let asked = clock::now();
     loop {
         match child.try_wait() {
             Ok(Some(_)) => break,
-            Ok(None) if asked.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) if clock::now() - asked < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();

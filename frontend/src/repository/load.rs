@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 
 use super::scan::{self, Contents, Found};
 use super::{Repository, Serving};
+use crate::clock;
 use crate::scheduler::{Driver, settings};
 use crate::supervisor::{Instances, Plan};
 
@@ -116,7 +117,7 @@ impl Repository {
     }
 
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
-        let began = std::time::Instant::now();
+        let began = clock::now();
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded(&model, &tags);
@@ -142,7 +143,7 @@ impl Repository {
         });
         match Instances::start(plan, &names, &driver).await {
             Ok((instances, loaded)) => {
-                let seconds = began.elapsed().as_secs_f64();
+                let seconds = (clock::now() - began).as_secs_f64();
                 record::model_load_duration(&series, seconds);
                 record::memory_usage(&series, loaded.memory * names.len() as u64);
                 tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
