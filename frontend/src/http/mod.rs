@@ -1,7 +1,7 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
 //! Handlers translate between HTTP and the engine's verbs and decide nothing else. Query strings are accepted and
-//! ignored. Every answer is counted once, by [`answer::Pending`].
+//! ignored. Every answer is counted once, by `answer::Pending`.
 
 mod answer;
 mod body;
