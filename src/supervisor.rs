@@ -207,24 +207,23 @@ impl Supervisor {
 
     /// The worker has loaded its model.
     pub fn ready(&mut self, now: Instant) {
-        if matches!(self.state, State::Starting { .. }) && self.process_lives {
+        if self.is_loading() {
             self.state = State::Ready { since: now };
             self.was_ready = true;
-            self.executions = 0;
             self.actions.push_back(Action::ReportReady);
         }
     }
 
     /// The worker cannot load its model; `reason` is its text.
     pub fn load_failed(&mut self, reason: impl Into<String>, now: Instant) {
-        if matches!(self.state, State::Starting { .. }) {
+        if self.is_loading() {
             self.give_up(LossReason::LoadFailed(reason.into()), now);
         }
     }
 
     /// The connection closed, or what came over it (or through the shared memory) is not what a worker sends.
     pub fn disconnected(&mut self, reason: impl Into<String>, now: Instant) {
-        if matches!(self.state, State::Starting { .. } | State::Ready { .. }) {
+        if self.is_loading() || matches!(self.state, State::Ready { .. }) {
             self.give_up(LossReason::Disconnected(reason.into()), now);
         }
     }
@@ -306,6 +305,11 @@ impl Supervisor {
             self.process_lives = true;
         }
         Some(action)
+    }
+
+    /// Whether there is a process that is not ready yet.
+    fn is_loading(&self) -> bool {
+        matches!(self.state, State::Starting { .. }) && self.process_lives
     }
 
     /// Stopped or Backoff -> Starting.
@@ -460,10 +464,29 @@ mod tests {
         let reason = LossReason::ExecutionTimeout(Duration::from_secs(5));
         let expected = [Action::Kill { reason: reason.clone() }, Action::ReportLost { reason }];
         assert_eq!(actions(&mut supervisor), expected);
+        supervisor.exited("killed", at(20.0));
+        supervisor.handle_timeout(at(20.1));
+        actions(&mut supervisor);
+        supervisor.ready(at(21.0));
+        assert_eq!(supervisor.poll_timeout(), None, "the batches in flight were lost with the process");
         let mut idle = running();
         idle.execution_started(at(10.0));
         idle.execution_finished(at(11.0));
         assert_eq!(idle.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_process_that_was_never_started_has_no_events() {
+        let mut supervisor = Supervisor::new(settings(), at(0.0));
+        supervisor.ready(at(1.0));
+        supervisor.exited("signal 9", at(1.0));
+        supervisor.disconnected("closed", at(1.0));
+        supervisor.load_failed("bad", at(1.0));
+        assert_eq!(actions(&mut supervisor), [Action::Spawn]);
+        let mut unpolled = Supervisor::new(settings(), at(0.0));
+        unpolled.handle_timeout(at(10.0));
+        let reason = LossReason::StartTimeout(Duration::from_secs(10));
+        assert_eq!(actions(&mut unpolled), [Action::ReportFailed { reason }], "nothing to start or to kill any more");
     }
 
     #[test]
@@ -571,7 +594,8 @@ mod tests {
         /// lives, timeouts make progress, and after a stop all comes to rest.
         #[test]
         fn any_order_of_events_keeps_the_rules(events in prop::collection::vec((0..9u8, 0..40_000u64), 0..80)) {
-            let mut world = World { supervisor: Supervisor::new(settings(), at(0.0)), lives: false, ready: false, failed: false };
+            let supervisor = Supervisor::new(settings(), at(0.0));
+            let mut world = World { supervisor, lives: false, ready: false, failed: false };
             let mut now = at(0.0);
             world.perform();
             for (event, pause_ms) in events {

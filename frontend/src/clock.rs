@@ -4,6 +4,7 @@ use pharos::timeline::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Now, on CLOCK_MONOTONIC.
+#[allow(clippy::disallowed_methods)]
 pub(crate) fn now() -> Instant {
     let time = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -11,6 +12,7 @@ pub(crate) fn now() -> Instant {
 }
 
 /// Wall-clock time, milliseconds since 1970; for what people read, never for durations.
+#[allow(clippy::disallowed_methods)]
 pub(crate) fn wall_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
-use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
+use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::ModelMetadata;
 use pharos::repository::{IndexEntry, parse_version};
 use pharos::timeline::Instant;
@@ -56,7 +56,8 @@ impl Engine {
     pub fn new(settings: Settings, metrics: Definition, hostname: &str) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, hostname));
         let timer = Timer::start()?;
-        let repository = Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
+        let repository =
+            Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
         Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
     }
 
@@ -150,7 +151,8 @@ impl Engine {
         record::inference_requested(&serving.driver.series);
         let checked = serving.config.check(&mut request)?;
         if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
-            let text = format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
+            let text =
+                format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
             return Err(InferError::unsupported(text));
         }
         serving.driver.infer(request, checked).await

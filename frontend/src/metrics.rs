@@ -31,7 +31,8 @@ impl Definition {
         let Some(path) = file else {
             return Ok(Self { text: pharos::metrics::catalog::SHIPPED.to_owned(), catalog: Catalog::shipped() });
         };
-        let text = std::fs::read_to_string(path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
         let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
         Ok(Self { text, catalog })
     }

@@ -5,10 +5,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::clock;
 
 /// Prints the package's directory without importing it.
-const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+const ASK: &str =
+    "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
 
 /// How long Python may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,7 +34,8 @@ pub(crate) fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
 /// `capi/libonnxruntime.so.VERSION` of the Python package.
 fn in_package(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory.join("capi")).ok()?;
-    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
+    let mut found: Vec<PathBuf> =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
     found.sort();
     found.pop()
 }
@@ -46,11 +50,11 @@ fn package_directory() -> Option<PathBuf> {
     let mut command = Command::new("python3");
     command.args(["-c", ASK]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
-    let asked = Instant::now();
+    let asked = clock::now();
     loop {
         match child.try_wait() {
             Ok(Some(_)) => break,
-            Ok(None) if asked.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) if clock::now() - asked < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();

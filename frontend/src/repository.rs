@@ -89,7 +89,9 @@ impl Repository {
         let table = self.table();
         let number = table.states.lookup(name, version)?;
         let found = table.serving.get(name).and_then(|versions| versions.get(&number));
-        found.cloned().ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+        found
+            .cloned()
+            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
     }
 
     /// Every serving version of every model, by name and version.

@@ -365,7 +365,10 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
 }
 
 fn lost_twice(model: &ModelVersion) -> InferError {
-    let text = format!("the worker of model '{}' version {} died twice while it executed this request", model.name, model.version);
+    let text = format!(
+        "the worker of model '{}' version {} died twice while it executed this request",
+        model.name, model.version
+    );
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }
 

@@ -90,7 +90,8 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
         return Ok(());
     }
     let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
-    let text = format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
+    let text =
+        format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
     if options.general.exit_on_error {
         return Err(format!("{text}\n(with --exit-on-error=false the server goes on with the others)"));
     }
@@ -99,7 +100,11 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 }
 
 /// Opens the listeners and serves on them.
-async fn listen(options: &Options, engine: &Engine, stopped: &watch::Receiver<bool>) -> Result<Vec<JoinHandle<()>>, String> {
+async fn listen(
+    options: &Options,
+    engine: &Engine,
+    stopped: &watch::Receiver<bool>,
+) -> Result<Vec<JoinHandle<()>>, String> {
     let mut tasks = Vec::new();
     let shutdown = || {
         let mut stopped = stopped.clone();

@@ -56,7 +56,11 @@ impl Instances {
     ///
     /// # Errors
     /// The first reason why one could not; the others are stopped.
-    pub(crate) async fn start(plan: Arc<Plan>, names: &[String], driver: &Arc<Driver>) -> Result<(Self, Loaded), String> {
+    pub(crate) async fn start(
+        plan: Arc<Plan>,
+        names: &[String],
+        driver: &Arc<Driver>,
+    ) -> Result<(Self, Loaded), String> {
         let mut all = Vec::new();
         let mut outcomes = Vec::new();
         for (number, name) in names.iter().enumerate() {
@@ -191,7 +195,8 @@ impl Instance {
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
-        let worker = process::start(&self.plan.program, &self.name, self.plan.threads, self.plan.cache.catalog().fingerprint())?;
+        let worker =
+            process::start(&self.plan.program, &self.name, self.plan.threads, self.plan.cache.catalog().fingerprint())?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
@@ -316,7 +321,13 @@ async fn next_event(running: &mut Option<Running>) -> Event {
 }
 
 /// Reads a worker's frames until the connection is over. Replies go straight to the driver.
-async fn read(link: SharedLink, driver: Arc<Driver>, id: InstanceId, events: mpsc::UnboundedSender<Event>, cache: Arc<Cache>) {
+async fn read(
+    link: SharedLink,
+    driver: Arc<Driver>,
+    id: InstanceId,
+    events: mpsc::UnboundedSender<Event>,
+    cache: Arc<Cache>,
+) {
     let on_frame = |frame| {
         match frame {
             ToFrontend::Done(done) => {

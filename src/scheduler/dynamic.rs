@@ -220,15 +220,6 @@ impl DynamicBatcher {
         }
         (complete || waited || self.delay.is_zero()).then_some(walk.requests)
     }
-
-    /// Whether a request that was just enqueued here comes before the end of what was walked, or before the request
-    /// that ended it.
-    fn disturbs_walk(&self, position: Position) -> bool {
-        self.walk.last.is_some_and(|last| {
-            let is_next = || self.queue.after(Some(last)).is_some_and(|(next, _)| next == position);
-            self.queue.in_earlier_lane(position, last) || (self.walk.stopped && is_next())
-        })
-    }
 }
 
 impl Scheduler for DynamicBatcher {
@@ -245,7 +236,8 @@ impl Scheduler for DynamicBatcher {
             return self.reject(request, RejectReason::QueueFull);
         }
         let position = self.queue.push(entry);
-        if self.disturbs_walk(position) {
+        // What was walked and not sent reaches to the end of the queue: only a more important request disturbs it.
+        if self.walk.last.is_some_and(|last| self.queue.in_earlier_lane(position, last)) {
             self.walk = Walk::default();
         }
     }

@@ -103,6 +103,7 @@ pub struct Sim {
     events: BTreeMap<(Instant, u64), Event>,
     scheduled: u64,
     executions: usize,
+    steps: usize,
     workers: BTreeMap<InstanceId, Worker>,
 }
 
@@ -120,6 +121,7 @@ impl Sim {
             events: BTreeMap::new(),
             scheduled: 0,
             executions: 0,
+            steps: 0,
             workers: BTreeMap::new(),
         }
     }
@@ -133,6 +135,8 @@ impl Sim {
     pub fn step(&mut self) -> bool {
         let event = self.events.keys().next().map(|&(time, _)| time);
         let Some(next) = [event, self.scheduler.poll_timeout()].into_iter().flatten().min() else { return false };
+        self.steps += 1;
+        assert!(self.steps < 100_000, "no end: at {next:?}, to be woken at {:?}", self.scheduler.poll_timeout());
         assert!(next >= self.now, "time goes forward: from {:?} to {next:?}", self.now);
         self.now = next;
         if self.scheduler.poll_timeout().is_some_and(|due| due <= next) {

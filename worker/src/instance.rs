@@ -93,19 +93,21 @@ impl<'a> Outputs<'a> {
     ///
     /// # Errors
     /// The output arena is full.
-    pub fn allocate(&mut self, output: usize, datatype: DataType, shape: &[i64], len: usize) -> Result<&'a mut [u8], InferError> {
+    pub fn allocate(
+        &mut self,
+        output: usize,
+        datatype: DataType,
+        shape: &[i64],
+        len: usize,
+    ) -> Result<&'a mut [u8], InferError> {
         let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
         let Some((block, memory)) = self.arena.allocate(len as u64) else {
             let capacity = self.arena.capacity();
-            return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
+            return Err(run_error(format!(
+                "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
+            )));
         };
-        self.blocks.push(OutputBlock {
-            output,
-            datatype,
-            shape: shape.to_vec(),
-            offset: block.offset,
-            len: block.len,
-        });
+        self.blocks.push(OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len });
         Ok(memory)
     }
 
@@ -113,7 +115,12 @@ impl<'a> Outputs<'a> {
     ///
     /// # Errors
     /// As [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
-    pub fn allocate_fixed(&mut self, output: usize, datatype: DataType, shape: &[i64]) -> Result<&'a mut [u8], InferError> {
+    pub fn allocate_fixed(
+        &mut self,
+        output: usize,
+        datatype: DataType,
+        shape: &[i64],
+    ) -> Result<&'a mut [u8], InferError> {
         let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))?;
         self.allocate(output, datatype, shape, len)
@@ -138,8 +145,12 @@ impl<'a> Outputs<'a> {
     fn done(self, batch: u64, error: Option<InferError>) -> Done {
         let end = clock::now();
         let input_end = self.input_end.unwrap_or(self.start);
-        let stamps =
-            ComputeStamps { start: self.start, input_end, output_start: self.output_start.unwrap_or(end).max(input_end), end };
+        let stamps = ComputeStamps {
+            start: self.start,
+            input_end,
+            output_start: self.output_start.unwrap_or(end).max(input_end),
+            end,
+        };
         let Some(error) = error else {
             return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
         };
@@ -151,7 +162,11 @@ impl<'a> Outputs<'a> {
 }
 
 /// The batch that a frame describes, its inputs in place.
-fn batch_of<'a>(config: &'a ModelConfig, memory: &'a InputArena, execute: &'a Execute) -> Result<Batch<'a>, InferError> {
+fn batch_of<'a>(
+    config: &'a ModelConfig,
+    memory: &'a InputArena,
+    execute: &'a Execute,
+) -> Result<Batch<'a>, InferError> {
     let inputs = execute.inputs.iter().map(|block| {
         let index = usize::from(block.input);
         let spec = config.inputs.get(index).ok_or_else(|| run_error(format!("there is no input {index}")))?;
@@ -159,7 +174,11 @@ fn batch_of<'a>(config: &'a ModelConfig, memory: &'a InputArena, execute: &'a Ex
         let data = data.ok_or_else(|| run_error(format!("input '{}' is not in the arena", spec.name)))?;
         Ok(Input { index, name: &spec.name, datatype: block.datatype, shape: &block.shape, data })
     });
-    Ok(Batch { requests: &execute.requests, inputs: inputs.collect::<Result<_, InferError>>()?, wanted: &execute.outputs })
+    Ok(Batch {
+        requests: &execute.requests,
+        inputs: inputs.collect::<Result<_, InferError>>()?,
+        wanted: &execute.outputs,
+    })
 }
 
 fn shared_memory_error(error: &io::Error) -> InferError {

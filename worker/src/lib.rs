@@ -51,7 +51,8 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
         return Err(std::io::Error::other("the first frame was not Load"));
     };
     if load.wire_version != VERSION {
-        let text = format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
+        let text =
+            format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return connection.send(&ToFrontend::LoadFailed(text));
     }
     let mut instance = match Instance::load(&load, inherited.memory) {

@@ -1,7 +1,7 @@
 //! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
 //!
 //! Handlers translate between messages and the engine's verbs and decide nothing else. Every answer is counted once, by
-//! [`seen::Counted`].
+//! `seen::Counted`.
 
 pub mod codec;
 mod contents;

@@ -1,3 +1,5 @@
+//! The gRPC edge as a client sees it, over an engine that echoes.
+
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! HTTP bodies in, requests out, and back: tables of good and bad ones.
+
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use bytes::Bytes;

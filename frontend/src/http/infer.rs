@@ -23,6 +23,11 @@ const SMALL: usize = 16 << 10;
 const LONG: usize = 1 << 20;
 
 pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+    answer(edge, path, request).await
+}
+
+/// Answers an inference request.
+pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.engine.now();
     let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();

@@ -1,13 +1,14 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
 //! Handlers translate between HTTP and the engine's verbs and decide nothing else. Query strings are accepted and
-//! ignored. Every answer is counted once, by [`answer::Pending`].
+//! ignored. Every answer is counted once, by `answer::Pending`.
 
 mod answer;
 mod body;
 pub mod codec;
 mod compression;
 mod data;
+mod dispatch;
 mod infer;
 mod json;
 pub mod metrics;
@@ -27,6 +28,8 @@ use axum::routing::{MethodRouter, get, post};
 use http::StatusCode;
 use pharos::error::Reason;
 use tokio::net::TcpListener;
+
+use dispatch::Dispatch;
 
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 #[cfg(not(test))]
@@ -64,7 +67,9 @@ impl Edge {
 
 /// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
 pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
-    listener::serve(listener, Speaks::Http, router(engine, settings), shutdown).await;
+    let edge = Edge { engine: engine.clone(), settings };
+    let dispatch = Dispatch { edge, router: router(engine, settings) };
+    listener::serve(listener, Speaks::Http, dispatch, shutdown).await;
 }
 
 /// The table of routes.

@@ -1,3 +1,5 @@
+//! The HTTP edge as a client sees it, over an engine that echoes.
+
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use axum::body::Body;

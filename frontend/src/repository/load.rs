@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 
 use super::scan::{self, Contents, Found};
 use super::{Repository, Serving};
+use crate::clock;
 use crate::scheduler::{Driver, settings};
 use crate::supervisor::{Instances, Plan};
 
@@ -116,12 +117,13 @@ impl Repository {
     }
 
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
-        let began = std::time::Instant::now();
+        let began = clock::now();
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded(&model, &tags);
         let config = Arc::new(config.clone());
-        let driver = Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
+        let driver =
+            Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
         let names = instance_names(&config, version);
         let threads = match self.settings.worker_threads {
             0 => cores().div_euclid(u32::try_from(names.len()).unwrap_or(1).max(1)).max(1),
@@ -141,7 +143,7 @@ impl Repository {
         });
         match Instances::start(plan, &names, &driver).await {
             Ok((instances, loaded)) => {
-                let seconds = began.elapsed().as_secs_f64();
+                let seconds = (clock::now() - began).as_secs_f64();
                 record::model_load_duration(&series, seconds);
                 record::memory_usage(&series, loaded.memory * names.len() as u64);
                 tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
@@ -172,7 +174,8 @@ impl Repository {
         for serving in &all {
             serving.driver.no_instances_left();
         }
-        let stopping: Vec<_> = all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
+        let stopping: Vec<_> =
+            all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
         for task in stopping {
             let _ = task.await;
         }
@@ -214,7 +217,9 @@ fn map(path: &Path) -> io::Result<Mmap> {
 fn instance_names(config: &ModelConfig, version: u64) -> Vec<String> {
     let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
     let groups = config.instance_groups.iter().filter(|group| !group.passive);
-    groups.flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>()).collect()
+    groups
+        .flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>())
+        .collect()
 }
 
 fn cores() -> u32 {

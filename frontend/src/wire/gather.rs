@@ -33,7 +33,11 @@ impl Link {
                     inputs.push(InputBlock {
                         input: u16::try_from(position).unwrap_or(u16::MAX),
                         datatype: spec.datatype,
-                        shape: batch_shape(config, spec.backend_shape(first_shape(parts, index), config.batches()), parts),
+                        shape: batch_shape(
+                            config,
+                            spec.backend_shape(first_shape(parts, index), config.batches()),
+                            parts,
+                        ),
                         offset: offset_len.0,
                         len: offset_len.1,
                     });
@@ -77,7 +81,8 @@ impl Link {
 }
 
 fn no_room(len: u64) -> InferError {
-    let text = format!("{len} bytes of input do not fit in what is free of the instance's {CAPACITY} bytes of input memory");
+    let text =
+        format!("{len} bytes of input do not fit in what is free of the instance's {CAPACITY} bytes of input memory");
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, text)
 }
 

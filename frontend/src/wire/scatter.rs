@@ -34,15 +34,22 @@ impl Link {
         parts: &[Arc<Part>],
         blocks: &[OutputBlock],
     ) -> Result<Vec<InferResponse>, InferError> {
-        let outputs = blocks.iter().map(|block| self.batch_output(config, parts, block)).collect::<Result<Vec<_>, _>>()?;
+        let outputs =
+            blocks.iter().map(|block| self.batch_output(config, parts, block)).collect::<Result<Vec<_>, _>>()?;
         Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
     }
 
-    fn batch_output(&self, config: &ModelConfig, parts: &[Arc<Part>], block: &OutputBlock) -> Result<BatchOutput, InferError> {
+    fn batch_output(
+        &self,
+        config: &ModelConfig,
+        parts: &[Arc<Part>],
+        block: &OutputBlock,
+    ) -> Result<BatchOutput, InferError> {
         let wrong = |text: String| InferError::internal(format!("model '{}' answered wrongly: {text}", config.name));
         // Taken first: whatever is wrong with it, the block goes back to the worker.
         let data = self.arenas.outputs.take(block.offset, block.len);
-        let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
+        let data =
+            data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
         let spec = config.outputs.get(usize::from(block.output));
         let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
         let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
@@ -62,7 +69,8 @@ impl Link {
             Some(size) => return Err(wrong(format!("has {} bytes, its shape {shape:?} needs {size}", block.len))),
             None => {
                 let elements = element_count(&shape).ok_or_else(|| wrong(format!("has shape {shape:?}")))?;
-                text_ends(&data, elements, &rows_of).ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
+                text_ends(&data, elements, &rows_of)
+                    .ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
             }
         };
         Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shape, data, ends })
@@ -95,7 +103,12 @@ fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> 
     (at == data.len()).then_some(ends)
 }
 
-fn response(config: &ModelConfig, version: u64, part: &Part, (index, outputs): (usize, &[BatchOutput])) -> InferResponse {
+fn response(
+    config: &ModelConfig,
+    version: u64,
+    part: &Part,
+    (index, outputs): (usize, &[BatchOutput]),
+) -> InferResponse {
     let view = |output: &BatchOutput| {
         let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
         let mut shape = output.shape.clone();

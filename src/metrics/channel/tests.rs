@@ -1,3 +1,5 @@
+//! The ring: round trips, two threads, and a producer that lies.
+
 use std::sync::atomic::AtomicBool;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Golden texts of what is scraped.
+
 use super::*;
 use crate::error::Reason;
 use crate::id::ModelVersion;

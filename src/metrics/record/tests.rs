@@ -1,3 +1,5 @@
+//! Which event changes which number: the table of the specification.
+
 use std::sync::Arc;
 
 use super::*;

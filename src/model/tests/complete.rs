@@ -1,3 +1,5 @@
+//! Drafts into configurations: defaults, auto-complete, refusals, and golden JSON.
+
 use super::super::*;
 use super::{IDENTITY, SIMPLE, complete, config};
 use crate::tensor::DataType;

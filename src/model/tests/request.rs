@@ -1,3 +1,5 @@
+//! Which requests fit a model, and how the others are refused.
+
 use bytes::Bytes;
 use proptest::prelude::*;
 
@@ -60,6 +62,7 @@ fn a_good_request_passes_and_is_put_in_order() {
 
 /// Texts that a real Triton gave for the same requests.
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn wrong_inputs_are_refused() {
     let simple = config("simple", SIMPLE);
     let (a, b) = (|| int32("INPUT0", &[1, 16]), || int32("INPUT1", &[1, 16]));
@@ -245,6 +248,7 @@ fn shape_keys_are_equal_for_what_may_share_a_batch() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn raw_bodies_become_the_one_input() {
     let model = |max: u32, datatype: &str, dims: &str| {
         let io = format!("data_type: {datatype} dims: {dims}");

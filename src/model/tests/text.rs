@@ -1,3 +1,5 @@
+//! The text format: what is read, and where an error is said to be.
+
 use proptest::prelude::*;
 
 use super::super::{Draft, proto};

@@ -268,12 +268,17 @@ fn work_goes_to_the_least_loaded_instance_in_turn() {
     let mut sim = sim(Settings::default());
     sim.at(us(0), Event::Join(InstanceId(1)));
     (1..5).for_each(|number| sim.at(ms(1), Event::Arrive(ticket(number))));
+    // One after the other, each to an instance that is idle: they still take turns.
+    (5..8).for_each(|number| sim.at(ms(1000 * number), Event::Arrive(ticket(number))));
     sim.run();
     let chosen = |record: &Record| match record {
         Record::Sent { instance, in_flight, .. } => Some((instance.0, *in_flight)),
         Record::Answered { .. } => None,
     };
-    assert_eq!(sim.log.iter().filter_map(chosen).collect::<Vec<_>>(), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+    assert_eq!(
+        sim.log.iter().filter_map(chosen).collect::<Vec<_>>(),
+        [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 0)]
+    );
 }
 
 #[test]
@@ -288,6 +293,19 @@ fn what_a_lost_instance_held_goes_first_elsewhere_once() {
     assert_eq!(timed(&sim)[2..], [(20, vec![1, 2]), (20, vec![3, 4]), (40, vec![5])]);
     assert_eq!([1, 2, 3, 4].map(|number| outcome(&sim, number)), [(30, Outcome::Lost); 4]);
     assert_eq!(outcome(&sim, 5), (140, Outcome::Done));
+}
+
+#[test]
+fn an_instance_that_joins_again_holds_nothing() {
+    let mut scheduler = create(Settings { prefetch: false, ..Settings::default() });
+    let now = Instant(1);
+    let sent = Some(Action::Execute { instance: InstanceId(0), requests: vec![RequestId(1)] });
+    scheduler.instance_ready(InstanceId(0), now);
+    scheduler.enqueue(ticket(1), now);
+    assert_eq!(scheduler.poll_action(now), sent);
+    scheduler.instance_ready(InstanceId(0), now);
+    scheduler.requeue(ticket(1), now, now);
+    assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (sent, None), "and there is one of it");
 }
 
 #[test]
@@ -347,9 +365,8 @@ fn lower_levels_go_first_and_unknown_ones_are_the_default() {
 }
 
 #[test]
-fn an_arrival_in_front_of_the_one_that_ended_the_walk_joins_the_batch() {
-    let settings = Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 0) };
-    let mut scheduler = create(Settings { priority_levels: 2, default_priority_level: 1, ..settings });
+fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
+    let mut scheduler = create(Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 0) });
     let now = Instant(1);
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.enqueue(sized(1, 8), now);

@@ -18,7 +18,7 @@ struct Scenario {
     instances: u32,
     /// Microseconds since the one before, and the request.
     arrivals: Vec<(u64, Ticket)>,
-    /// When, and which of the requests.
+    /// How long after its arrival, and which of the requests.
     cancels: Vec<(u64, u64)>,
     /// When, which instance, and how long it is away.
     losses: Vec<(u64, u32, u64)>,
@@ -74,7 +74,7 @@ prop_compose! {
         settings in settings(),
         instances in 1..4u32,
         arrivals in arrivals(),
-        cancels in prop::collection::vec((0..8000u64, 1..60u64), 0..8),
+        cancels in prop::collection::vec((0..600u64, 1..60u64), 0..16),
         losses in prop::collection::vec((0..8000u64, 0..3u32, 1..3000u64), 0..4),
         service in prop::collection::vec(1..1500u64, 1..6),
         stop in prop_oneof![4 => Just(None), 1 => (0..8000u64).prop_map(Some)],
@@ -95,9 +95,9 @@ impl Scenario {
         for (gap, ticket) in &self.arrivals {
             time += gap;
             sim.at(us(time), Event::Arrive(ticket.clone()));
-        }
-        for &(time, request) in &self.cancels {
-            sim.at(us(time), Event::Cancel(RequestId(request)));
+            for (after, _) in self.cancels.iter().filter(|(_, request)| *request == ticket.request.0) {
+                sim.at(us(time + after), Event::Cancel(ticket.request));
+            }
         }
         let mut away_until: BTreeMap<u32, u64> = BTreeMap::new();
         for &(time, number, away) in &self.losses {
@@ -193,7 +193,7 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
         let known = &sim.requests[&request];
         match outcome {
             Outcome::Rejected(RejectReason::Cancelled) => {
-                let asked = |&(time, number): &(u64, u64)| (Instant(0) + us(time), number) == (at, request.0);
+                let asked = |&(time, number): &(u64, u64)| (known.queued + us(time), number) == (at, request.0);
                 assert!(scenario.cancels.iter().any(asked), "{request:?} was not cancelled at {at:?}");
             }
             Outcome::Rejected(RejectReason::Timeout) if !known.retried && !scenario.settings.preserve_ordering => {

@@ -182,7 +182,7 @@ impl Scheduler for Reference {
     }
 
     fn handle_timeout(&mut self, now: Instant) {
-        self.advance(now);
+        self.expire(now);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -1,18 +1,7 @@
-//! Frames from the other process: decoding never panics, and what decodes encodes to something that decodes equally.
+//! See `checks::wire`.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
+#[path = "../checks.rs"]
+mod checks;
 
-fuzz_target!(|data: &[u8]| {
-    if let Ok(frame) = decode_to_frontend(data) {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes);
-        assert_eq!(format!("{:?}", decode_to_frontend(&bytes[PREFIX..])), format!("{:?}", Ok::<_, ()>(frame)));
-    }
-    if let Ok(frame) = decode_to_worker(data) {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes);
-        assert_eq!(format!("{:?}", decode_to_worker(&bytes[PREFIX..])), format!("{:?}", Ok::<_, ()>(frame)));
-    }
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::wire(data));

@@ -54,7 +54,9 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
         }
-        None => return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}"))),
+        None => {
+            return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}")));
+        }
     };
     let (inputs, outputs) = (context.config.inputs.len(), context.config.outputs.len());
     let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
@@ -136,10 +138,11 @@ fn add_sub_text(
     for (position, request) in batch.requests.iter().enumerate() {
         let mut failure = None;
         for (a, b) in pairs.by_ref().take(per_row * request.rows as usize) {
-            let sum = number(left.name, a).and_then(|a| Ok((a, number(right.name, b)?))).map(|(a, b)| match operation {
-                Operation::Add => a.wrapping_add(b),
-                Operation::Subtract => a.wrapping_sub(b),
-            });
+            let sum =
+                number(left.name, a).and_then(|a| Ok((a, number(right.name, b)?))).map(|(a, b)| match operation {
+                    Operation::Add => a.wrapping_add(b),
+                    Operation::Subtract => a.wrapping_sub(b),
+                });
             match sum {
                 Ok(sum) => push_bytes_element(&mut result, sum.to_string().as_bytes()),
                 Err(error) => {

@@ -110,7 +110,11 @@ pub(crate) fn model_file(context: &Context<'_>) -> Result<std::path::PathBuf, In
         name => name,
     };
     let path = context.directory.join(name);
-    if path.is_file() { Ok(path) } else { Err(load_error(format!("the model file '{}' does not exist", path.display()))) }
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(load_error(format!("the model file '{}' does not exist", path.display())))
+    }
 }
 
 /// Memory for outputs, for [`Outputs`].

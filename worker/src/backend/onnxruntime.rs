@@ -47,7 +47,8 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
     let builder = ort::init_from(library).map_err(|error| no_library(&error))?;
     let environment = builder.with_telemetry(false).build().map_err(|error| no_library(&error))?;
     let session = open(&environment, context.threads, &path);
-    let session = session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
+    let session =
+        session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
     let mut outputs = Vec::new();
     for (position, output) in context.config.outputs.iter().enumerate() {
         if !session.outputs().iter().any(|found| found.name() == output.name) {
@@ -93,7 +94,8 @@ impl Backend for OnnxRuntime {
         outputs.computed();
         for (name, position, datatype) in self.outputs.iter().filter(|(_, position, _)| batch.wants(*position)) {
             if let Some(value) = results.get(name.as_str()) {
-                from_value(value, (*position, *datatype), outputs).map_err(|error| run_error(format!("output '{name}': {error}")))?;
+                from_value(value, (*position, *datatype), outputs)
+                    .map_err(|error| run_error(format!("output '{name}': {error}")))?;
             }
         }
         Ok(())
@@ -104,18 +106,54 @@ impl Backend for OnnxRuntime {
 macro_rules! for_numbers {
     ($datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr) => {
         match $datatype {
-            DataType::Uint8 => { type $number = u8; $body }
-            DataType::Uint16 => { type $number = u16; $body }
-            DataType::Uint32 => { type $number = u32; $body }
-            DataType::Uint64 => { type $number = u64; $body }
-            DataType::Int8 => { type $number = i8; $body }
-            DataType::Int16 => { type $number = i16; $body }
-            DataType::Int32 => { type $number = i32; $body }
-            DataType::Int64 => { type $number = i64; $body }
-            DataType::Fp16 => { type $number = f16; $body }
-            DataType::Bf16 => { type $number = bf16; $body }
-            DataType::Fp32 => { type $number = f32; $body }
-            DataType::Fp64 => { type $number = f64; $body }
+            DataType::Uint8 => {
+                type $number = u8;
+                $body
+            }
+            DataType::Uint16 => {
+                type $number = u16;
+                $body
+            }
+            DataType::Uint32 => {
+                type $number = u32;
+                $body
+            }
+            DataType::Uint64 => {
+                type $number = u64;
+                $body
+            }
+            DataType::Int8 => {
+                type $number = i8;
+                $body
+            }
+            DataType::Int16 => {
+                type $number = i16;
+                $body
+            }
+            DataType::Int32 => {
+                type $number = i32;
+                $body
+            }
+            DataType::Int64 => {
+                type $number = i64;
+                $body
+            }
+            DataType::Fp16 => {
+                type $number = f16;
+                $body
+            }
+            DataType::Bf16 => {
+                type $number = bf16;
+                $body
+            }
+            DataType::Fp32 => {
+                type $number = f32;
+                $body
+            }
+            DataType::Fp64 => {
+                type $number = f64;
+                $body
+            }
             _ => $otherwise,
         }
     };
@@ -156,7 +194,11 @@ fn to_value<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, InferError> 
 }
 
 /// Copies an output to the arena.
-fn from_value(value: &DynValue, (position, datatype): (usize, DataType), outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+fn from_value(
+    value: &DynValue,
+    (position, datatype): (usize, DataType),
+    outputs: &mut Outputs<'_>,
+) -> Result<(), InferError> {
     let failed = |error: ort::Error| run_error(error.to_string());
     if datatype == DataType::Bytes {
         let (shape, texts) = value.try_extract_strings().map_err(failed)?;

@@ -10,7 +10,7 @@ use half::f16;
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use tract_onnx::prelude::{
-    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TVec, TValue, Tensor,
+    DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TValue, TVec, Tensor,
     TractResult, TypedRunnableModel,
 };
 
@@ -36,7 +36,8 @@ struct Tract {
 /// Loads the model's file.
 pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let path = model_file(context)?;
-    let unusable = |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
+    let unusable =
+        |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
     let mut model = tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}")))?;
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
     let position = |name: &String| context.config.inputs.iter().position(|input| &input.name == name);
@@ -80,7 +81,8 @@ impl Backend for Tract {
             input.ok_or_else(|| run_error("tract runs no model with an input left out"))
         });
         let ordered: Vec<&Input<'_>> = ordered.collect::<Result<_, _>>()?;
-        let tensors: TVec<TValue> = ordered.iter().map(|input| to_tensor(input).map(TValue::from)).collect::<Result<_, _>>()?;
+        let tensors: TVec<TValue> =
+            ordered.iter().map(|input| to_tensor(input).map(TValue::from)).collect::<Result<_, _>>()?;
         let plan = self.plan(&tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
         outputs.inputs_ready();
         let results = plan.run(tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
@@ -122,17 +124,50 @@ impl Tract {
 macro_rules! for_numbers {
     ($datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr) => {
         match $datatype {
-            DataType::Uint8 => { type $number = u8; $body }
-            DataType::Uint16 => { type $number = u16; $body }
-            DataType::Uint32 => { type $number = u32; $body }
-            DataType::Uint64 => { type $number = u64; $body }
-            DataType::Int8 => { type $number = i8; $body }
-            DataType::Int16 => { type $number = i16; $body }
-            DataType::Int32 => { type $number = i32; $body }
-            DataType::Int64 => { type $number = i64; $body }
-            DataType::Fp16 => { type $number = f16; $body }
-            DataType::Fp32 => { type $number = f32; $body }
-            DataType::Fp64 => { type $number = f64; $body }
+            DataType::Uint8 => {
+                type $number = u8;
+                $body
+            }
+            DataType::Uint16 => {
+                type $number = u16;
+                $body
+            }
+            DataType::Uint32 => {
+                type $number = u32;
+                $body
+            }
+            DataType::Uint64 => {
+                type $number = u64;
+                $body
+            }
+            DataType::Int8 => {
+                type $number = i8;
+                $body
+            }
+            DataType::Int16 => {
+                type $number = i16;
+                $body
+            }
+            DataType::Int32 => {
+                type $number = i32;
+                $body
+            }
+            DataType::Int64 => {
+                type $number = i64;
+                $body
+            }
+            DataType::Fp16 => {
+                type $number = f16;
+                $body
+            }
+            DataType::Fp32 => {
+                type $number = f32;
+                $body
+            }
+            DataType::Fp64 => {
+                type $number = f64;
+                $body
+            }
             _ => $otherwise,
         }
     };
@@ -156,7 +191,8 @@ fn to_tensor(input: &Input<'_>) -> Result<Tensor, InferError> {
 
 fn text_tensor(input: &Input<'_>, shape: &[usize]) -> Result<Tensor, InferError> {
     let texts = bytes_elements(input.data).map(|element| {
-        let bytes = element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
+        let bytes =
+            element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
         let text = String::from_utf8(bytes.to_vec());
         text.map_err(|_| InferError::invalid(format!("input '{}' holds an element that is not UTF-8", input.name)))
     });
@@ -165,7 +201,11 @@ fn text_tensor(input: &Input<'_>, shape: &[usize]) -> Result<Tensor, InferError>
     array.map(Tensor::from).map_err(|error| run_error(format!("input '{}': {error}", input.name)))
 }
 
-fn from_tensor(tensor: &Tensor, (position, datatype): (usize, DataType), outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+fn from_tensor(
+    tensor: &Tensor,
+    (position, datatype): (usize, DataType),
+    outputs: &mut Outputs<'_>,
+) -> Result<(), InferError> {
     let shape: Vec<i64> = tensor.shape().iter().map(|dim| i64::try_from(*dim).unwrap_or(0)).collect();
     let unusable = |error: &dyn std::fmt::Display| run_error(format!("output {position} as {datatype}: {error:#}"));
     if tensor.datum_type() == DatumType::TDim {
@@ -198,4 +238,3 @@ fn from_tensor(tensor: &Tensor, (position, datatype): (usize, DataType), outputs
     });
     Ok(())
 }
-

@@ -1,0 +1,77 @@
+//! The way of a request to its handler: inference, which comes thousands of times a second, directly; everything else
+//! through the table of routes.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{Method, Request};
+use tower::Service;
+
+use super::model::ModelPath;
+use super::{Edge, infer};
+
+/// All of the protocol, as one service.
+#[derive(Clone)]
+pub(super) struct Dispatch {
+    pub(super) edge: Edge,
+    pub(super) router: Router,
+}
+
+impl<B> Service<Request<B>> for Dispatch
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // Neither a route nor the handler of inference ever waits to be ready.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        match plain_infer(&request) {
+            Some(path) => {
+                let edge = self.edge.clone();
+                Box::pin(async move { Ok(infer::answer(edge, path, request.map(Body::new)).await) })
+            }
+            None => Box::pin(self.router.clone().call(request.map(Body::new))),
+        }
+    }
+}
+
+/// The model of a `POST /v2/models/M/infer` without version and without encoded characters. The table of routes answers
+/// every other path, and this one too, only slower.
+fn plain_infer<B>(request: &Request<B>) -> Option<ModelPath> {
+    let model = request.uri().path().strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
+    let plain = request.method() == Method::POST && !model.is_empty() && !model.contains(['/', '%']);
+    plain.then(|| ModelPath { model: model.to_owned(), version: String::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_inference_takes_the_short_way() {
+        let model = |method: Method, uri: &str| {
+            let request = Request::builder().method(method).uri(uri).body(()).expect("a valid request");
+            plain_infer(&request).map(|path| path.model)
+        };
+        assert_eq!(model(Method::POST, "/v2/models/m/infer?x=1"), Some("m".to_owned()));
+        for uri in
+            ["/v2/models/m/versions/1/infer", "/v2/models/a%20b/infer", "/v2/models//infer", "/v2/models/m/generate"]
+        {
+            assert_eq!(model(Method::POST, uri), None, "{uri}");
+        }
+        assert_eq!(model(Method::GET, "/v2/models/m/infer"), None);
+    }
+}

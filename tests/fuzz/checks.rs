@@ -1,0 +1,77 @@
+//! What must hold for any bytes from outside the process: one function for each fuzz target. The corpora and past findings
+//! go through the same functions as an ordinary test (`frontend/tests/corpus.rs`).
+
+use std::fmt::Debug;
+
+use pharos::metrics::channel;
+use pharos::model::{Completion, Draft};
+use pharos::shm::SharedMemory;
+use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
+
+/// The check of a target, by its name.
+pub fn of(target: &str) -> Option<fn(&[u8])> {
+    Some(match target {
+        "http" => http,
+        "wire" => wire,
+        "ring" => ring,
+        "config" => config,
+        _ => return None,
+    })
+}
+
+/// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
+pub fn http(data: &[u8]) {
+    pharos_frontend::http::codec::fuzz_decode(data);
+}
+
+/// Frames from the other process: decoding never panics, and what decodes encodes to something that decodes equally.
+pub fn wire(data: &[u8]) {
+    // Compared as text, because a NaN among the parameters does not equal itself.
+    fn same<T: Debug, E: Debug>(frame: T, bytes: &[u8], decode: fn(&[u8]) -> Result<T, E>) {
+        let again = decode(&bytes[PREFIX..]).expect("what was encoded decodes");
+        assert_eq!(format!("{again:?}"), format!("{frame:?}"));
+    }
+    let mut bytes = Vec::new();
+    if let Ok(frame) = decode_to_frontend(data) {
+        frame.encode(&mut bytes);
+        same(frame, &bytes, decode_to_frontend);
+    }
+    bytes.clear();
+    if let Ok(frame) = decode_to_worker(data) {
+        frame.encode(&mut bytes);
+        same(frame, &bytes, decode_to_worker);
+    }
+}
+
+/// The metrics ring under a hostile producer: whatever it writes into its part of the shared memory, the reader neither
+/// panics nor loops.
+pub fn ring(data: &[u8]) {
+    /// Where the words of the producer are: its head, and the records.
+    const HEAD: usize = 8 * 8;
+    const RECORDS: usize = 32 * 8;
+    let (descriptor, mut reader) = channel::create(16 << 10, 7).expect("a ring can be made");
+    let length = std::fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
+    let length = usize::try_from(length).expect("a length");
+    let memory = SharedMemory::map(&descriptor, length).expect("the ring can be mapped");
+    // The first two bytes say how many words the producer claims to have written.
+    let Some((claim, records)) = data.split_first_chunk::<2>() else { return };
+    assert!(memory.copy_in(RECORDS, &records[..records.len().min(length - RECORDS)]));
+    assert!(memory.copy_in(HEAD, &u64::from(u16::from_le_bytes(*claim)).to_ne_bytes()));
+    for _ in 0..3 {
+        let mut events = 0_usize;
+        let _ = reader.drain(|_| events += 1);
+        assert!(events <= length / 8, "more events than words");
+        let _ = reader.dropped();
+    }
+}
+
+/// config.pbtxt: parsing never panics, a parsed draft survives its own encoding, a completed one can be rendered.
+pub fn config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
+    assert!(Draft::decode(&draft.encode()).is_ok());
+    let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
+    if let Ok(config) = draft.complete(&completion) {
+        assert!(config.to_json().starts_with('{'));
+    }
+}
