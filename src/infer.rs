@@ -110,7 +110,7 @@ pub struct InferResponse {
     pub id: String,
     /// Parameters of the response.
     pub parameters: Parameters,
-    /// Outputs in the order asked for, or of the configuration.
+    /// Outputs in the order of the configuration, those that were asked for.
     pub outputs: Vec<InferOutput>,
     /// The stamps of the request.
     pub timeline: Timeline,

@@ -230,7 +230,10 @@ impl States {
 }
 
 /// A version as a client writes it.
-fn parse_version(text: &str) -> Result<u64, InferError> {
+///
+/// # Errors
+/// INVALID_ARG with Triton's text for what is no whole number of 0 or greater.
+pub fn parse_version(text: &str) -> Result<u64, InferError> {
     let details = match text.parse::<i64>() {
         Ok(number) if number >= 0 => return Ok(number.unsigned_abs()),
         Ok(_) => "",

@@ -11,7 +11,7 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::ModelMetadata;
-use pharos::repository::IndexEntry;
+use pharos::repository::{IndexEntry, parse_version};
 use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
@@ -117,7 +117,12 @@ impl Engine {
     /// The model or version is unknown or not ready.
     pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
         let serving = self.serving(name, version)?;
-        Ok(serving.config.metadata(&self.0.repository.ready_versions(name)))
+        // Who asks about one version is told of that one, as by Triton.
+        let versions = match version {
+            "" => self.0.repository.ready_versions(name),
+            _ => vec![serving.driver.model.version],
+        };
+        Ok(serving.config.metadata(&versions))
     }
 
     /// A model's completed configuration as JSON.
@@ -177,7 +182,12 @@ impl Engine {
                 format!("requested model '{name}' is not available"),
             ));
         }
-        let chosen = of_name.iter().filter(|s| version.is_empty() || s.driver.model.version.to_string() == version);
+        let wanted = match version {
+            "" => None,
+            _ => Some(parse_version(version)?),
+        };
+        let chosen =
+            of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.driver.model.version == wanted));
         let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
         if chosen.is_empty() {
             return Err(InferError::new(

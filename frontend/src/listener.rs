@@ -46,9 +46,15 @@ pub enum Speaks {
 }
 
 /// Serves connections of `listener` with `service` until `shutdown` is ready; then stops accepting, lets the requests
-/// in flight finish and returns. The caller bounds that wait.
-pub async fn serve<S, B>(listener: TcpListener, speaks: Speaks, service: S, shutdown: impl Future<Output = ()>)
-where
+/// in flight finish and returns. The caller bounds that wait. `refused` is told the HTTP status of each request that was
+/// refused before the service could see it, because its head is none or too large.
+pub async fn serve<S, B>(
+    listener: TcpListener,
+    speaks: Speaks,
+    service: S,
+    refused: impl Fn(u16) + Clone + Send + 'static,
+    shutdown: impl Future<Output = ()>,
+) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -68,7 +74,7 @@ where
             },
             () = &mut shutdown => break,
         };
-        spawn_connection(stream, &builder, service.clone(), &graceful);
+        spawn_connection(stream, &builder, (service.clone(), refused.clone()), &graceful);
     }
     drop(listener);
     graceful.shutdown().await;
@@ -93,8 +99,12 @@ fn builder(speaks: Speaks) -> Builder<TokioExecutor> {
     builder
 }
 
-fn spawn_connection<S, B>(stream: TcpStream, builder: &Builder<TokioExecutor>, service: S, graceful: &GracefulShutdown)
-where
+fn spawn_connection<S, B>(
+    stream: TcpStream,
+    builder: &Builder<TokioExecutor>,
+    (service, refused): (S, impl Fn(u16) + Send + 'static),
+    graceful: &GracefulShutdown,
+) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -110,9 +120,22 @@ where
     tokio::spawn(async move {
         let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
         if let Err(error) = watcher.watch(connection.into_owned()).await {
+            if let Some(status) = error.downcast_ref().and_then(refusal) {
+                refused(status);
+            }
             tracing::debug!(error, "a connection ended with an error");
         }
     });
+}
+
+/// The status that hyper has answered with when it could not read the head of an HTTP/1 request.
+fn refusal(error: &hyper::Error) -> Option<u16> {
+    match error {
+        // Only the text tells them apart.
+        error if error.is_parse_too_large() => Some(if error.to_string().contains("URI") { 414 } else { 431 }),
+        error if error.is_parse() => Some(400),
+        _ => None,
+    }
 }
 
 /// Accepting failed. That the descriptors ran out passes when connections close; spinning until then would not help.

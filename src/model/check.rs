@@ -188,7 +188,8 @@ impl ModelConfig {
             .into());
         }
         let dims = tensor.shape.get(usize::from(self.batches())..).unwrap_or_default();
-        let fits = |(&expected, &got): (&i64, &i64)| expected == -1 || expected == got;
+        // A client's -1 fits here too: that a dimension is missing is said more clearly below.
+        let fits = |(&expected, &got): (&i64, &i64)| expected == -1 || got == -1 || expected == got;
         if dims.len() != spec.dims.len() || !spec.dims.iter().zip(dims).all(fits) {
             return Err(format!(
                 "unexpected shape for input '{name}' for model '{model}'. Expected {}, got {}. {}",

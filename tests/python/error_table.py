@@ -17,6 +17,7 @@ from wire import GrpcCase, HttpCase, byte_strings, grpc_infer, grpc_tensor, infe
 
 UNKNOWN_MODEL = "Request for unknown model: 'no_such_model' is not found"
 UNKNOWN_VERSION = "Request for unknown model: 'simple' version 99 is not found"
+NOT_READY = "Model version not ready"
 BAD_VERSION = "failed to get model version from specified version string"
 
 
@@ -46,7 +47,7 @@ def models():
         ("metadata", "", 400, UNKNOWN_MODEL),
         ("config", "/config", 400, UNKNOWN_MODEL),
         ("statistics", "/stats", 400, "requested model 'no_such_model' is not available"),
-        ("ready", "/ready", 400, ""),
+        ("ready", "/ready", 400, NOT_READY),
     ]:
         yield HttpCase(f"unknown model: {name}", "GET", f"/v2/models/no_such_model{suffix}", status=status,
                        fragment=text)
@@ -54,11 +55,12 @@ def models():
         ("metadata", "", 404, UNKNOWN_VERSION),
         ("config", "/config", 404, UNKNOWN_VERSION),
         ("statistics", "/stats", 400, "requested model version is not available for model 'simple'"),
-        ("ready", "/ready", 400, ""),
+        ("ready", "/ready", 400, NOT_READY),
     ]:
         path = "/v2/models/simple/versions/{}" + suffix
         yield HttpCase(f"unknown version: {name}", "GET", path.format(99), status=status, fragment=text)
-        yield HttpCase(f"bad version: {name}", "GET", path.format("x"), status=400, fragment=BAD_VERSION)
+        text = NOT_READY if name == "ready" else BAD_VERSION
+        yield HttpCase(f"bad version: {name}", "GET", path.format("x"), status=400, fragment=text)
     yield infer("unknown model: infer", "no_such_model", simple(), status=400, fragment=UNKNOWN_MODEL)
     yield infer("unknown version: infer", "simple", simple(), version=99, status=404, fragment=UNKNOWN_VERSION)
     yield infer("bad version: infer", "simple", simple(), version="x", status=400, fragment=BAD_VERSION)

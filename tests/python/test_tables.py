@@ -9,6 +9,7 @@ import pytest
 import compare_triton
 from compare_triton import CASES, DIFFERENCES, difference, load_golden, reason_for, send
 from server import ROOT
+from wire import HttpCase
 
 sys.path.insert(0, str(ROOT / "tests/models"))
 import generate  # noqa: E402
@@ -73,6 +74,21 @@ def test_comparison_sees_differences():
     assert difference(case, shorter, theirs) == ""
     refused = compare_triton.Answer(400, theirs.text, headers=theirs.headers)
     assert "status" in difference(case, refused, theirs)
+
+
+def test_comparison_allows_only_the_general_differences():
+    """An error is JSON even where Triton says otherwise, a success is what Triton says; the configuration may have the
+    parameter `engine` and no other."""
+    case = HttpCase("any", "GET", "/")
+    plain, text = {"content-type": "text/plain"}, {"content-type": "application/json"}
+    for status, ours, expected in [(404, text, ""), (404, plain, "header"), (200, plain, ""), (200, text, "header")]:
+        answer = compare_triton.Answer(status, "{}", headers=ours)
+        theirs = compare_triton.Answer(status, "{}", headers=plain)
+        assert difference(case, answer, theirs).partition(" ")[0] == expected
+    theirs = compare_triton.Answer(200, '{"parameters":{"a":{}}}', headers=text)
+    for name, expected in [("engine", ""), ("other", "body")]:
+        ours = compare_triton.Answer(200, f'{{"parameters":{{"{name}":{{}},"a":{{}}}}}}', headers=text)
+        assert difference(case, ours, theirs).partition(" ")[0] == expected
 
 
 class DyingTriton:

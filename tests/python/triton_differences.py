@@ -5,6 +5,18 @@ What a case must be answered with then is written in the tables (`request_table.
 
 from dataclasses import dataclass
 
+OWN_PARAMETERS = {"engine"}
+"""Keys that only our answers have: the configuration's parameter `engine` says which library, in which version, executes
+the model. Users see it there without reading logs; clients of Triton pass over parameters that they do not know."""
+
+
+def content_type(theirs):
+    """The Content-Type that an answer must have: Triton's, but that Triton calls some of its JSON error bodies
+    `text/plain` (and others, of the same form, `application/json`). Here every error body is called what it is."""
+    if isinstance(theirs.status, int) and theirs.status >= 400:
+        return "application/json"
+    return theirs.headers.get("content-type")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -38,6 +50,10 @@ DIFFERENCES = [
             "grpc empty model name",
         ),
         "Triton 2.51 answers 404 NOT_FOUND, newer ones (2.73) 400 INVALID_ARGUMENT: as the newer ones.",
+    ),
+    Difference(
+        ("bad version: ready",),
+        "Triton's HTTP routes take digits only and answer `Not Found`; here the model is not ready in that version.",
     ),
     Difference(
         ("bad version: *", "negative version: infer"),
@@ -130,5 +146,30 @@ DIFFERENCES = [
         "is not UTF-8",
     ),
     Difference(("grpc: unknown datatype",), "Triton's text says `expected datatype '<invalid>'`."),
-    Difference(("model: no number",), "The text is the model's; ours names the element."),
+    Difference(
+        ("tensor: unknown datatype", "tensor: datatype in lower case"),
+        "Triton's text, followed by the datatype that was given and those that there are.",
+    ),
+    Difference(("json: FP16 out",), "Triton's text ends before the output's name."),
+    Difference(
+        ("raw: size that does not divide", "raw: odd size"),
+        "Triton's text says `raw_input`, which is the name of no input; ours says the input's name.",
+        fragment="input byte size mismatch for input 'INPUT0' for model",
+    ),
+    Difference(
+        ("grpc: classification 0",),
+        "Triton refuses 0 by the words `expected >= 0`.",
+        fragment="invalid value 0 for 'classification' parameter, expected 1 or greater.",
+    ),
+    Difference(
+        ("output beats request",),
+        "The protocol says that `binary_data_output` is for all outputs without a `binary_data` of their own; Triton 2.51 "
+        "forgets it when any output is named.",
+        fragment='"parameters":{"binary_data_size":64}},{"name":"OUTPUT1","datatype":"INT32","shape":[1,16],"data":[',
+    ),
+    Difference(
+        ("model: no number",),
+        "The text is the model's; ours names the element, and the status says that the client can mend it.",
+        (400,),
+    ),
 ]

@@ -17,7 +17,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Request, Response, StatusCode};
 use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
@@ -66,7 +67,8 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ReflectionError> {
     let service = service(engine, settings)?;
-    listener::serve(listener, Speaks::Http2, service, shutdown).await;
+    // What HTTP/2 itself refuses are frames, not requests.
+    listener::serve(listener, Speaks::Http2, service, |_| {}, shutdown).await;
     Ok(())
 }
 
@@ -119,6 +121,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        // What the protocol asks for; an answer of status 200 would look like a success to who speaks no gRPC.
+        let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+        if !content_type.starts_with(b"application/grpc") {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return Box::pin(std::future::ready(Ok(response)));
+        }
         if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);

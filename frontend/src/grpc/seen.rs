@@ -54,7 +54,26 @@ impl Seen {
 
 /// The gRPC status of an error.
 pub(super) fn status(error: InferError) -> Status {
-    Status::new(Code::from_i32(error.code.grpc_code()), error.message)
+    Status::new(Code::from_i32(error.code.grpc_code()), shortened(error.message))
+}
+
+/// The most bytes that a status' text may take on the wire. It is a header there; clients refuse headers of more than
+/// 8 KiB in all (gRPC's soft limit) and then tell their user of that, not of what was wrong.
+const MOST_TEXT: usize = 6 << 10;
+
+/// The text, cut where it would become too long a header: names, ids and shapes in it are as long as the client likes.
+fn shortened(text: String) -> String {
+    // On the wire anything but these is written as `%XX`.
+    let on_the_wire = |c: char| if c.is_ascii_alphanumeric() { 1 } else { 3 * c.len_utf8() };
+    let mut size = 0usize;
+    let cut = text.char_indices().find(|(_, c)| {
+        size += on_the_wire(*c);
+        size > MOST_TEXT
+    });
+    match cut.and_then(|(at, _)| text.get(..at)) {
+        Some(start) => format!("{start}... ({} bytes in all)", text.len()),
+        None => text,
+    }
 }
 
 /// The reason of a failure that no handler saw: the transport's own.
@@ -174,5 +193,23 @@ fn inference_route(method: &str) -> Route {
         "TraceSetting" => Route::TraceSetting,
         "LogSettings" => Route::LogSettings,
         _ => Route::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_no_header_any_more_is_cut_between_characters() {
+        for (text, kept) in [("x".repeat(6144), 6144), ("x".repeat(6145), 6144), ("\u{65e5}".repeat(4000), 3 * 682)] {
+            let message = status(InferError::invalid(text.clone())).message().to_owned();
+            if kept == text.len() {
+                assert_eq!(message, text);
+            } else {
+                let expected = format!("... ({} bytes in all)", text.len());
+                assert_eq!(message.strip_prefix(&text[..kept]), Some(expected.as_str()));
+            }
+        }
     }
 }

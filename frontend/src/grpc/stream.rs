@@ -54,7 +54,8 @@ impl Drop for Running {
 
 /// The answers of a stream.
 pub(super) struct Answers {
-    queue: mpsc::Receiver<Running>,
+    /// The requests in their order; an error is the last of them, what the client sent next is no request.
+    queue: mpsc::Receiver<Result<Running, Status>>,
     first: Option<Running>,
     /// The client wants an error to be the stream's status (`triton_grpc_error: true`).
     errors_end_the_stream: bool,
@@ -69,7 +70,11 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, err
 }
 
 /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
-async fn read(mut requests: Streaming<ModelInferRequest>, engine: Engine, queue: mpsc::Sender<Running>) {
+async fn read(
+    mut requests: Streaming<ModelInferRequest>,
+    engine: Engine,
+    queue: mpsc::Sender<Result<Running, Status>>,
+) {
     loop {
         // Room first: a request is not read before it can be taken.
         let Ok(room) = queue.reserve().await else { return };
@@ -79,17 +84,14 @@ async fn read(mut requests: Streaming<ModelInferRequest>, engine: Engine, queue:
         };
         let received = engine.now();
         match message {
-            Ok(Some(message)) => room.send(start(message, &engine, received).await),
+            Ok(Some(message)) => room.send(Ok(start(message, &engine, received).await)),
             Ok(None) => return,
             Err(error) => {
                 tracing::debug!(%error, "a stream of requests broke off");
                 if error.code() != tonic::Code::Cancelled {
-                    engine.record_answered(
-                        Protocol::Grpc,
-                        Route::StreamInfer,
-                        error.code() as u16,
-                        Some(Reason::Malformed),
-                    );
+                    let code = error.code() as u16;
+                    engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
+                    room.send(Err(error));
                 }
                 return;
             }
@@ -156,7 +158,13 @@ impl Stream for Answers {
             return Poll::Ready(None);
         }
         if this.first.is_none() {
-            this.first = ready!(this.queue.poll_recv(cx));
+            this.first = match ready!(this.queue.poll_recv(cx)) {
+                Some(Err(error)) => {
+                    this.ended = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                next => next.and_then(Result::ok),
+            };
         }
         let Some(running) = &mut this.first else {
             this.ended = true;

@@ -11,6 +11,7 @@ use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::{Code, Request as Call, Status};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_prost::ProstCodec;
+use tower::Service as _;
 
 use super::proto::*;
 use super::*;
@@ -216,6 +217,40 @@ async fn a_stream_that_asks_for_it_ends_with_the_errors_status() {
     let answers = stream(&engine, messages, true).await;
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[1].as_ref().unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
+    let engine = Engine::default();
+    let good = infer_request("echo", "1").encode_to_vec();
+    let frame = |message: &[u8]| [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
+    let body = [frame(&good), frame(&[0xff, 0xff])].concat();
+    let request = Request::post("/inference.GRPCInferenceService/ModelStreamInfer")
+        .header("content-type", "application/grpc")
+        .body(http_body_util::Full::new(bytes::Bytes::from(body)))
+        .unwrap();
+    let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+    let answer = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
+    assert_eq!(answer.trailers().unwrap()["grpc-status"], "13");
+    assert!(!answer.to_bytes().is_empty(), "the first request is answered");
+    let codes: Vec<_> = engine.records().into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
+    assert!(codes.contains(&(0, None)) && codes.contains(&(13, Some(Reason::Malformed))), "{codes:?}");
+    assert_eq!(codes.len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_no_grpc_is_refused_by_its_http_status() {
+    for content_type in [Some("application/json"), None] {
+        let engine = Engine::default();
+        let mut request = Request::post("/inference.GRPCInferenceService/ModelInfer");
+        if let Some(content_type) = content_type {
+            request = request.header("content-type", content_type);
+        }
+        let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
+        let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+        assert_eq!(response.status().as_u16(), 415);
+        assert_eq!(counted(&engine), (Route::Infer, 13, Some(Reason::Malformed)));
+    }
 }
 
 #[tokio::test]

@@ -196,7 +196,7 @@ fn errors_have_tritons_status_and_text() {
         (
             r#"{"inputs":[{"name":"X","datatype":"FP32","shape":[1152921504606846976],"data":[1]}]}"#.into(),
             500,
-            "shape does not match true shape",
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
         ),
         (one(r#""data":[1,2]"#), 500, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         (besides(r#""id":5"#), 500, &format!("Unable to parse 'id': {string}")),

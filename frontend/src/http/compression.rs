@@ -32,11 +32,16 @@ impl Coding {
     /// The coding of a request with this `Content-Encoding`; `None` for one that is not supported.
     pub(super) fn of_request(header: Option<&str>) -> Option<Self> {
         match header.map(str::trim) {
-            None | Some("" | "identity") => Some(Self::Identity),
-            Some("gzip") => Some(Self::Gzip),
-            Some("deflate") => Some(Self::Deflate),
-            Some(_) => None,
+            None | Some("") => Some(Self::Identity),
+            Some(name) => Self::of_name(name),
         }
+    }
+
+    /// The coding of this name, in any case (RFC 9110, 8.4.1).
+    fn of_name(name: &str) -> Option<Self> {
+        [Self::Identity, Self::Gzip, Self::Deflate]
+            .into_iter()
+            .find(|coding| name.eq_ignore_ascii_case(coding.name().unwrap_or("identity")))
     }
 
     /// The coding that a client with this `Accept-Encoding` likes best. Of equals the one named first; `*` and absence ask
@@ -45,12 +50,7 @@ impl Coding {
         let mut best = (Self::Identity, 0.0);
         for item in header.unwrap_or_default().split(',') {
             let mut parts = item.split(';').map(str::trim);
-            let coding = match parts.next() {
-                Some("gzip") => Self::Gzip,
-                Some("deflate") => Self::Deflate,
-                Some("identity") => Self::Identity,
-                _ => continue,
-            };
+            let Some(coding) = parts.next().and_then(Self::of_name) else { continue };
             let weight = match parts.next() {
                 None => Some(1.0),
                 Some(weight) => weight.strip_prefix("q=").and_then(|weight| weight.parse::<f64>().ok()),
@@ -125,12 +125,21 @@ mod tests {
             ("identity, gzip;q=0.9", Coding::Identity),
             ("br, zstd, *", Coding::Identity),
             ("gzip;q=x, deflate", Coding::Deflate),
+            ("Deflate", Coding::Deflate),
             (";;,,", Coding::Identity),
         ] {
             assert_eq!(Coding::of_response(Some(header)), expected, "{header}");
         }
         assert_eq!(Coding::of_response(None), Coding::Identity);
-        assert_eq!(Coding::of_request(Some("br")), None);
+        for (header, expected) in [
+            ("br", None),
+            ("gzip, gzip", None),
+            ("\u{fffd}", None),
+            ("GZip", Some(Coding::Gzip)),
+            (" identity", Some(Coding::Identity)),
+        ] {
+            assert_eq!(Coding::of_request(Some(header)), expected, "{header}");
+        }
     }
 
     #[test]

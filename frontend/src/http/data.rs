@@ -12,6 +12,7 @@ use pharos::tensor::{DataType, push_bytes_element};
 use super::json::{Key, nonfinite, parse_error, string_end, type_error};
 
 const PREFIX: &str = "Unable to parse 'data'";
+const WRONG_COUNT: &str = "Shape does not match true shape of 'data' field";
 
 /// The scalars of a JSON array in row-major order, each as its text (strings with their quotes).
 struct Scalars<'a> {
@@ -84,13 +85,13 @@ impl Input<'_> {
         let mut count = 0u64;
         for token in (Scalars { text: self.json, at: 0 }) {
             if count == self.elements {
-                return Err(type_error(PREFIX, "Shape does not match true shape of 'data' field"));
+                return Err(type_error(PREFIX, WRONG_COUNT));
             }
             out.extend_from_slice(&element(token)?);
             count += 1;
         }
         if count < self.elements {
-            return Err(type_error("Failed to parse 'data' field", "shape does not match true shape"));
+            return Err(type_error(PREFIX, WRONG_COUNT));
         }
         Ok(out)
     }
@@ -235,7 +236,12 @@ mod tests {
             2,
             Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")),
         );
-        check("[1]", DataType::Int32, 2, Err((500, "Failed to parse 'data' field: shape does not match true shape")));
+        check(
+            "[1]",
+            DataType::Int32,
+            2,
+            Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")),
+        );
         check("5", DataType::Int32, 1, Err((500, "attempt to access JSON non-array as array")));
         check("[-1]", DataType::Uint8, 1, Err((500, unsigned)));
         check("[18446744073709551616]", DataType::Uint64, 1, Err((500, unsigned)));
@@ -265,6 +271,6 @@ mod tests {
 
     #[test]
     fn a_huge_claim_reserves_nothing_huge() {
-        check("[1]", DataType::Fp32, 1 << 61, Err((500, "shape does not match true shape")));
+        check("[1]", DataType::Fp32, 1 << 61, Err((500, "Shape does not match true shape")));
     }
 }

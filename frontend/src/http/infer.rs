@@ -1,5 +1,7 @@
 //! `POST /v2/models/M[/versions/V]/infer`.
 
+use std::borrow::Cow;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -31,15 +33,15 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
     let received = edge.engine.now();
     let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
-    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str())) else {
+    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
         return pending.finish_as(answer::unsupported_coding(), Some(pharos::error::Reason::Unsupported));
     };
     let head = Head {
         model_name: path.model,
         model_version: path.version,
-        header_length: text(&parts.headers, HEADER_LENGTH).map(str::to_owned),
+        header_length: text(&parts.headers, HEADER_LENGTH).map(Cow::into_owned),
     };
-    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()));
+    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
@@ -58,9 +60,12 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
     pending.finish(result)
 }
 
-/// A header's text; one that is not text counts as absent.
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()
+/// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header
+/// that cannot be understood must not count as absent, for the body means something else without it.
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
+    let mut values = headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let first = values.next()?;
+    Some(values.fold(first, |list, value| Cow::Owned(format!("{list}, {value}"))))
 }
 
 /// Reads, decompresses and decodes a request.

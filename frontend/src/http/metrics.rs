@@ -19,7 +19,7 @@ use crate::listener::{self, Speaks};
 
 /// Serves metrics on `listener` until `shutdown` is ready.
 pub async fn serve(listener: TcpListener, engine: Engine, shutdown: impl Future<Output = ()>) {
-    listener::serve(listener, Speaks::Http, router(engine), shutdown).await;
+    listener::serve(listener, Speaks::Http, router(engine), |_| {}, shutdown).await;
 }
 
 /// The one route.

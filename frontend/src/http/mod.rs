@@ -34,7 +34,7 @@ use dispatch::Dispatch;
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 #[cfg(not(test))]
 use crate::engine::Engine;
-use crate::engine::Route;
+use crate::engine::{Protocol, Route};
 #[cfg(test)]
 use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
@@ -68,8 +68,12 @@ impl Edge {
 /// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
 pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
     let edge = Edge { engine: engine.clone(), settings };
-    let dispatch = Dispatch { edge, router: router(engine, settings) };
-    listener::serve(listener, Speaks::Http, dispatch, shutdown).await;
+    let dispatch = Dispatch { edge, router: router(engine.clone(), settings) };
+    let refused = move |status| {
+        let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
+        engine.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
+    };
+    listener::serve(listener, Speaks::Http, dispatch, refused, shutdown).await;
 }
 
 /// The table of routes.

@@ -279,6 +279,67 @@ async fn metrics_have_their_own_listener() {
     assert_eq!(call("/", "*/*").await.0, 404);
 }
 
+/// Over a socket, as no service sees them: heads that are none or too large are answered, and counted.
+#[tokio::test]
+async fn heads_that_cannot_be_read_are_counted() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let engine = Engine::default();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(serve(listener, engine.clone(), Settings::default(), async {
+        let _ = stopped.await;
+    }));
+    let heads = [
+        (400, "NONSENSE\r\n\r\n".to_owned()),
+        (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
+        (414, format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(70_000))),
+        (431, format!("GET /v2 HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(150))),
+    ];
+    for (status, head) in &heads {
+        let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+    stop.send(()).unwrap();
+    server.await.unwrap();
+    let expected = heads.map(|(status, _)| {
+        let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
+        (Protocol::Http, Route::Unknown, status, Some(reason))
+    });
+    assert_eq!(engine.records(), expected);
+}
+
+/// A header that cannot be understood does not count as absent.
+#[tokio::test]
+async fn headers_about_the_body_are_understood_or_refused() {
+    for (headers, status, text) in [
+        (
+            &[("inference-header-content-length", &b"\xff"[..])][..],
+            400,
+            "Unable to parse Inference-Header-Content-Length",
+        ),
+        (
+            &[("inference-header-content-length", b"5"), ("inference-header-content-length", b"6")],
+            400,
+            "Unable to parse Inference-Header-Content-Length, got: 5, 6",
+        ),
+        (&[("content-encoding", b"\xff")], 501, "Unsupported compression type"),
+        (&[("content-encoding", b"identity"), ("content-encoding", b"gzip")], 501, "Unsupported compression type"),
+        (&[("content-encoding", b"IDENTITY")], 200, "model_name"),
+    ] {
+        let mut request = infer_request();
+        for (name, value) in headers {
+            request = request.header(*name, http::HeaderValue::from_bytes(value).unwrap());
+        }
+        let got = send(&Engine::default(), request.body(Body::from(GOOD)).unwrap()).await;
+        assert_eq!(got.status, status, "{headers:?}: {}", got.text());
+        assert!(got.text().contains(text), "{headers:?}: {}", got.text());
+    }
+}
+
 /// Over a socket: kept connections, a request in flight at shutdown, and none accepted after it.
 #[tokio::test]
 async fn shutdown_lets_requests_finish() {

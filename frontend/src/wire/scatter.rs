@@ -121,17 +121,16 @@ fn response(
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
     let find = |name: &str| outputs.iter().find(|output| output.name == name);
-    let chosen = if part.request.outputs.is_empty() {
-        config.outputs.iter().filter_map(|spec| find(&spec.name)).map(view).collect()
-    } else {
-        part.request.outputs.iter().filter_map(|asked| find(&asked.name)).map(view).collect()
-    };
+    let asked = &part.request.outputs;
+    let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
+    // In the model's order, whatever the order in which they were asked for: so does Triton, and clients look by name.
+    let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| find(&spec.name));
     InferResponse {
         model_name: config.name.clone(),
         model_version: version.to_string(),
         id: part.request.id.clone(),
         parameters: Vec::new(),
-        outputs: chosen,
+        outputs: chosen.map(view).collect(),
         timeline: part.request.timeline,
     }
 }

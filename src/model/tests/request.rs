@@ -88,6 +88,10 @@ fn wrong_inputs_are_refused() {
             vec![int32("INPUT0", &[1, 8]), b()],
             &*format!("unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,8]. {NOTE}"),
         ),
+        (
+            vec![input("INPUT0", DataType::Int32, &[1, -1], vec![0; 64]), b()],
+            "All input dimensions should be specified for input 'INPUT0' for model 'simple', got [1,-1]",
+        ),
         (vec![int32("INPUT0", &[8]), b()], "input 'INPUT0' batch size does not match other inputs for 'simple'"),
         (
             vec![int32("INPUT0", &[]), b()],
