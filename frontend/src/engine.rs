@@ -148,6 +148,12 @@ impl Engine {
     /// answer itself ([`Engine::record_answered`] is the caller's).
     pub async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, InferError> {
         let serving = self.serving(&request.model_name, &request.model_version)?;
+        if !serving.instances.can_serve() {
+            let model = &serving.driver.model;
+            let text =
+                format!("Request for unknown model: '{}' version {} is not at ready state", model.name, model.version);
+            return Err(InferError::not_ready(text));
+        }
         record::inference_requested(&serving.driver.series);
         let checked = serving.config.check(&mut request)?;
         if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {

@@ -175,7 +175,10 @@ impl Driver {
                         state.scheduler.requeue(ticket, queued, now);
                     } else {
                         record::request_pending(&self.series, -1);
-                        self.finish(state, id, request, Err(lost_twice(&self.model)));
+                        let ns = now.ns_since(request.part.request.timeline.request_start);
+                        let error = lost_twice(&self.model);
+                        record::inference_failed(&self.series, error.reason, ns);
+                        self.finish(state, id, request, Err(error));
                     }
                 }
             }
@@ -186,6 +189,16 @@ impl Driver {
     pub(crate) fn no_instances_left(&self) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.reject_all(RejectReason::NoInstance, now));
+    }
+
+    /// An instance is broken: if there is no other, nobody waits any longer.
+    pub(crate) fn reject_if_alone(&self) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            if state.members.is_empty() {
+                state.scheduler.reject_all(RejectReason::NoInstance, now);
+            }
+        });
     }
 
     /// Refuses new requests and finishes those that wait.

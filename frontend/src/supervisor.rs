@@ -40,13 +40,24 @@ pub(crate) struct Plan {
     pub(crate) metrics: Arc<str>,
 }
 
+/// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
+const PATIENCE: u32 = 3;
+
+/// What others see of an instance.
+#[derive(Default)]
+struct Health {
+    ready: AtomicBool,
+    /// It keeps dying: it is still restarted, but nobody waits for it.
+    broken: AtomicBool,
+}
+
 /// The instances of a model version.
 pub(crate) struct Instances {
     all: Vec<Handle>,
 }
 
 struct Handle {
-    ready: Arc<AtomicBool>,
+    health: Arc<Health>,
     stop: watch::Sender<bool>,
     task: std::sync::Mutex<Option<JoinHandle<()>>>,
 }
@@ -66,18 +77,18 @@ impl Instances {
         for (number, name) in names.iter().enumerate() {
             let (outcome, started) = oneshot::channel();
             let (stop, stopped) = watch::channel(false);
-            let ready = Arc::new(AtomicBool::new(false));
+            let health = Arc::new(Health::default());
             let instance = Instance {
                 id: InstanceId(u32::try_from(number).unwrap_or(u32::MAX)),
                 name: name.clone(),
                 plan: plan.clone(),
                 driver: driver.clone(),
-                ready: ready.clone(),
+                health: health.clone(),
                 shown: None,
                 outcome: Some(outcome),
             };
             let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-            all.push(Handle { ready, stop, task });
+            all.push(Handle { health, stop, task });
             outcomes.push(started);
         }
         let instances = Self { all };
@@ -96,7 +107,13 @@ impl Instances {
 
     /// How many are ready now.
     pub(crate) fn ready(&self) -> usize {
-        self.all.iter().filter(|handle| handle.ready.load(Ordering::Relaxed)).count()
+        self.all.iter().filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
+    pub(crate) fn can_serve(&self) -> bool {
+        let worth = |health: &Health| health.ready.load(Ordering::Relaxed) || !health.broken.load(Ordering::Relaxed);
+        self.all.iter().any(|handle| worth(&handle.health))
     }
 
     /// Ends all workers and waits until their processes are gone.
@@ -119,7 +136,7 @@ struct Instance {
     name: String,
     plan: Arc<Plan>,
     driver: Arc<Driver>,
-    ready: Arc<AtomicBool>,
+    health: Arc<Health>,
     /// What the metrics show.
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
@@ -184,6 +201,11 @@ impl Instance {
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name, "instance lost: {reason}; it will be restarted");
                 self.gone();
+                let broken = machine.losses() >= PATIENCE;
+                self.health.broken.store(broken, Ordering::Relaxed);
+                if broken {
+                    self.driver.reject_if_alone();
+                }
             }
             Action::ReportFailed { reason } => {
                 if let Some(outcome) = self.outcome.take() {
@@ -216,7 +238,7 @@ impl Instance {
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
-        self.ready.store(true, Ordering::Relaxed);
+        self.health.ready.store(true, Ordering::Relaxed);
         self.driver.instance_ready(self.id, running.link.clone());
         match (self.outcome.take(), running.loaded.take()) {
             (Some(outcome), Some(loaded)) => {
@@ -247,7 +269,7 @@ impl Instance {
 
     /// The instance takes no more work; what it had goes to the driver.
     fn gone(&self) {
-        self.ready.store(false, Ordering::Relaxed);
+        self.health.ready.store(false, Ordering::Relaxed);
         self.driver.instance_lost(self.id);
     }
 
