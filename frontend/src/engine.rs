@@ -186,7 +186,8 @@ impl Engine {
             "" => None,
             _ => Some(parse_version(version)?),
         };
-        let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.driver.model.version == wanted));
+        let chosen =
+            of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.driver.model.version == wanted));
         let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
         if chosen.is_empty() {
             return Err(InferError::new(

@@ -17,7 +17,11 @@ pub(crate) fn start(options: &Log) {
         Level::DEBUG => verbose >= 1 && is_ours(metadata.target()),
         Level::TRACE => verbose >= 2 && is_ours(metadata.target()),
     });
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(wanted);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_filter(wanted);
     // Fails only when a subscriber exists already, which then stays.
     let _ = tracing_subscriber::registry().with(lines).try_init();
 }

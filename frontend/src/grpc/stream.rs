@@ -70,7 +70,11 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, err
 }
 
 /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
-async fn read(mut requests: Streaming<ModelInferRequest>, engine: Engine, queue: mpsc::Sender<Result<Running, Status>>) {
+async fn read(
+    mut requests: Streaming<ModelInferRequest>,
+    engine: Engine,
+    queue: mpsc::Sender<Result<Running, Status>>,
+) {
     loop {
         // Room first: a request is not read before it can be taken.
         let Ok(room) = queue.reserve().await else { return };

@@ -236,7 +236,12 @@ mod tests {
             2,
             Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")),
         );
-        check("[1]", DataType::Int32, 2, Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")));
+        check(
+            "[1]",
+            DataType::Int32,
+            2,
+            Err((500, "Unable to parse 'data': Shape does not match true shape of 'data' field")),
+        );
         check("5", DataType::Int32, 1, Err((500, "attempt to access JSON non-array as array")));
         check("[-1]", DataType::Uint8, 1, Err((500, unsigned)));
         check("[18446744073709551616]", DataType::Uint64, 1, Err((500, unsigned)));

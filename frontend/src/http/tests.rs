@@ -316,7 +316,11 @@ async fn heads_that_cannot_be_read_are_counted() {
 #[tokio::test]
 async fn headers_about_the_body_are_understood_or_refused() {
     for (headers, status, text) in [
-        (&[("inference-header-content-length", &b"\xff"[..])][..], 400, "Unable to parse Inference-Header-Content-Length"),
+        (
+            &[("inference-header-content-length", &b"\xff"[..])][..],
+            400,
+            "Unable to parse Inference-Header-Content-Length",
+        ),
         (
             &[("inference-header-content-length", b"5"), ("inference-header-content-length", b"6")],
             400,
