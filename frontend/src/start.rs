@@ -15,7 +15,7 @@ use crate::cli::Options;
 use crate::engine::{self, Engine};
 use crate::metrics::Definition;
 use crate::process::Program;
-use crate::{grpc, http, log, onnxruntime, repository};
+use crate::{grpc, http, log, onnxruntime, process, repository};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -27,6 +27,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     log::start(&options.log);
+    process::raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),

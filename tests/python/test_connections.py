@@ -16,10 +16,18 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+from conftest import copy_models
 from request_table import one, simple
-from server import eventually, total
+from server import Server, eventually, total
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_HEADERS = {
+    ":method": "POST", ":scheme": "http", ":authority": "localhost", ":path": INFER,
+    "content-type": "application/grpc", "te": "trailers",
+}  # fmt: skip
 
 
 def connect(port: int) -> socket.socket:
@@ -87,6 +95,23 @@ def test_connections_that_say_nothing_cost_nothing(server):
             connection.close()
 
 
+def test_a_thousand_clients_at_once(tmp_path):
+    """Each of 1000 open connections is answered, also where processes are started with room for 256 files."""
+    server = Server(tmp_path, [copy_models(tmp_path / "models", ["identity_fp32_nobatch"])])
+    server.command = ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *server.command]
+    body = json.dumps(one("FP32", [1], [1])).encode()
+    request = post("/v2/models/identity_fp32_nobatch/infer", body)
+    with server:
+        clients = [connect(server.http_port) for _ in range(1000)]
+        try:
+            for client in clients:
+                client.sendall(request)
+            assert {read_response(client)[0] for client in clients} == {200}
+        finally:
+            for client in clients:
+                client.close()
+
+
 def test_slow_sender(server):
     """A body that comes in pieces is waited for; meanwhile others are answered."""
     request = post("/v2/models/simple/infer", json.dumps(simple()).encode())
@@ -118,6 +143,33 @@ def test_slow_reader(server):
     finally:
         for connection in slow:
             connection.close()
+
+
+def test_slow_reader_of_grpc(server):
+    """A client that opens no window for its answer of 16 MiB keeps nobody else from being answered."""
+    message = pb.ModelInferRequest(model_name="identity_fp32_nobatch")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[4 * 2**20])
+    message.raw_input_contents.append(bytes(16 * 2**20))
+    data = message.SerializeToString()
+    config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+    connection, received, begun = h2.connection.H2Connection(config), 0, False
+    with connect(server.grpc_port) as wire:
+        connection.initiate_connection()
+        connection.send_headers(1, list(GRPC_HEADERS.items()))
+        data = b"\0" + struct.pack(">I", len(data)) + data
+        while not begun:
+            while data and connection.local_flow_control_window(1):
+                size = min(connection.local_flow_control_window(1), connection.max_outbound_frame_size)
+                connection.send_data(1, data[:size], end_stream=size >= len(data))
+                data = data[size:]
+            wire.sendall(connection.data_to_send())
+            events = connection.receive_data(wire.recv(65536))
+            received += sum(len(event.data) for event in events if isinstance(event, h2.events.DataReceived))
+            begun = received > 0
+        for n in range(20):
+            status, answer = server.infer("identity_fp32_nobatch", one("FP32", [1], [n]))
+            assert (status, answer["outputs"][0]["data"]) == (200, [n])
+    still_answers(server)
 
 
 def test_requests_behind_each_other(server):
@@ -155,6 +207,40 @@ def test_bytes_that_are_no_request(server, port, data):
             first = b""
     assert not first.startswith(b"HTTP/1.1 200")
     still_answers(server)
+
+
+@pytest.mark.parametrize("framing, body", [
+    ("Content-Length: 5000", b"{"),
+    ("Transfer-Encoding: chunked", b"100\r\n{"),
+    ("Transfer-Encoding: chunked", b"1\r\n{\r\nzz\r\n"),
+], ids=["shorter than said", "chunk cut", "no chunk"])  # fmt: skip
+def test_body_that_breaks_off(server, framing, body):
+    """It is answered with 400, in words, and counted."""
+    labels = {"protocol": "http", "reason": "MALFORMED", "route": "infer"}
+    before = total(server.scrape(), "pharos_request_failures_total", **labels)
+    with connect(server.http_port) as connection:
+        connection.sendall(f"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        status, text = read_response(connection)
+    assert status == 400
+    assert b"the request's body broke off" in text
+    assert total(server.scrape(), "pharos_request_failures_total", **labels) == before + 1
+
+
+def test_heads_that_cannot_be_read_are_counted(server):
+    """What never becomes a request is in the metrics all the same."""
+    labels = {"protocol": "http", "route": "unknown"}
+    before = total(server.scrape(), "pharos_requests_total", **labels)
+    for status, head in [
+        (400, b"NONSENSE\r\n\r\n"),
+        (400, b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n"),
+        (414, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"),
+        (431, b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n"),
+    ]:
+        with connect(server.http_port) as connection:
+            connection.sendall(head)
+            assert read_response(connection)[0] == status
+    eventually("all four are counted", 5, lambda: total(server.scrape(), "pharos_requests_total", **labels) == before + 4)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
@@ -250,14 +336,33 @@ def test_unknown_method(server):
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_long_error_text(server):
+    """A text made of what the client sent, longer than a gRPC header may be, arrives cut and not as another error."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        with pytest.raises(InferenceServerException, match="^.StatusCode.INVALID_ARGUMENT. .request id: xxx"):
+            client.infer("simple", [], request_id="x" * 100_000)
+    answer = server.infer("simple", {"id": "x" * 100_000, "inputs": []})
+    assert len(answer[1]["error"]) > 100_000, "over HTTP it is a body, which may be long"
+
+
+def test_stream_that_breaks_off(server):
+    """What is no message ends the stream with an error, not as if all were well."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        call = channel.stream_stream(path, lambda b: b, lambda b: b)(iter([b"\xff\xff"]), timeout=10)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+    still_answers(server)
+
+
 def h2_call(port: int, headers: dict, data: bytes) -> dict:
     """A call by a plain HTTP/2 client: the headers and trailers of the answer in one dictionary."""
-    pseudo = {":method": "POST", ":scheme": "http", ":authority": "localhost", ":path": INFER}
     config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
     connection, result = h2.connection.H2Connection(config), {}
     with connect(port) as wire:
         connection.initiate_connection()
-        connection.send_headers(1, list((pseudo | headers).items()))
+        connection.send_headers(1, list((GRPC_HEADERS | headers).items()))
         connection.send_data(1, data, end_stream=True)
         wire.sendall(connection.data_to_send())
         while True:
@@ -288,6 +393,6 @@ def h2_call(port: int, headers: dict, data: bytes) -> dict:
         "4 GiB"])  # fmt: skip
 def test_frames_that_are_no_call(server, change, data):
     """Each is answered by an HTTP or gRPC status that is no success, or the stream is reset; the server goes on."""
-    answer = h2_call(server.grpc_port, {"content-type": "application/grpc", "te": "trailers"} | change, data)
+    answer = h2_call(server.grpc_port, change, data)
     assert answer.get(":status") != "200" or answer.get("grpc-status") != "0", answer
     still_answers(server)
