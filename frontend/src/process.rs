@@ -20,6 +20,7 @@ const MAX_LINE: u64 = 8 << 10;
 
 /// Lets this process open as many files as its user may. Each connection is one, and many systems start processes with
 /// room for 1024, after which nobody could connect any more.
+#[cfg_attr(test, allow(dead_code))] // only the start-up calls it
 pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

@@ -21,7 +21,11 @@ const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,
 fn request() -> InferRequest {
     let tensor = Tensor { datatype: DataType::Int32, shape: vec![1, 16], data: Bytes::from_static(&[0; 64]) };
     let input = |name: &str| InferInput { name: name.to_owned(), tensor: tensor.clone() };
-    InferRequest { model_name: "simple".into(), inputs: vec![input("INPUT0"), input("INPUT1")], ..InferRequest::default() }
+    InferRequest {
+        model_name: "simple".into(),
+        inputs: vec![input("INPUT0"), input("INPUT1")],
+        ..InferRequest::default()
+    }
 }
 
 fn codec_paths(criterion: &mut Criterion) {
@@ -73,7 +77,8 @@ fn scheduler_paths(criterion: &mut Criterion) {
 
 fn metrics_paths(criterion: &mut Criterion) {
     let cache = std::sync::Arc::new(Cache::new(Catalog::shipped(), "host"));
-    let models: Vec<_> = (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
+    let models: Vec<_> =
+        (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
     let timeline = Timeline { request_end: Instant(1000), ..Timeline::default() };
     criterion.bench_function("metrics: record an inference", |bencher| {
         bencher.iter(|| record::inference_done(&models[0], &timeline, 1));
