@@ -49,6 +49,7 @@ lint: tools
 # Side by side in one run: this server, a bare echo with the same payload, and Triton when its peer is installed.
 # BENCH_FLAGS="--rounds 5 --only simple/http" and the like; --help lists them.
 bench: build
+	$(CARGO) bench --profile release --locked -p e2e --bench paths -- --noplot
 	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(TARGET)/release/bench $(BENCH_FLAGS)
 

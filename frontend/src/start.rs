@@ -101,13 +101,14 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
     if failures.is_empty() {
         return Ok(());
     }
-    let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
-    let text =
-        format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
     if options.general.exit_on_error {
+        let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
+        let text =
+            format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
         return Err(format!("{text}\n(with --exit-on-error=false the server goes on with the others)"));
     }
-    tracing::warn!("{text}");
+    let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
+    tracing::warn!("going on without {}", names.join(", "));
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use pharos::shm::SharedMemory;
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 
 /// The check of a target, by its name.
-pub fn of(target: &str) -> Option<fn(&[u8])> {
+pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
         "wire" => wire,
@@ -20,12 +20,12 @@ pub fn of(target: &str) -> Option<fn(&[u8])> {
 }
 
 /// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
-pub fn http(data: &[u8]) {
+pub(crate) fn http(data: &[u8]) {
     pharos_frontend::http::codec::fuzz_decode(data);
 }
 
 /// Frames from the other process: decoding never panics, and what decodes encodes to something that decodes equally.
-pub fn wire(data: &[u8]) {
+pub(crate) fn wire(data: &[u8]) {
     // Compared as text, because a NaN among the parameters does not equal itself.
     fn same<T: Debug, E: Debug>(frame: T, bytes: &[u8], decode: fn(&[u8]) -> Result<T, E>) {
         let again = decode(&bytes[PREFIX..]).expect("what was encoded decodes");
@@ -45,7 +45,7 @@ pub fn wire(data: &[u8]) {
 
 /// The metrics ring under a hostile producer: whatever it writes into its part of the shared memory, the reader neither
 /// panics nor loops.
-pub fn ring(data: &[u8]) {
+pub(crate) fn ring(data: &[u8]) {
     /// Where the words of the producer are: its head, and the records.
     const HEAD: usize = 8 * 8;
     const RECORDS: usize = 32 * 8;
@@ -66,7 +66,7 @@ pub fn ring(data: &[u8]) {
 }
 
 /// config.pbtxt: parsing never panics, a parsed draft survives its own encoding, a completed one can be rendered.
-pub fn config(data: &[u8]) {
+pub(crate) fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
     assert!(Draft::decode(&draft.encode()).is_ok());

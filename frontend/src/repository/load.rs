@@ -201,7 +201,7 @@ fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignatu
         return Ok(None);
     }
     let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
-    onnx::signature(&file).map(Some).map_err(|error| format!("'{}' is no ONNX model: {error}", path.display()))
+    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
 }
 
 /// Maps a file, so that weights are not read only to find the names of inputs.

@@ -1,0 +1,92 @@
+//! Single-thread costs of what every request goes through, with criterion; `make bench` runs it before the load.
+
+use bytes::Bytes;
+use criterion::{Criterion, criterion_group, criterion_main};
+use pharos::id::{InstanceId, ModelVersion, RequestId};
+use pharos::infer::{InferInput, InferRequest};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::catalog::Catalog;
+use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::record;
+use pharos::model::{Completion, Draft};
+use pharos::scheduler::{self, Settings, Ticket};
+use pharos::tensor::{DataType, Tensor};
+use pharos::timeline::{Instant, Timeline};
+use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
+use pharos_frontend::http::codec;
+
+const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
+const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;
+
+fn request() -> InferRequest {
+    let tensor = Tensor { datatype: DataType::Int32, shape: vec![1, 16], data: Bytes::from_static(&[0; 64]) };
+    let input = |name: &str| InferInput { name: name.to_owned(), tensor: tensor.clone() };
+    InferRequest { model_name: "simple".into(), inputs: vec![input("INPUT0"), input("INPUT1")], ..InferRequest::default() }
+}
+
+fn codec_paths(criterion: &mut Criterion) {
+    let body = Bytes::from([JSON.as_bytes(), &[0; 128]].concat());
+    criterion.bench_function("http: decode simple, binary", |bencher| {
+        bencher.iter(|| {
+            let header_length = Some(JSON.len().to_string());
+            let head = codec::Head { model_name: "simple".into(), model_version: String::new(), header_length };
+            codec::decode(head, body.clone(), 1 << 20).expect("a good request")
+        });
+    });
+    let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
+    let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
+    let config = config.expect("the example's configuration is good");
+    let mut request = request();
+    criterion.bench_function("model: check simple", |bencher| bencher.iter(|| config.check(&mut request)));
+}
+
+fn wire_paths(criterion: &mut Criterion) {
+    let input = InputBlock { input: 0, datatype: DataType::Int32, shape: vec![8, 16], offset: 0, len: 512 };
+    let requests = vec![BatchRequest { id: String::new(), rows: 1, parameters: Vec::new() }; 8];
+    let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
+    let frame = ToWorker::Execute(Execute { batch: 1, requests, inputs, outputs: vec![], released: vec![0, 64] });
+    let mut bytes = Vec::new();
+    criterion.bench_function("wire: encode and decode a batch of 8", |bencher| {
+        bencher.iter(|| {
+            bytes.clear();
+            frame.encode(&mut bytes);
+            decode_to_worker(&bytes[PREFIX..])
+        });
+    });
+}
+
+fn scheduler_paths(criterion: &mut Criterion) {
+    let mut scheduler = scheduler::create(Settings { max_batch_size: 8, ..Settings::default() });
+    scheduler.instance_ready(InstanceId(0), Instant(0));
+    let mut number = 0;
+    criterion.bench_function("scheduler: enqueue, execute, done", |bencher| {
+        bencher.iter(|| {
+            number += 1;
+            let now = Instant(number);
+            let request = RequestId(number);
+            scheduler.enqueue(Ticket { request, batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 }, now);
+            while scheduler.poll_action(now).is_some() {}
+            scheduler.batch_done(InstanceId(0), now);
+        });
+    });
+}
+
+fn metrics_paths(criterion: &mut Criterion) {
+    let cache = std::sync::Arc::new(Cache::new(Catalog::shipped(), "host"));
+    let models: Vec<_> = (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
+    let timeline = Timeline { request_end: Instant(1000), ..Timeline::default() };
+    criterion.bench_function("metrics: record an inference", |bencher| {
+        bencher.iter(|| record::inference_done(&models[0], &timeline, 1));
+    });
+    criterion.bench_function("metrics: scrape 200 models", |bencher| {
+        bencher.iter(|| exposition::render(&cache, Format::Text));
+    });
+}
+
+criterion_group! {
+    name = paths;
+    config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
+        .measurement_time(std::time::Duration::from_secs(1));
+    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths
+}
+criterion_main!(paths);
