@@ -18,18 +18,6 @@ use crate::wire::Link;
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;
 
-/// Lets this process open as many files as its user may. Each connection is one, and many systems start processes with
-/// room for 1024, after which nobody could connect any more.
-#[cfg_attr(test, allow(dead_code))] // only the start-up calls it
-pub(crate) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files, and so of connections, cannot be raised");
-    }
-}
-
 /// How workers are started.
 #[derive(Clone, Debug)]
 pub struct Program {

@@ -15,7 +15,7 @@ use crate::cli::Options;
 use crate::engine::{self, Engine};
 use crate::metrics::Definition;
 use crate::process::Program;
-use crate::{grpc, http, log, onnxruntime, process, repository};
+use crate::{grpc, http, log, onnxruntime, repository};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     log::start(&options.log);
-    process::raise_descriptor_limit();
+    raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
@@ -37,6 +37,17 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => failed(&reason),
+    }
+}
+
+/// Lets this process open as many files as its user may. Each connection is one, and many systems start processes with
+/// room for 1024, after which nobody could connect any more.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files, and so of connections, cannot be raised");
     }
 }
 
