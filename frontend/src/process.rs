@@ -44,7 +44,14 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, fingerprint
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let mut command = Command::new(&program.worker);
-    command.arg(instance).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    // A group of their own: Ctrl-C in a terminal goes to the frontend alone, which drains before it ends its workers.
+    command
+        .arg(instance)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     command.env("OMP_NUM_THREADS", threads.to_string());
     match &program.onnxruntime {
         Some(library) => command.env("ORT_DYLIB_PATH", library),

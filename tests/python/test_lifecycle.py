@@ -146,6 +146,21 @@ def test_sigterm_drains(start):
         server.get("/v2/health/live")
 
 
+def test_ctrl_c_in_a_terminal_drains(start):
+    """A terminal sends SIGINT to its whole foreground group. The workers are not in it: what was accepted is answered."""
+    server = start(["delay_200"])
+    group = os.getpgid(server.process.pid)
+    assert group not in [os.getpgid(pid) for pid in server.workers()]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
+        eventually("the request is there", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        server.process.send_signal(signal.SIGINT)
+        status, answer = future.result()
+    assert (status, answer["outputs"][0]["data"]) == (200, [7])
+    assert server.process.wait(30) == 0, server.log_tail()
+    assert "lost" not in server.log_tail()
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_stops_when_idle(start, sign):
     """Without work it ends at once."""
