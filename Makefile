@@ -34,10 +34,12 @@ $(VENV)/ready: tests/requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.9 or later (Debian: apt-get install python3 python3-venv)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt || { \
+	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
 	touch $@
 
 test-clients: build $(VENV)/ready
+	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q tests/python
 
 lint: tools

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use pharos::error::{InferError, Reason};
-use pharos::infer::{InferRequest, InferResponse};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
@@ -30,6 +30,32 @@ pub struct Settings {
     pub strict_readiness: bool,
     /// The models.
     pub repository: repository::Settings,
+}
+
+/// What a request gets while the server exits.
+pub const EXITING_TEXT: &str = "Server exiting";
+
+/// The way on which an inference request came: some models answer only on some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `POST .../infer`.
+    HttpInfer,
+    /// `ModelInfer`.
+    GrpcInfer,
+    /// `ModelStreamInfer`.
+    GrpcStream,
+}
+
+impl Endpoint {
+    /// The refusal of a model that may answer any number of times, where one answer is all there is room for.
+    fn refuse_decoupled(self) -> Result<(), InferError> {
+        let way = match self {
+            Self::HttpInfer => "HTTP end point",
+            Self::GrpcInfer => "ModelInfer RPC",
+            Self::GrpcStream => return Ok(()),
+        };
+        Err(InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy")))
+    }
 }
 
 /// Where the server is in its life.
@@ -146,7 +172,7 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let serving = self.serving(&request.model_name, &request.model_version)?;
         if !serving.instances.can_serve() {
             let model = &serving.driver.model;
@@ -154,6 +180,10 @@ impl Engine {
                 format!("Request for unknown model: '{}' version {} is not at ready state", model.name, model.version);
             return Err(InferError::not_ready(text));
         }
+        if serving.config.decoupled {
+            endpoint.refuse_decoupled()?;
+        }
+        check_text(&request)?;
         record::inference_requested(&serving.driver.series);
         let checked = serving.config.check(&mut request)?;
         if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
@@ -177,7 +207,7 @@ impl Engine {
         let of_name: Vec<_> = all.iter().filter(|serving| &*serving.driver.model.name == name).collect();
         if of_name.is_empty() {
             return Err(InferError::new(
-                pharos::error::ErrorCode::InvalidArg,
+                ErrorCode::InvalidArg,
                 Reason::UnknownModel,
                 format!("requested model '{name}' is not available"),
             ));
@@ -191,7 +221,7 @@ impl Engine {
         let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
         if chosen.is_empty() {
             return Err(InferError::new(
-                pharos::error::ErrorCode::InvalidArg,
+                ErrorCode::InvalidArg,
                 Reason::UnknownModel,
                 format!("requested model version is not available for model '{name}'"),
             ));
@@ -232,7 +262,25 @@ impl Engine {
         match self.phase() {
             SERVING => Ok(()),
             LOADING => Err(InferError::not_ready("Server not ready")),
-            _ => Err(InferError::not_ready("Server exiting")),
+            _ => Err(InferError::not_ready(EXITING_TEXT)),
         }
     }
+}
+
+/// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the
+/// other requests of the batch.
+const MAX_TEXT: usize = 1 << 20;
+
+/// Refuses a request whose id and parameters are too long.
+fn check_text(request: &InferRequest) -> Result<(), InferError> {
+    let size = |(name, value): &(String, Parameter)| {
+        let value = if let Parameter::String(text) = value { text.len() } else { 0 };
+        name.len() + value + 16
+    };
+    let total = request.id.len() + request.parameters.iter().map(size).sum::<usize>();
+    if total <= MAX_TEXT {
+        return Ok(());
+    }
+    let text = format!("the request's id and parameters have {total} bytes; at most {MAX_TEXT} are allowed");
+    Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
 }

@@ -11,7 +11,7 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
 use pharos::timeline::Instant;
 
-use crate::engine::{Protocol, Route};
+use crate::engine::{Endpoint, Protocol, Route};
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
@@ -68,7 +68,7 @@ impl Engine {
         bytes.extend_from_slice(name.as_bytes());
         Ok(bytes)
     }
-    pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
             return Err(InferError::internal("the request was not stamped"));

@@ -62,6 +62,8 @@ struct State {
     members: HashMap<InstanceId, Member>,
     order: Option<Reorder<(Request, Answer)>>,
     next_batch: u64,
+    /// No instance will come back: what is lost is not tried again.
+    closed: bool,
     /// The timer will call at this time.
     armed: Option<Instant>,
 }
@@ -105,6 +107,7 @@ impl Driver {
             members: HashMap::new(),
             order,
             next_batch: 0,
+            closed: false,
             armed: None,
         };
         let next_request = AtomicU64::new(1);
@@ -167,7 +170,7 @@ impl Driver {
                         record::request_pending(&self.series, 1);
                     }
                     // Only what was executing can have killed the instance; the rest has not had its try.
-                    if position > 0 || !request.retried {
+                    if !state.closed && (position > 0 || !request.retried) {
                         request.retried |= position == 0;
                         let ticket = ticket(id, &request.part.request, &request.part.checked);
                         let queued = request.part.request.timeline.queue_start;
@@ -176,7 +179,7 @@ impl Driver {
                     } else {
                         record::request_pending(&self.series, -1);
                         let ns = now.ns_since(request.part.request.timeline.request_start);
-                        let error = lost_twice(&self.model);
+                        let error = if state.closed { RejectReason::Stopping.error() } else { lost_twice(&self.model) };
                         record::inference_failed(&self.series, error.reason, ns);
                         self.finish(state, id, request, Err(error));
                     }
@@ -188,7 +191,10 @@ impl Driver {
     /// No instance will come back: everything that waits is answered.
     pub(crate) fn no_instances_left(&self) {
         let now = clock::now();
-        self.turn(now, |state| state.scheduler.reject_all(RejectReason::NoInstance, now));
+        self.turn(now, |state| {
+            state.closed = true;
+            state.scheduler.reject_all(RejectReason::NoInstance, now);
+        });
     }
 
     /// An instance is broken: if there is no other, nobody waits any longer.
@@ -225,6 +231,7 @@ impl Driver {
     pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, done: Done) {
         let now = clock::now();
         let mut finished = None;
+        link.release_inputs(done.batch);
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
@@ -235,7 +242,6 @@ impl Driver {
             if let Some(batch) = executing {
                 record::request_pending(&self.series, -(batch.requests.len() as i64));
             }
-            link.release_inputs(done.batch);
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
@@ -256,9 +262,13 @@ impl Driver {
         self.turn(now, |state| state.scheduler.cancel(id, now));
     }
 
-    fn handle_timeout(&self) {
+    /// The alarm for `at` rings. One that has been overtaken by an earlier one does nothing: it would only multiply.
+    fn handle_timeout(&self, at: Instant) {
         let now = clock::now();
         self.turn(now, |state| {
+            if state.armed != Some(at) {
+                return;
+            }
             state.armed = None;
             state.scheduler.handle_timeout(now);
         });

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use pharos::metrics::catalog::Mode;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -61,6 +62,9 @@ fn failed(reason: &str) -> ExitCode {
 async fn serve(options: &Options) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let metrics = Definition::read(options.metrics.config.as_deref())?;
+    if metrics.catalog.mode() == Mode::Tslog {
+        tracing::warn!("mode: tslog is not built yet; metrics are served at /metrics as with mode: prometheus");
+    }
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let engine = Engine::new(settings(options, library)?, metrics, &hostname()).map_err(|error| error.to_string())?;
     let (stop, stopped) = watch::channel(false);

@@ -51,6 +51,13 @@ struct Health {
     broken: AtomicBool,
 }
 
+impl Health {
+    /// It is ready, or is worth waiting for.
+    fn can_serve(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed)
+    }
+}
+
 /// The instances of a model version.
 pub(crate) struct Instances {
     all: Vec<Handle>,
@@ -72,18 +79,20 @@ impl Instances {
         names: &[String],
         driver: &Arc<Driver>,
     ) -> Result<(Self, Loaded), String> {
+        let healths: Arc<[Arc<Health>]> = names.iter().map(|_| Arc::new(Health::default())).collect();
         let mut all = Vec::new();
         let mut outcomes = Vec::new();
         for (number, name) in names.iter().enumerate() {
             let (outcome, started) = oneshot::channel();
             let (stop, stopped) = watch::channel(false);
-            let health = Arc::new(Health::default());
+            let health = healths[number].clone();
             let instance = Instance {
                 id: InstanceId(u32::try_from(number).unwrap_or(u32::MAX)),
                 name: name.clone(),
                 plan: plan.clone(),
                 driver: driver.clone(),
                 health: health.clone(),
+                all: healths.clone(),
                 shown: None,
                 outcome: Some(outcome),
             };
@@ -112,8 +121,7 @@ impl Instances {
 
     /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
     pub(crate) fn can_serve(&self) -> bool {
-        let worth = |health: &Health| health.ready.load(Ordering::Relaxed) || !health.broken.load(Ordering::Relaxed);
-        self.all.iter().any(|handle| worth(&handle.health))
+        self.all.iter().any(|handle| handle.health.can_serve())
     }
 
     /// Ends all workers and waits until their processes are gone.
@@ -137,6 +145,8 @@ struct Instance {
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     health: Arc<Health>,
+    /// Those of all instances of the model version, its own included.
+    all: Arc<[Arc<Health>]>,
     /// What the metrics show.
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
@@ -203,7 +213,7 @@ impl Instance {
                 self.gone();
                 let broken = machine.losses() >= PATIENCE;
                 self.health.broken.store(broken, Ordering::Relaxed);
-                if broken {
+                if !self.all.iter().any(|health| health.can_serve()) {
                     self.driver.reject_if_alone();
                 }
             }
@@ -289,6 +299,8 @@ impl Instance {
     /// The connection is over: the process ends with it, or is ended.
     async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(mut over) = running.take() else { return };
+        // At once, so that nothing more is sent to it while the process is waited for.
+        self.gone();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         let how = match exited {
             Ok(Ok(status)) => describe(status),

@@ -1,8 +1,7 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Done, Execute, InputBlock, Load, Loaded, MAX_FRAME, OutputBlock, PREFIX, ToFrontend, ToWorker,
-    WireError,
+    BatchRequest, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -103,7 +102,6 @@ fn framed(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(&[0; PREFIX]);
     payload(out);
     let length = out.len() - start - PREFIX;
-    debug_assert!(length <= MAX_FRAME);
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     out[start..start + PREFIX].copy_from_slice(&length.to_le_bytes());
 }

@@ -126,6 +126,32 @@ def test_model_that_hangs(start):
     server.stop()
 
 
+def test_exit_does_not_wait_for_ever(start):
+    """A batch that hangs is not waited for beyond --exit-timeout-secs: its request is told, and the exit code is 1."""
+    server = start(["hang"], "--exit-timeout-secs=1")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(server.infer, "hang", one("UINT8", [1], [1]))
+        eventually("the request is there", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        server.process.send_signal(signal.SIGTERM)
+        status, answer = future.result()
+    assert status == 503, answer
+    assert "stopping" in answer["error"]
+    assert server.process.wait(20) == 1
+    assert "Exit timeout expired" in server.log_tail()
+
+
+def test_a_panicking_backend_costs_its_instance_alone(start):
+    """The request is told what the panic said, the log has the worker's words under its name, the instance comes back."""
+    server = start(["panic"])
+    before = server.workers()
+    status, answer = server.infer("panic", one("UINT8", [1], [1]))
+    assert (status, answer["error"]) == (500, "the backend panicked: requested panic")
+    eventually("the model serves again", 30, lambda: server.infer("panic", one("UINT8", [1], [0]))[0] == 200)
+    assert server.workers() != before
+    lines = [line for line in server.log_tail().splitlines() if "requested panic" in line]
+    assert lines and "panic_0" in lines[0], server.log_tail()
+
+
 def test_sigterm_drains(start):
     """SIGTERM: what was accepted is answered well, new connections are refused or told 503, the exit code is 0, and no
     worker is left."""

@@ -208,7 +208,7 @@ fn manifest(file: &File) -> Vec<String> {
         let counts = table.ends_with("dependencies") && !table.starts_with("workspace");
         if counts && banned.contains(&dependency) {
             let rule = format!("this package may not depend on `{dependency}`");
-            found.push(violation(&file.path, index + 1, &rule, "see the floors in DESIGN and ARCHITECTURE"));
+            found.push(violation(&file.path, index + 1, &rule, "see the floors in ARCHITECTURE.md"));
         }
     }
     found

@@ -28,7 +28,7 @@ const fn together(modules: &'static [&'static str]) -> Floor {
     Floor { modules, among_themselves: true }
 }
 
-/// The floors of DESIGN: `lib.rs` and `main.rs` are the roof and may use everything.
+/// The floors of ARCHITECTURE.md: `lib.rs` and `main.rs` are the roof and may use everything.
 pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",

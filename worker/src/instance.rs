@@ -40,7 +40,7 @@ impl Instance {
         let threads = (load.threads as usize).max(1);
         let context = Context { config: &config, directory: Path::new(&load.directory), threads };
         let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
-            .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&panic)))))?;
+            .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         Ok(Self { backend, config, inputs, outputs, metrics })
     }
 
@@ -49,7 +49,7 @@ impl Instance {
         Loaded { engine: self.backend.engine(), memory: resident_memory() }
     }
 
-    /// Gives output blocks back.
+    /// Gives output blocks back, and memory that nobody uses to the system.
     pub(crate) fn release(&mut self, offsets: &[u64]) {
         self.outputs.release(offsets);
         self.outputs.trim(KEEP_OUTPUTS);
@@ -57,7 +57,8 @@ impl Instance {
 
     /// Executes a batch. The flag says that the backend panicked and must not be used again.
     pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
-        self.release(&execute.released);
+        // Memory is handed back only by `release`, which comes when there is time for it.
+        self.outputs.release(&execute.released);
         let start = clock::now();
         let mut outputs = Outputs::new(&mut self.outputs, start);
         let result = match batch_of(&self.config, &self.inputs, execute) {
@@ -66,7 +67,7 @@ impl Instance {
         };
         let (error, panicked) = match result {
             Ok(result) => (result.err(), false),
-            Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&panic)))), true),
+            Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
         let done = outputs.done(execute.batch, error);
         self.metrics.batch_executed(&done, &execute.requests);
@@ -129,7 +130,7 @@ impl<'a> Outputs<'a> {
     /// Fails one request of the batch, by its position; the others are answered as usual.
     pub fn fail(&mut self, request: usize, error: InferError) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);
-        self.failed.push((request, WireError { code: error.code, message: error.message }));
+        self.failed.push((request, wire_error(error)));
     }
 
     /// Stamps that the inputs are where the model wants them. Not called: at once.
@@ -156,9 +157,21 @@ impl<'a> Outputs<'a> {
         };
         let offsets: Vec<u64> = self.blocks.iter().map(|block| block.offset).collect();
         self.arena.release(&offsets);
-        let error = WireError { code: error.code, message: error.message };
+        let error = wire_error(error);
         Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
     }
+}
+
+/// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
+const MAX_MESSAGE: usize = 4 << 10;
+
+fn wire_error(error: InferError) -> WireError {
+    let InferError { code, mut message, .. } = error;
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push_str("...");
+    }
+    WireError { code, message }
 }
 
 /// The batch that a frame describes, its inputs in place.

@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use tower::Service;
 
 use super::Engine;
-use crate::engine::{Protocol, Route};
+use crate::engine::{EXITING_TEXT, Protocol, Route};
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
@@ -54,6 +54,10 @@ impl Seen {
 
 /// The gRPC status of an error.
 pub(super) fn status(error: InferError) -> Status {
+    if error.message == EXITING_TEXT {
+        // Triton says this with other words on each protocol.
+        return Status::unavailable("GRPC server is shutting down and has stopped accepting new requests.");
+    }
     Status::new(Code::from_i32(error.code.grpc_code()), shortened(error.message))
 }
 

@@ -15,6 +15,7 @@ use super::raw::RawModelConfig;
 use super::seen::Seen;
 use super::statistics;
 use super::stream::{self, Answers};
+use crate::engine::Endpoint;
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -144,7 +145,7 @@ impl GrpcInferenceService for Service {
             let mut request = decode(request.into_inner(), &self.0)?;
             request.timeline.received = seen.received;
             request.timeline.request_start = self.0.now();
-            self.0.infer(request).await
+            self.0.infer(request, Endpoint::GrpcInfer).await
         };
         infer.await.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
     }

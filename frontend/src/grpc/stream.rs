@@ -17,7 +17,7 @@ use super::Engine;
 use super::codec::{self, FINAL_RESPONSE};
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::status;
-use crate::engine::{Protocol, Route};
+use crate::engine::{Endpoint, Protocol, Route};
 
 /// Requests of one stream that may be unanswered; beyond it the client waits.
 const IN_FLIGHT: usize = 64;
@@ -122,7 +122,7 @@ async fn infer_one(message: ModelInferRequest, engine: Engine, received: Instant
         let mut request = codec::decode_for(message, &engine)?;
         request.timeline.received = received;
         request.timeline.request_start = engine.now();
-        engine.infer(request).await
+        engine.infer(request, Endpoint::GrpcStream).await
     };
     match result.await {
         Ok(response) => Answer {

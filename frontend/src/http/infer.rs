@@ -16,7 +16,7 @@ use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use crate::engine::Route;
+use crate::engine::{Endpoint, Route};
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
 const SMALL: usize = 16 << 10;
@@ -51,7 +51,7 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
             received_request.map_err(|error| edge.engine.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.timeline.received = received;
         request.timeline.request_start = edge.engine.now();
-        let response = edge.engine.infer(request).await?;
+        let response = edge.engine.infer(request, Endpoint::HttpInfer).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
         on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await

@@ -101,6 +101,9 @@ impl Repository {
         if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
             return Err("sequence batching and ensembles are not built yet".to_owned());
         }
+        if config.response_cache || !config.warmups.is_empty() {
+            tracing::warn!(model = %model.name, "response_cache and model_warmup are not built yet and are passed over");
+        }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
         self.change(|table| {
@@ -110,7 +113,9 @@ impl Repository {
             }
         });
         if wanted.is_empty() {
-            return Err(format!("no version to run: '{}' has versions {present:?}", model.path.display()));
+            let there =
+                if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
+            return Err(format!("no version to run: '{}' has {there}", model.path.display()));
         }
         let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
         Ok((config, versions))

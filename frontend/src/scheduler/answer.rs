@@ -24,7 +24,7 @@ impl Driver {
             self.record(part, answer, done, now);
         }
         self.leave(requests.into_iter().zip(answers));
-        link.send_released();
+        link.send_released_if_many();
     }
 
     /// One answer for each request, in batch order.

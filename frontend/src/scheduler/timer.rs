@@ -66,10 +66,12 @@ impl Timer {
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             return;
         }
-        let driver = alarms.heap.pop().and_then(|Reverse((_, number))| alarms.drivers.remove(&number));
+        let alarm = alarms.heap.pop().and_then(|Reverse((at, number))| Some((at, alarms.drivers.remove(&number)?)));
         drop(alarms);
-        if let Some(driver) = driver.and_then(|driver| driver.upgrade()) {
-            driver.handle_timeout();
+        if let Some((at, driver)) = alarm
+            && let Some(driver) = driver.upgrade()
+        {
+            driver.handle_timeout(at);
         }
     }
 

@@ -51,8 +51,16 @@ impl Link {
         lock(&self.blocks).insert(batch, blocks);
         let released = self.arenas.outputs.take_released();
         let requests = parts.iter().map(|part| describe(part)).collect();
-        self.send(&ToWorker::Execute(Execute { batch, requests, inputs, outputs: wanted(config, parts), released }));
-        Ok(())
+        let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs: wanted(config, parts), released });
+        if self.send(&frame) {
+            return Ok(());
+        }
+        if let ToWorker::Execute(Execute { released, .. }) = frame {
+            self.send(&ToWorker::Release(released));
+        }
+        self.release_inputs(batch);
+        let text = "the ids and parameters of the requests in a batch are too long for its worker";
+        Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
     }
 
     /// Gives back the inputs of a batch that is done.

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::arena::Block;
-use pharos::wire::{PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -57,17 +57,31 @@ impl Link {
         }
     }
 
-    /// Sends a frame, now or as soon as the socket takes it. Errors of the socket show in [`Link::run`].
-    pub(crate) fn send(&self, frame: &ToWorker) {
+    /// Sends a frame, now or as soon as the socket takes it. Errors of the socket show in [`Link::run`]. `false`, with
+    /// nothing sent, for a frame that is longer than a worker accepts.
+    pub(crate) fn send(&self, frame: &ToWorker) -> bool {
         let mut outbox = lock(&self.outbox);
+        let start = outbox.bytes.len();
         frame.encode(&mut outbox.bytes);
+        if outbox.bytes.len() - start > PREFIX + MAX_FRAME {
+            outbox.bytes.truncate(start);
+            return false;
+        }
         self.flush(&mut outbox);
+        true
     }
 
-    /// Tells the worker about released outputs, if enough of them are waiting for that.
-    pub(crate) fn send_released(&self) {
+    /// Tells the worker about released outputs if there are so many that it should not wait for its next batch.
+    pub(crate) fn send_released_if_many(&self) {
         if self.arenas.outputs.worth_telling() {
-            let offsets = self.arenas.outputs.take_released();
+            self.send_released();
+        }
+    }
+
+    /// Tells the worker about released outputs, so that it can hand memory back to the system.
+    pub(crate) fn send_released(&self) {
+        let offsets = self.arenas.outputs.take_released();
+        if !offsets.is_empty() {
             self.send(&ToWorker::Release(offsets));
         }
     }

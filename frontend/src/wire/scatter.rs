@@ -34,47 +34,59 @@ impl Link {
         parts: &[Arc<Part>],
         blocks: &[OutputBlock],
     ) -> Result<Vec<InferResponse>, InferError> {
-        let outputs =
-            blocks.iter().map(|block| self.batch_output(config, parts, block)).collect::<Result<Vec<_>, _>>()?;
+        check_apart(config, blocks)?;
+        // All are taken before any is judged: whatever is wrong, the blocks go back to the worker.
+        let taken: Vec<_> =
+            blocks.iter().map(|block| (block, self.arenas.outputs.take(block.offset, block.len))).collect();
+        let outputs = taken.into_iter().map(|(block, data)| batch_output(config, parts, block, data));
+        let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
     }
+}
 
-    fn batch_output(
-        &self,
-        config: &ModelConfig,
-        parts: &[Arc<Part>],
-        block: &OutputBlock,
-    ) -> Result<BatchOutput, InferError> {
-        let wrong = |text: String| InferError::internal(format!("model '{}' answered wrongly: {text}", config.name));
-        // Taken first: whatever is wrong with it, the block goes back to the worker.
-        let data = self.arenas.outputs.take(block.offset, block.len);
-        let data =
-            data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
-        let spec = config.outputs.get(usize::from(block.output));
-        let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
-        let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
-        if block.datatype != spec.datatype {
-            return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
-        }
-        let shape = spec.protocol_shape(&block.shape, config.batches());
-        let batching = config.max_batch_size > 0;
-        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
-        if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
-            return Err(wrong(format!("has shape {shape:?} for a batch of {rows}")));
-        }
-        let rows_of: Vec<u64> =
-            if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
-        let ends = match byte_size(block.datatype, &shape) {
-            Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
-            Some(size) => return Err(wrong(format!("has {} bytes, its shape {shape:?} needs {size}", block.len))),
-            None => {
-                let elements = element_count(&shape).ok_or_else(|| wrong(format!("has shape {shape:?}")))?;
-                text_ends(&data, elements, &rows_of)
-                    .ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
-            }
-        };
-        Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shape, data, ends })
+/// Refuses blocks that share bytes, and more of them than there are outputs: together they never pass the arena.
+fn check_apart(config: &ModelConfig, blocks: &[OutputBlock]) -> Result<(), InferError> {
+    let mut spans: Vec<_> = blocks.iter().map(|b| (b.offset, b.offset.saturating_add(b.len.max(1)))).collect();
+    spans.sort_unstable();
+    if blocks.len() > config.outputs.len() || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        let text = format!("model '{}' answered wrongly: its outputs overlap or are too many", config.name);
+        return Err(InferError::internal(text));
     }
+    Ok(())
+}
+
+fn batch_output(
+    config: &ModelConfig,
+    parts: &[Arc<Part>],
+    block: &OutputBlock,
+    data: Option<Bytes>,
+) -> Result<BatchOutput, InferError> {
+    let wrong = |text: String| InferError::internal(format!("model '{}' answered wrongly: {text}", config.name));
+    let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
+    let spec = config.outputs.get(usize::from(block.output));
+    let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
+    let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
+    if block.datatype != spec.datatype {
+        return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
+    }
+    let shape = spec.protocol_shape(&block.shape, config.batches());
+    let batching = config.max_batch_size > 0;
+    let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
+    if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
+        return Err(wrong(format!("has shape {shape:?} for a batch of {rows}")));
+    }
+    let rows_of: Vec<u64> =
+        if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
+    let ends = match byte_size(block.datatype, &shape) {
+        Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
+        Some(size) => return Err(wrong(format!("has {} bytes, its shape {shape:?} needs {size}", block.len))),
+        None => {
+            let elements = element_count(&shape).ok_or_else(|| wrong(format!("has shape {shape:?}")))?;
+            text_ends(&data, elements, &rows_of)
+                .ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
+        }
+    };
+    Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shape, data, ends })
 }
 
 /// Where each request's bytes end when all rows are of one size.

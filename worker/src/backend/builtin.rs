@@ -7,6 +7,7 @@
 //! | `delay` | identity after `delay_ms` milliseconds for each batch |
 //! | `fail` | fails every batch with the text of `message`, or `requested failure` |
 //! | `crash` | identity, but aborts the process when the first byte of input 0 is 1 |
+//! | `panic` | identity, but panics when the first byte of input 0 is 1 |
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
 
 use std::thread;
@@ -18,7 +19,7 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use super::elements::{self, Operation};
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, hang";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang";
 
 enum Function {
     Identity,
@@ -26,6 +27,7 @@ enum Function {
     Delay(Duration),
     Fail(String),
     Crash,
+    Panic,
     Hang,
 }
 
@@ -50,6 +52,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         }
         Some("fail") => Function::Fail(parameter("message").unwrap_or("requested failure").to_owned()),
         Some("crash") => Function::Crash,
+        Some("panic") => Function::Panic,
         Some("hang") => Function::Hang,
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
@@ -80,10 +83,12 @@ impl Backend for Builtin {
             Function::Fail(message) => return Err(run_error(message.clone())),
             Function::Delay(duration) => thread::sleep(*duration),
             Function::Crash if marked => std::process::abort(),
+            #[allow(clippy::panic)] // what it is for
+            Function::Panic if marked => panic!("requested panic"),
             Function::Hang if marked => loop {
                 thread::park();
             },
-            Function::Identity | Function::Crash | Function::Hang => {}
+            Function::Identity | Function::Crash | Function::Panic | Function::Hang => {}
         }
         identity(batch, outputs)
     }
@@ -102,6 +107,10 @@ impl Builtin {
         let [left, right] = batch.inputs.as_slice() else {
             return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
         };
+        if left.shape != right.shape {
+            let text = format!("add_sub needs inputs of one shape, got {:?} and {:?}", left.shape, right.shape);
+            return Err(InferError::invalid(text));
+        }
         for (output, operation) in [(0, Operation::Add), (1, Operation::Subtract)] {
             if !batch.wants(output) {
                 continue;

@@ -1,7 +1,10 @@
-//! Element-wise arithmetic over tensors of every numeric datatype, byte slices in and out.
+//! Elements of tensors: arithmetic over every numeric datatype, byte slices in and out, and texts.
 
 use half::{bf16, f16};
-use pharos::tensor::DataType;
+use pharos::error::InferError;
+use pharos::tensor::{DataType, bytes_elements};
+
+use super::{Batch, Input, Outputs, run_error};
 
 /// An operation on two elements, for integers (wrapping) and for floats.
 #[derive(Clone, Copy)]
@@ -60,6 +63,37 @@ fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: im
     for ((left, right), out) in left.iter().zip(right).zip(out) {
         *out = operation(*left, *right);
     }
+}
+
+/// The elements of a BYTES input as texts. One that is not UTF-8, or holds a NUL byte, which no ONNX runtime takes, fails
+/// its request alone; an empty text stands in its place.
+///
+/// # Errors
+/// The input is not framed as BYTES, which the frontend has checked.
+pub(super) fn texts(
+    input: &Input<'_>,
+    batch: &Batch<'_>,
+    outputs: &mut Outputs<'_>,
+) -> Result<Vec<String>, InferError> {
+    let elements = bytes_elements(input.data).collect::<Result<Vec<_>, _>>();
+    let elements =
+        elements.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
+    let per_row = elements.len() / usize::try_from(batch.rows()).unwrap_or(1).max(1);
+    let mut texts = Vec::with_capacity(elements.len());
+    let mut rest = elements.into_iter();
+    for (position, request) in batch.requests.iter().enumerate() {
+        let mut bad = false;
+        for element in rest.by_ref().take(per_row * request.rows as usize) {
+            let text = str::from_utf8(element).ok().filter(|text| !text.contains('\0'));
+            bad |= text.is_none();
+            texts.push(text.unwrap_or_default().to_owned());
+        }
+        if bad {
+            let text = format!("input '{}' holds an element that is not UTF-8 text without NUL bytes", input.name);
+            outputs.fail(position, InferError::invalid(text));
+        }
+    }
+    Ok(texts)
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, Shape, TensorRefMut};
 use pharos::error::InferError;
-use pharos::tensor::{DataType, byte_size, bytes_elements, push_bytes_element};
+use pharos::tensor::{DataType, byte_size, push_bytes_element};
 
-use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
+use super::{Backend, Batch, Context, Input, Outputs, elements, load_error, model_file, run_error};
 
 /// The variable that names ONNX Runtime's library; the frontend sets it for its workers.
 pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -87,8 +87,10 @@ impl Backend for OnnxRuntime {
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let failed = |error: ort::Error| run_error(format!("onnx runtime error: {error}"));
-        let values = batch.inputs.iter().map(|input| Ok((input.name, to_value(input)?)));
-        let values: Vec<(&str, SessionInputValue<'_>)> = values.collect::<Result<_, InferError>>()?;
+        let mut values: Vec<(&str, SessionInputValue<'_>)> = Vec::with_capacity(batch.inputs.len());
+        for input in &batch.inputs {
+            values.push((input.name, to_value(input, batch, outputs)?));
+        }
         outputs.inputs_ready();
         let results = self.session.run(values).map_err(failed)?;
         outputs.computed();
@@ -160,7 +162,11 @@ macro_rules! for_numbers {
 }
 
 /// A value that borrows the input; BOOL and BYTES are copied, because their bytes must be made valid first.
-fn to_value<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, InferError> {
+fn to_value<'a>(
+    input: &Input<'a>,
+    batch: &Batch<'_>,
+    outputs: &mut Outputs<'_>,
+) -> Result<SessionInputValue<'a>, InferError> {
     let failed = |error: ort::Error| run_error(format!("input '{}': {error}", input.name));
     let shape = Shape::new(input.shape.iter().copied());
     if let Some(expected) = byte_size(input.datatype, input.shape)
@@ -181,13 +187,8 @@ fn to_value<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, InferError> 
             ort::value::Tensor::from_array((shape, values)).map_err(failed)?.into()
         }
         _ => {
-            let elements = bytes_elements(input.data).map(|element| {
-                let bytes = element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
-                let text = String::from_utf8(bytes.to_vec());
-                text.map_err(|_| InferError::invalid(format!("input '{}' holds an element that is not UTF-8", input.name)))
-            });
-            let elements = elements.collect::<Result<Vec<String>, InferError>>()?;
-            ort::value::Tensor::from_string_array((shape, elements.as_slice())).map_err(failed)?.into()
+            let texts = elements::texts(input, batch, outputs)?;
+            ort::value::Tensor::from_string_array((shape, texts.as_slice())).map_err(failed)?.into()
         }
     });
     Ok(value)

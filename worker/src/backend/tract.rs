@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use half::f16;
 use pharos::error::InferError;
-use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
+use pharos::tensor::{DataType, push_bytes_element};
 use tract_onnx::prelude::{
     DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TValue, TVec, Tensor,
     TractResult, TypedRunnableModel,
 };
 
-use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
+use super::{Backend, Batch, Context, Input, Outputs, elements, load_error, model_file, run_error};
 
 /// Plans kept for different input shapes; when one more comes, all are dropped and made anew as they come.
 const MAX_PLANS: usize = 64;
@@ -81,8 +81,10 @@ impl Backend for Tract {
             input.ok_or_else(|| run_error("tract runs no model with an input left out"))
         });
         let ordered: Vec<&Input<'_>> = ordered.collect::<Result<_, _>>()?;
-        let tensors: TVec<TValue> =
-            ordered.iter().map(|input| to_tensor(input).map(TValue::from)).collect::<Result<_, _>>()?;
+        let mut tensors: TVec<TValue> = TVec::new();
+        for input in ordered {
+            tensors.push(to_tensor(input, batch, outputs)?.into());
+        }
         let plan = self.plan(&tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
         outputs.inputs_ready();
         let results = plan.run(tensors).map_err(|error| run_error(format!("tract: {error:#}")))?;
@@ -173,7 +175,7 @@ macro_rules! for_numbers {
     };
 }
 
-fn to_tensor(input: &Input<'_>) -> Result<Tensor, InferError> {
+fn to_tensor(input: &Input<'_>, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<Tensor, InferError> {
     let shape: Vec<usize> = input.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).collect();
     let tensor = for_numbers!(input.datatype, Number => {
         let values: Vec<Number> = input.data.as_chunks().0.iter().map(|bytes| Number::from_le_bytes(*bytes)).collect();
@@ -183,20 +185,19 @@ fn to_tensor(input: &Input<'_>) -> Result<Tensor, InferError> {
             let values: Vec<bool> = input.data.iter().map(|byte| *byte != 0).collect();
             Tensor::from_shape(&shape, &values)
         }
-        DataType::Bytes => return text_tensor(input, &shape),
+        DataType::Bytes => return text_tensor(input, &shape, batch, outputs),
         other => return Err(run_error(format!("tract does not take {other} inputs"))),
     });
     tensor.map_err(|error| run_error(format!("input '{}': {error:#}", input.name)))
 }
 
-fn text_tensor(input: &Input<'_>, shape: &[usize]) -> Result<Tensor, InferError> {
-    let texts = bytes_elements(input.data).map(|element| {
-        let bytes =
-            element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at {at}", input.name)))?;
-        let text = String::from_utf8(bytes.to_vec());
-        text.map_err(|_| InferError::invalid(format!("input '{}' holds an element that is not UTF-8", input.name)))
-    });
-    let texts = texts.collect::<Result<Vec<_>, _>>()?;
+fn text_tensor(
+    input: &Input<'_>,
+    shape: &[usize],
+    batch: &Batch<'_>,
+    outputs: &mut Outputs<'_>,
+) -> Result<Tensor, InferError> {
+    let texts = elements::texts(input, batch, outputs)?;
     let array = tract_onnx::prelude::tract_ndarray::ArrayD::from_shape_vec(shape, texts);
     array.map(Tensor::from).map_err(|error| run_error(format!("input '{}': {error}", input.name)))
 }
