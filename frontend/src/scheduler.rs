@@ -245,7 +245,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
-            self.answer_batch(batch.requests, link, &done);
+            self.answer_batch(batch.requests, link, &done, now);
         }
     }
 
@@ -281,7 +281,9 @@ impl Driver {
         let mut effects = Effects::default();
         while let Some(action) = state.scheduler.poll_action(now) {
             match action {
-                Action::Execute { instance, requests } => self.start(&mut state, &mut effects, instance, &requests),
+                Action::Execute { instance, requests } => {
+                    self.start(&mut state, &mut effects, (instance, now), &requests)
+                }
                 Action::Reject { request, reason } => self.reject(&mut state, request, reason),
             }
         }
@@ -306,14 +308,20 @@ impl Driver {
     }
 
     /// Books a batch for an instance; it is sent when the lock is given back.
-    fn start(&self, state: &mut State, effects: &mut Effects, instance: InstanceId, requests: &[RequestId]) {
+    fn start(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        requests: &[RequestId],
+    ) {
         let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
         let Some(member) = state.members.get_mut(&instance) else { return };
         let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
         let batch = state.next_batch;
         state.next_batch += 1;
         if member.in_flight.is_empty() {
-            member.executing_since = clock::now();
+            member.executing_since = now;
             record::request_pending(&self.series, -(taken.len() as i64));
         }
         member.in_flight.push(InFlight { batch, requests: taken });

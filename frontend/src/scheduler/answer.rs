@@ -14,12 +14,17 @@ use crate::wire::{Part, SharedLink};
 
 impl Driver {
     /// Records a batch and answers its requests.
-    pub(super) fn answer_batch(&self, requests: Vec<(RequestId, Request)>, link: &SharedLink, done: &Done) {
+    pub(super) fn answer_batch(
+        &self,
+        requests: Vec<(RequestId, Request)>,
+        link: &SharedLink,
+        done: &Done,
+        now: Instant,
+    ) {
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
         let rows = parts.iter().map(|part| part.checked.batch_size).sum();
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
         let mut answers = self.answers(&parts, link, done);
-        let now = clock::now();
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
         }
