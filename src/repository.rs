@@ -196,10 +196,7 @@ impl States {
         match status.versions.get(&number) {
             None => unknown(ErrorCode::NotFound, Reason::UnknownModel, &format!("version {number} is not found")),
             Some(status) if status.state == State::Ready => Ok(number),
-            Some(_) => {
-                let what = format!("version {number} is not at ready state");
-                unknown(ErrorCode::Unavailable, Reason::NotReady, &what)
-            }
+            Some(_) => Err(not_at_ready_state(model, number)),
         }
     }
 
@@ -227,6 +224,11 @@ impl States {
         }
         entries
     }
+}
+
+/// The refusal of a version that exists and cannot answer now.
+pub fn not_at_ready_state(model: &str, version: u64) -> InferError {
+    InferError::not_ready(format!("Request for unknown model: '{model}' version {version} is not at ready state"))
 }
 
 /// A version as a client writes it.

@@ -11,7 +11,7 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::ModelMetadata;
-use pharos::repository::{IndexEntry, parse_version};
+use pharos::repository::{IndexEntry, not_at_ready_state, parse_version};
 use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
@@ -176,9 +176,7 @@ impl Engine {
         let serving = self.serving(&request.model_name, &request.model_version)?;
         if !serving.instances.can_serve() {
             let model = &serving.driver.model;
-            let text =
-                format!("Request for unknown model: '{}' version {} is not at ready state", model.name, model.version);
-            return Err(InferError::not_ready(text));
+            return Err(not_at_ready_state(&model.name, model.version));
         }
         if serving.config.decoupled {
             endpoint.refuse_decoupled()?;
@@ -200,17 +198,14 @@ impl Engine {
     /// The model or version is not available.
     pub fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
         self.open()?;
+        let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
         let all = self.0.repository.all();
         if name.is_empty() {
             return Ok(all.iter().map(|serving| statistics::of(&serving.driver.series)).collect());
         }
         let of_name: Vec<_> = all.iter().filter(|serving| &*serving.driver.model.name == name).collect();
         if of_name.is_empty() {
-            return Err(InferError::new(
-                ErrorCode::InvalidArg,
-                Reason::UnknownModel,
-                format!("requested model '{name}' is not available"),
-            ));
+            return Err(unavailable(format!("requested model '{name}' is not available")));
         }
         let wanted = match version {
             "" => None,
@@ -220,11 +215,7 @@ impl Engine {
             of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.driver.model.version == wanted));
         let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
         if chosen.is_empty() {
-            return Err(InferError::new(
-                ErrorCode::InvalidArg,
-                Reason::UnknownModel,
-                format!("requested model version is not available for model '{name}'"),
-            ));
+            return Err(unavailable(format!("requested model version is not available for model '{name}'")));
         }
         Ok(chosen)
     }

@@ -65,6 +65,65 @@ fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: im
     }
 }
 
+/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype that every runtime has: all but BOOL and BF16.
+/// `also` adds datatypes that only some have.
+macro_rules! for_numbers {
+    ($datatype:expr, $number:ident => $body:expr, $(also $more:ident = $type:ty,)* otherwise $otherwise:expr) => {
+        match $datatype {
+            DataType::Uint8 => {
+                type $number = u8;
+                $body
+            }
+            DataType::Uint16 => {
+                type $number = u16;
+                $body
+            }
+            DataType::Uint32 => {
+                type $number = u32;
+                $body
+            }
+            DataType::Uint64 => {
+                type $number = u64;
+                $body
+            }
+            DataType::Int8 => {
+                type $number = i8;
+                $body
+            }
+            DataType::Int16 => {
+                type $number = i16;
+                $body
+            }
+            DataType::Int32 => {
+                type $number = i32;
+                $body
+            }
+            DataType::Int64 => {
+                type $number = i64;
+                $body
+            }
+            DataType::Fp16 => {
+                type $number = half::f16;
+                $body
+            }
+            DataType::Fp32 => {
+                type $number = f32;
+                $body
+            }
+            DataType::Fp64 => {
+                type $number = f64;
+                $body
+            }
+            $(DataType::$more => {
+                type $number = $type;
+                $body
+            })*
+            _ => $otherwise,
+        }
+    };
+}
+pub(super) use for_numbers;
+
 /// The elements of a BYTES input as texts. One that is not UTF-8, or holds a NUL byte, which no ONNX runtime takes, fails
 /// its request alone; an empty text stands in its place.
 ///

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
+use half::bf16;
 use ort::environment::Environment;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::GraphOptimizationLevel;
@@ -16,7 +16,8 @@ use ort::value::{DynValue, Shape, TensorRefMut};
 use pharos::error::InferError;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
 
-use super::{Backend, Batch, Context, Input, Outputs, elements, load_error, model_file, run_error};
+use super::elements::{self, for_numbers};
+use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
 
 /// The variable that names ONNX Runtime's library; the frontend sets it for its workers.
 pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
@@ -104,63 +105,6 @@ impl Backend for OnnxRuntime {
     }
 }
 
-/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype other than BOOL.
-macro_rules! for_numbers {
-    ($datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr) => {
-        match $datatype {
-            DataType::Uint8 => {
-                type $number = u8;
-                $body
-            }
-            DataType::Uint16 => {
-                type $number = u16;
-                $body
-            }
-            DataType::Uint32 => {
-                type $number = u32;
-                $body
-            }
-            DataType::Uint64 => {
-                type $number = u64;
-                $body
-            }
-            DataType::Int8 => {
-                type $number = i8;
-                $body
-            }
-            DataType::Int16 => {
-                type $number = i16;
-                $body
-            }
-            DataType::Int32 => {
-                type $number = i32;
-                $body
-            }
-            DataType::Int64 => {
-                type $number = i64;
-                $body
-            }
-            DataType::Fp16 => {
-                type $number = f16;
-                $body
-            }
-            DataType::Bf16 => {
-                type $number = bf16;
-                $body
-            }
-            DataType::Fp32 => {
-                type $number = f32;
-                $body
-            }
-            DataType::Fp64 => {
-                type $number = f64;
-                $body
-            }
-            _ => $otherwise,
-        }
-    };
-}
-
 /// A value that borrows the input; BOOL and BYTES are copied, because their bytes must be made valid first.
 fn to_value<'a>(
     input: &Input<'a>,
@@ -181,7 +125,7 @@ fn to_value<'a>(
         // write to its inputs.
         let tensor: TensorRefMut<'a, Number> = unsafe { TensorRefMut::from_raw(info, data, shape) }.map_err(failed)?;
         tensor.into()
-    }, otherwise match input.datatype {
+    }, also Bf16 = bf16, otherwise match input.datatype {
         DataType::Bool => {
             let values: Vec<bool> = input.data.iter().map(|byte| *byte != 0).collect();
             ort::value::Tensor::from_array((shape, values)).map_err(failed)?.into()
@@ -216,7 +160,7 @@ fn from_value(
         for (bytes, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
             *bytes = value.to_le_bytes();
         }
-    }, otherwise {
+    }, also Bf16 = bf16, otherwise {
         let (shape, values) = value.try_extract_tensor::<bool>().map_err(failed)?;
         for (byte, value) in outputs.allocate_fixed(position, datatype, shape)?.iter_mut().zip(values) {
             *byte = u8::from(*value);

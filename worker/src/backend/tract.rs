@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use half::f16;
 use pharos::error::InferError;
 use pharos::tensor::{DataType, push_bytes_element};
 use tract_onnx::prelude::{
@@ -14,7 +13,8 @@ use tract_onnx::prelude::{
     TractResult, TypedRunnableModel,
 };
 
-use super::{Backend, Batch, Context, Input, Outputs, elements, load_error, model_file, run_error};
+use super::elements::{self, for_numbers};
+use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
 
 /// Plans kept for different input shapes; when one more comes, all are dropped and made anew as they come.
 const MAX_PLANS: usize = 64;
@@ -120,59 +120,6 @@ impl Tract {
         self.plans.insert(shapes, plan.clone());
         Ok(plan)
     }
-}
-
-/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype other than BOOL.
-macro_rules! for_numbers {
-    ($datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr) => {
-        match $datatype {
-            DataType::Uint8 => {
-                type $number = u8;
-                $body
-            }
-            DataType::Uint16 => {
-                type $number = u16;
-                $body
-            }
-            DataType::Uint32 => {
-                type $number = u32;
-                $body
-            }
-            DataType::Uint64 => {
-                type $number = u64;
-                $body
-            }
-            DataType::Int8 => {
-                type $number = i8;
-                $body
-            }
-            DataType::Int16 => {
-                type $number = i16;
-                $body
-            }
-            DataType::Int32 => {
-                type $number = i32;
-                $body
-            }
-            DataType::Int64 => {
-                type $number = i64;
-                $body
-            }
-            DataType::Fp16 => {
-                type $number = f16;
-                $body
-            }
-            DataType::Fp32 => {
-                type $number = f32;
-                $body
-            }
-            DataType::Fp64 => {
-                type $number = f64;
-                $body
-            }
-            _ => $otherwise,
-        }
-    };
 }
 
 fn to_tensor(input: &Input<'_>, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<Tensor, InferError> {
