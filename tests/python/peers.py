@@ -19,15 +19,17 @@ START_S = 90
 
 def script(name: str) -> Path | None:
     """The script that starts the peer `name`, or nothing if it is not there."""
-    folders = [os.environ.get("PHAROS_PEERS"), ROOT / "shared/peers", ROOT.parent / "shared/peers"]
-    found = [Path(folder) / name for folder in folders if folder]
+    named = os.environ.get("PHAROS_PEERS")
+    # A folder that is named is meant: `PHAROS_PEERS=none` leaves the peers out, wherever else they may be.
+    folders = [Path(named)] if named else [ROOT / "shared/peers", ROOT.parent / "shared/peers"]
+    found = [folder / name for folder in folders]
     return next((path for path in found if os.access(path, os.X_OK)), None)
 
 
 def missing(name: str, folder: str) -> str:
     """Why the peer `name` cannot be used here; empty if it can. `folder` is where it installs itself in its home."""
     if script(name) is None:
-        return f"the peer script `{name}` is not in PHAROS_PEERS nor in ../shared/peers"
+        return f"the peer script `{name}` is not in PHAROS_PEERS, or else in ../shared/peers"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = Path(os.environ.get("PEERS_HOME") or Path(cache) / "pharos-peers")
     if "PHAROS_PEERS" in os.environ or (home / folder / "ready").exists():
