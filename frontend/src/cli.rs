@@ -191,6 +191,12 @@ pub struct Metrics {
     /// The file that defines the metrics [default: the metrics.yaml built in]
     #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE", env = "PHAROS_METRICS_CONFIG", help_heading = METRICS)]
     pub config: Option<PathBuf>,
+    /// Register metrics that a model sends and the file does not define
+    #[arg(id = "model-metrics-auto-detect", long = "model-metrics-auto-detect", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_METRICS_AUTO_DETECT", value_parser = boolean, help_heading = METRICS)]
+    pub auto_detect: bool,
+    /// The most label sets of one metric; those beyond it share one series whose labels are all "other"
+    #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = clap::value_parser!(u32).range(1..), help_heading = METRICS)]
+    pub max_series: u32,
 }
 
 /// What is logged.

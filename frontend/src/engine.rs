@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
-use pharos::metrics::cache::Cache;
+use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
@@ -79,8 +79,8 @@ impl Engine {
     ///
     /// # Errors
     /// No thread is left.
-    pub fn new(settings: Settings, metrics: Definition, hostname: &str) -> std::io::Result<Self> {
-        let cache = Arc::new(Cache::new(metrics.catalog, hostname));
+    pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
+        let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));

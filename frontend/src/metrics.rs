@@ -50,12 +50,12 @@ struct State {
 }
 
 impl Ring {
-    /// A ring and the descriptor that the worker inherits. `fingerprint` is the catalog's.
+    /// A ring and the descriptor that the worker inherits.
     ///
     /// # Errors
     /// No memory descriptors are left.
-    pub(crate) fn create(fingerprint: u64) -> io::Result<(Self, OwnedFd)> {
-        let (descriptor, reader) = channel::create(RING_BYTES, fingerprint)?;
+    pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
+        let (descriptor, reader) = channel::create(RING_BYTES)?;
         Ok((Self { state: Mutex::new(State { feed: Feed::new(reader), fault: None }) }, descriptor))
     }
 

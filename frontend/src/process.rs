@@ -37,10 +37,10 @@ pub(crate) struct Worker {
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
-pub(crate) fn start(program: &Program, instance: &str, threads: u32, fingerprint: u64) -> io::Result<Worker> {
+pub(crate) fn start(program: &Program, instance: &str, threads: u32) -> io::Result<Worker> {
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
-    let (ring, metrics) = Ring::create(fingerprint)?;
+    let (ring, metrics) = Ring::create()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let mut command = Command::new(&program.worker);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use pharos::metrics::catalog::Mode;
+use pharos::metrics::cache;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -62,11 +62,13 @@ fn failed(reason: &str) -> ExitCode {
 async fn serve(options: &Options) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let metrics = Definition::read(options.metrics.config.as_deref())?;
-    if metrics.catalog.mode() == Mode::Tslog {
-        tracing::warn!("mode: tslog is not built yet; metrics are served at /metrics as with mode: prometheus");
-    }
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
-    let engine = Engine::new(settings(options, library)?, metrics, &hostname()).map_err(|error| error.to_string())?;
+    let labels = cache::Settings {
+        auto_detect: options.metrics.auto_detect,
+        max_series: options.metrics.max_series as usize,
+        ..cache::Settings::new(&hostname())
+    };
+    let engine = Engine::new(settings(options, library)?, metrics, labels).map_err(|error| error.to_string())?;
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
     let loaded = tokio::select! {

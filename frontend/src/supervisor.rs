@@ -227,8 +227,7 @@ impl Instance {
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
-        let worker =
-            process::start(&self.plan.program, &self.name, self.plan.threads, self.plan.cache.catalog().fingerprint())?;
+        let worker = process::start(&self.plan.program, &self.name, self.plan.threads)?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,

@@ -3,76 +3,132 @@
 
 use super::catalog::Kind;
 
-/// A metric that code of the server records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Builtin {
-    /// `nv_inference_request_success`
-    RequestSuccess,
-    /// `nv_inference_request_failure`
-    RequestFailure,
-    /// `nv_inference_count`
-    InferenceCount,
-    /// `nv_inference_exec_count`
-    ExecutionCount,
-    /// `nv_inference_request_duration_us`
-    RequestDuration,
-    /// `nv_inference_queue_duration_us`
-    QueueDuration,
-    /// `nv_inference_compute_input_duration_us`
-    ComputeInputDuration,
-    /// `nv_inference_compute_infer_duration_us`
-    ComputeInferDuration,
-    /// `nv_inference_compute_output_duration_us`
-    ComputeOutputDuration,
-    /// `nv_inference_pending_request_count`
-    PendingRequests,
-    /// `nv_model_load_duration_secs`
-    ModelLoadDuration,
-    /// `ts_inference_requests_total`
-    TsRequests,
-    /// `ts_inference_latency_microseconds`
-    TsLatency,
-    /// `ts_queue_latency_microseconds`
-    TsQueueLatency,
-    /// `pharos_requests_total`
-    Requests,
-    /// `pharos_request_failures_total`
-    RequestFailures,
-    /// `pharos_instances`
-    Instances,
-    /// `pharos_instance_restarts_total`
-    InstanceRestarts,
-    /// `pharos_metric_samples_dropped_total`
-    SamplesDropped,
+/// Where the values of a built-in metric live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Storage {
+    /// In the cells of a model or of the server's requests, which several views share; written by `metrics::record`.
+    Cells,
+    /// In series of its own, reached through the cache by name and label values.
+    Family,
+}
+use Storage::{Cells, Family};
+
+/// The rows: variant, name, type, labels in the order in which code gives their values, storage.
+macro_rules! builtins {
+    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $storage:ident;)*) => {
+        /// A metric that code of the server records.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Builtin {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        impl Builtin {
+            /// Every built-in metric.
+            pub const ALL: &[Builtin] = &[$(Self::$variant),*];
+
+            fn row(self) -> (&'static str, Kind, &'static [&'static str], Storage) {
+                match self {
+                    $(Self::$variant => ($name, Kind::$kind, &[$($label),*], $storage),)*
+                }
+            }
+        }
+    };
 }
 
-const MODEL: &[&str] = &["model", "version"];
-const TORCHSERVE: &[&str] = &["model_name", "model_version", "hostname"];
+builtins! {
+    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] Cells;
+    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] Cells;
+    InferenceCount = "nv_inference_count" Counter ["model", "version"] Cells;
+    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] Cells;
+    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] Cells;
+    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] Cells;
+    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] Cells;
+    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] Cells;
+    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] Cells;
+    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] Cells;
+    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] Cells;
+    RequestHistogram = "nv_inference_request_duration_histogram_us" Histogram ["model", "version"] Cells;
+    QueueHistogram = "nv_inference_queue_duration_histogram_us" Histogram ["model", "version"] Cells;
+    ComputeInputHistogram = "nv_inference_compute_input_duration_histogram_us" Histogram ["model", "version"] Cells;
+    ComputeInferHistogram = "nv_inference_compute_infer_duration_histogram_us" Histogram ["model", "version"] Cells;
+    ComputeOutputHistogram = "nv_inference_compute_output_duration_histogram_us" Histogram ["model", "version"] Cells;
+    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] Cells;
+    BatchSize = "pharos_batch_size" Histogram ["model", "version"] Cells;
+    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] Cells;
+    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] Cells;
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] Cells;
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] Cells;
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] Cells;
+    TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] Cells;
+    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
+    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
+    Requests2xx = "Requests2XX" Counter ["Level", "Hostname"] Cells;
+    Requests4xx = "Requests4XX" Counter ["Level", "Hostname"] Cells;
+    Requests5xx = "Requests5XX" Counter ["Level", "Hostname"] Cells;
+    QueueTime = "QueueTime" Gauge ["Level", "Hostname"] Family;
+    WorkerThreadTime = "WorkerThreadTime" Gauge ["Level", "Hostname"] Family;
+    WorkerLoadTime = "WorkerLoadTime" Gauge ["WorkerName", "Level", "Hostname"] Family;
+    TsCpuUtilization = "CPUUtilization" Gauge ["Level", "Hostname"] Family;
+    TsMemoryUsed = "MemoryUsed" Gauge ["Level", "Hostname"] Family;
+    TsMemoryAvailable = "MemoryAvailable" Gauge ["Level", "Hostname"] Family;
+    TsMemoryUtilization = "MemoryUtilization" Gauge ["Level", "Hostname"] Family;
+    TsDiskUsage = "DiskUsage" Gauge ["Level", "Hostname"] Family;
+    TsDiskAvailable = "DiskAvailable" Gauge ["Level", "Hostname"] Family;
+    TsDiskUtilization = "DiskUtilization" Gauge ["Level", "Hostname"] Family;
+    TsGpuMemoryUtilization = "GPUMemoryUtilization" Gauge ["Level", "DeviceId", "Hostname"] Family;
+    TsGpuMemoryUsed = "GPUMemoryUsed" Gauge ["Level", "DeviceId", "Hostname"] Family;
+    TsGpuUtilization = "GPUUtilization" Gauge ["Level", "DeviceId", "Hostname"] Family;
+    CpuUtilization = "nv_cpu_utilization" Gauge [] Family;
+    CpuMemoryTotal = "nv_cpu_memory_total_bytes" Gauge [] Family;
+    CpuMemoryUsed = "nv_cpu_memory_used_bytes" Gauge [] Family;
+    GpuUtilization = "nv_gpu_utilization" Gauge ["gpu_uuid"] Family;
+    GpuMemoryTotal = "nv_gpu_memory_total_bytes" Gauge ["gpu_uuid"] Family;
+    GpuMemoryUsed = "nv_gpu_memory_used_bytes" Gauge ["gpu_uuid"] Family;
+    GpuPowerUsage = "nv_gpu_power_usage" Gauge ["gpu_uuid"] Family;
+    GpuPowerLimit = "nv_gpu_power_limit" Gauge ["gpu_uuid"] Family;
+    GpuEnergy = "nv_energy_consumption" Counter ["gpu_uuid"] Family;
+    PinnedMemoryTotal = "nv_pinned_memory_pool_total_bytes" Gauge [] Family;
+    PinnedMemoryUsed = "nv_pinned_memory_pool_used_bytes" Gauge [] Family;
+    GpuTemperature = "pharos_gpu_temperature_celsius" Gauge ["gpu_uuid"] Family;
+    GpuMemoryBandwidth = "pharos_gpu_memory_bandwidth_utilization" Gauge ["gpu_uuid"] Family;
+    WorkerCpu = "pharos_worker_cpu_seconds_total" Counter ["model", "version", "instance"] Family;
+    WorkerMemory = "pharos_worker_resident_bytes" Gauge ["model", "version", "instance"] Family;
+    WorkerGpuMemory = "pharos_worker_gpu_memory_bytes" Gauge ["model", "version", "instance", "gpu_uuid"] Family;
+    ProcessCpu = "process_cpu_seconds_total" Counter [] Family;
+    ProcessMemory = "process_resident_memory_bytes" Gauge [] Family;
+    ProcessFds = "process_open_fds" Gauge [] Family;
+    ProcessStart = "process_start_time_seconds" Gauge [] Family;
+    BuildInfo = "pharos_build_info" Gauge ["version"] Family;
+    Requests = "pharos_requests_total" Counter ["protocol", "route", "code"] Cells;
+    RequestFailures = "pharos_request_failures_total" Counter ["protocol", "route", "reason"] Cells;
+    Batches = "pharos_batches_total" Counter ["model", "version", "reason"] Cells;
+    PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Cells;
+    OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Cells;
+    OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
+    InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
+    InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
+    ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
+    Samples = "pharos_metric_samples_total" Counter ["source"] Family;
+    SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
+    LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;
+    SeriesOverflowed = "pharos_metric_series_overflowed_total" Counter ["metric"] Family;
+    ChannelBytes = "pharos_metric_channel_bytes" Gauge ["model", "version", "instance"] Family;
+    TslogLines = "pharos_tslog_lines_total" Counter ["file"] Family;
+    TslogSkipped = "pharos_tslog_lines_skipped_total" Counter ["file"] Family;
+    TslogErrors = "pharos_tslog_write_errors_total" Counter ["file"] Family;
+    Reloads = "pharos_metrics_reloads_total" Counter ["result"] Family;
+}
+
+/// Upper bounds of durations in microseconds: 50 us to 10 s.
+const MICROSECONDS: &[f64] =
+    &[50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
+/// Upper bounds of the time to the first response in milliseconds: those of Triton.
+const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
+/// Upper bounds of batch sizes.
+const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 impl Builtin {
-    /// Every built-in metric.
-    pub const ALL: [Builtin; 19] = [
-        Self::RequestSuccess,
-        Self::RequestFailure,
-        Self::InferenceCount,
-        Self::ExecutionCount,
-        Self::RequestDuration,
-        Self::QueueDuration,
-        Self::ComputeInputDuration,
-        Self::ComputeInferDuration,
-        Self::ComputeOutputDuration,
-        Self::PendingRequests,
-        Self::ModelLoadDuration,
-        Self::TsRequests,
-        Self::TsLatency,
-        Self::TsQueueLatency,
-        Self::Requests,
-        Self::RequestFailures,
-        Self::Instances,
-        Self::InstanceRestarts,
-        Self::SamplesDropped,
-    ];
-
     /// The metric's name in `metrics.yaml` and in the views.
     pub fn name(self) -> &'static str {
         self.row().0
@@ -88,33 +144,27 @@ impl Builtin {
         self.row().2
     }
 
-    /// The built-in metric of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|builtin| builtin.name() == name)
+    /// Whether its series are reached through the cache by label values, rather than written by `metrics::record`.
+    pub fn is_family(self) -> bool {
+        self.row().3 == Family
     }
 
-    fn row(self) -> (&'static str, Kind, &'static [&'static str]) {
-        use Kind::{Counter, Gauge};
+    /// Upper bounds of a histogram whose definition names none.
+    pub fn buckets(self) -> &'static [f64] {
         match self {
-            Self::RequestSuccess => ("nv_inference_request_success", Counter, MODEL),
-            Self::RequestFailure => ("nv_inference_request_failure", Counter, &["model", "version", "reason"]),
-            Self::InferenceCount => ("nv_inference_count", Counter, MODEL),
-            Self::ExecutionCount => ("nv_inference_exec_count", Counter, MODEL),
-            Self::RequestDuration => ("nv_inference_request_duration_us", Counter, MODEL),
-            Self::QueueDuration => ("nv_inference_queue_duration_us", Counter, MODEL),
-            Self::ComputeInputDuration => ("nv_inference_compute_input_duration_us", Counter, MODEL),
-            Self::ComputeInferDuration => ("nv_inference_compute_infer_duration_us", Counter, MODEL),
-            Self::ComputeOutputDuration => ("nv_inference_compute_output_duration_us", Counter, MODEL),
-            Self::PendingRequests => ("nv_inference_pending_request_count", Gauge, MODEL),
-            Self::ModelLoadDuration => ("nv_model_load_duration_secs", Gauge, MODEL),
-            Self::TsRequests => ("ts_inference_requests_total", Counter, TORCHSERVE),
-            Self::TsLatency => ("ts_inference_latency_microseconds", Counter, TORCHSERVE),
-            Self::TsQueueLatency => ("ts_queue_latency_microseconds", Counter, TORCHSERVE),
-            Self::Requests => ("pharos_requests_total", Counter, &["protocol", "route", "code"]),
-            Self::RequestFailures => ("pharos_request_failures_total", Counter, &["protocol", "route", "reason"]),
-            Self::Instances => ("pharos_instances", Gauge, &["model", "version", "state"]),
-            Self::InstanceRestarts => ("pharos_instance_restarts_total", Counter, MODEL),
-            Self::SamplesDropped => ("pharos_metric_samples_dropped_total", Counter, MODEL),
+            Self::FirstResponseHistogram => FIRST_RESPONSE,
+            Self::BatchSize => BATCH_SIZES,
+            _ => MICROSECONDS,
         }
+    }
+
+    /// Whether TorchServe's legacy mode shows it in a scrape.
+    pub fn is_legacy_scrape(self) -> bool {
+        matches!(self, Self::TsRequests | Self::TsLatency | Self::TsQueueLatency)
+    }
+
+    /// The built-in metric of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|builtin| builtin.name() == name)
     }
 }

@@ -1,36 +1,67 @@
 //! Where every series lives.
 //!
-//! Models' own series are structures of cells ([`ModelSeries`]); the metrics that users define in `model_metrics` are
-//! families of [`Cell`]s by label values. Locks guard only which series exist; a value is changed through the handle that
-//! the cache gave out, without them.
+//! Models' own series are structures of cells ([`ModelSeries`]); all others are families of series by label values
+//! ([`Series`]). Locks guard only which series exist; a value is changed through the handle that the cache gave out,
+//! without them.
+//!
+//! The definition of the metrics may change while the server runs ([`Cache::reload`]). Series of metrics that stay go on;
+//! [`Cache::generation`] then changes, and handles should be asked for anew: an old one of a metric that is gone counts
+//! where nobody looks.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::catalog::{Catalog, Kind, MetricId, MetricSpec, Section};
+use super::builtin::Builtin;
+use super::catalog::{Catalog, Kind, MetricSpec, Views, is_label_name, is_metric_name};
+use super::channel::Definition;
+use super::family::{Family, Registry};
 use super::series::{ModelSeries, RequestSeries};
+use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
-/// How many series one metric of `model_metrics` may have: what a worker sends must not fill the frontend's memory.
+pub use super::cell::Cell;
+pub use super::family::Series;
+
+/// How many series one metric may have unless [`Settings`] say otherwise: what a worker sends must not fill the
+/// frontend's memory.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
-/// How long one of its label values may be, in bytes, for the same reason.
+/// How many for a summary, which needs more memory for each.
+const MAX_SERIES_PER_SUMMARY: usize = 1_000;
+/// How long a label value may be, in bytes, for the same reason.
 pub const MAX_LABEL_BYTES: usize = 256;
+/// How many metrics may be detected, for the same reason.
+const MAX_DETECTED: usize = 1_000;
+/// The label value of the series that takes what is beyond a metric's bound.
+pub const OTHER: &str = "other";
 
 /// Why a sample was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SampleError {
-    /// No metric has this id, or it is not one of `model_metrics`.
-    UnknownMetric(MetricId),
-    /// The number of label values is not the number of the metric's dimensions.
+    /// No metric has this name, and metrics are not detected.
+    Undeclared(Box<Definition>),
+    /// The server records this metric itself.
+    Reserved(String),
+    /// A name that the views cannot show.
+    BadName(String),
+    /// The metric is of another type.
+    WrongKind {
+        /// The metric's name.
+        metric: String,
+        /// Its type.
+        expected: Kind,
+        /// The type that was given or asked for.
+        given: Kind,
+    },
+    /// The labels are not the metric's dimensions.
     WrongLabels {
         /// The metric's name.
         metric: String,
-        /// Its number of dimensions.
-        expected: usize,
-        /// The number of values given.
-        given: usize,
+        /// Its dimensions.
+        expected: Vec<String>,
+        /// What was given: names, or as many `_` where only values were.
+        given: Vec<String>,
     },
     /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
     LabelTooLong {
@@ -39,8 +70,8 @@ pub enum SampleError {
         /// The value's length in bytes.
         length: usize,
     },
-    /// The metric has [`MAX_SERIES_PER_METRIC`] series already.
-    TooManySeries(String),
+    /// So many metrics have been detected that no more are.
+    TooManyMetrics(String),
     /// A counter's increment that is negative, or a value that is no number where one is needed.
     BadValue(String),
 }
@@ -48,15 +79,25 @@ pub enum SampleError {
 impl fmt::Display for SampleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownMetric(id) => write!(f, "metric number {} is not defined in model_metrics", id.0),
+            Self::Undeclared(definition) => write_undeclared(f, definition),
+            Self::Reserved(metric) => write!(f, "metric `{metric}` is recorded by the server itself"),
+            Self::BadName(name) => write!(
+                f,
+                "`{name}` is no name for a metric or label; allowed are letters, digits (not first) and `_`, \
+                 in a metric's name also `:`"
+            ),
+            Self::WrongKind { metric, expected, given } => {
+                write!(f, "metric `{metric}` is a {}, not a {}", expected.as_str(), given.as_str())
+            }
             Self::WrongLabels { metric, expected, given } => {
-                write!(f, "metric `{metric}` has {expected} dimensions, {given} values were given")
+                let (expected, given) = (expected.join(", "), given.join(", "));
+                write!(f, "metric `{metric}` has the dimensions [{expected}], [{given}] were given")
             }
             Self::LabelTooLong { metric, length } => {
                 write!(f, "a label value of metric `{metric}` has {length} bytes, allowed are {MAX_LABEL_BYTES}")
             }
-            Self::TooManySeries(metric) => {
-                write!(f, "metric `{metric}` has {MAX_SERIES_PER_METRIC} series already, the most allowed")
+            Self::TooManyMetrics(metric) => {
+                write!(f, "metric `{metric}` is not defined, and {MAX_DETECTED} have been detected, the most allowed")
             }
             Self::BadValue(what) => f.write_str(what),
         }
@@ -65,132 +106,89 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// The value of one series of a user's metric.
-#[derive(Debug)]
-pub struct Cell(CellValue);
-
-#[derive(Debug)]
-enum CellValue {
-    /// The bits of an f64.
-    Counter(AtomicU64),
-    /// The bits of an f64.
-    Gauge(AtomicU64),
-    Histogram(Histogram),
+/// What to write into `metrics.yaml`.
+fn write_undeclared(f: &mut fmt::Formatter<'_>, definition: &Definition) -> fmt::Result {
+    let Definition { name, kind, unit, labels } = definition;
+    let labels: Vec<&str> = labels.iter().map(|(name, _)| name.as_str()).collect();
+    write!(
+        f,
+        "metric `{name}` is not defined in metrics.yaml; add under model_metrics.{}: \
+         `- {{name: {name}, unit: {}, dimensions: [{}]}}`, or start with --model-metrics-auto-detect",
+        kind.unwrap_or(Kind::Gauge).as_str(),
+        if unit.is_empty() { "unit" } else { unit },
+        labels.join(", ")
+    )
 }
 
-/// A distribution: not cumulated, one bucket more than bounds.
-#[derive(Debug)]
-struct Histogram {
-    bounds: Vec<f64>,
-    buckets: Vec<AtomicU64>,
-    sum: AtomicU64,
+/// What the cache is told at start.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The value of labels for the host.
+    pub hostname: String,
+    /// Whether a metric that is not defined is registered by its first sample.
+    pub auto_detect: bool,
+    /// How many series one metric may have; what is beyond goes to one series whose label values are all [`OTHER`].
+    pub max_series: usize,
 }
 
-/// What a [`Cell`] holds at one moment.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Reading {
-    Number(f64),
-    /// Sum, and each bucket's upper bound and own count; the last bound is infinite.
-    Histogram(f64, Vec<(f64, u64)>),
-}
-
-impl Cell {
-    fn new(spec: &MetricSpec) -> Self {
-        Self(match spec.kind {
-            Kind::Counter => CellValue::Counter(AtomicU64::new(0)),
-            Kind::Gauge => CellValue::Gauge(AtomicU64::new(0)),
-            Kind::Histogram => CellValue::Histogram(Histogram {
-                bounds: spec.buckets.clone(),
-                buckets: std::iter::repeat_with(AtomicU64::default).take(spec.buckets.len() + 1).collect(),
-                sum: AtomicU64::new(0),
-            }),
-        })
-    }
-
-    /// Takes one sample: a counter's increment, a gauge's new value, a histogram's observation.
-    ///
-    /// # Errors
-    /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for an observation of NaN.
-    pub fn add_or_update(&self, value: f64) -> Result<(), SampleError> {
-        match &self.0 {
-            CellValue::Counter(_) if !(value.is_finite() && value >= 0.0) => {
-                return Err(SampleError::BadValue(format!(
-                    "a counter grows by finite numbers of 0 or more, not by {value}"
-                )));
-            }
-            CellValue::Counter(bits) => add(bits, value),
-            CellValue::Gauge(bits) => bits.store(value.to_bits(), Ordering::Relaxed),
-            CellValue::Histogram(_) if value.is_nan() => {
-                return Err(SampleError::BadValue("a histogram cannot observe NaN".to_owned()));
-            }
-            CellValue::Histogram(histogram) => {
-                let at = histogram.bounds.partition_point(|&bound| bound < value);
-                if let Some(bucket) = histogram.buckets.get(at) {
-                    bucket.fetch_add(1, Ordering::Relaxed);
-                    add(&histogram.sum, value);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn read(&self) -> Reading {
-        match &self.0 {
-            CellValue::Counter(bits) | CellValue::Gauge(bits) => {
-                Reading::Number(f64::from_bits(bits.load(Ordering::Relaxed)))
-            }
-            CellValue::Histogram(histogram) => {
-                let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
-                let counts = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
-                let sum = f64::from_bits(histogram.sum.load(Ordering::Relaxed));
-                Reading::Histogram(sum, bounds.zip(counts).collect())
-            }
-        }
+impl Settings {
+    /// The usual ones on the host of this name.
+    pub fn new(hostname: &str) -> Self {
+        Self { hostname: hostname.to_owned(), auto_detect: false, max_series: MAX_SERIES_PER_METRIC }
     }
 }
-
-fn add(bits: &AtomicU64, amount: f64) {
-    let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
-    // The closure never gives `None`, so this cannot fail.
-    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
-}
-
-/// Series of one metric by label values, in the order in which they are shown.
-pub(super) type Family = BTreeMap<Box<[String]>, Arc<Cell>>;
 
 /// All series of the server.
 #[derive(Debug)]
 pub struct Cache {
-    catalog: Catalog,
-    hostname: String,
+    settings: Settings,
+    /// Replaced when the definition is read again, and when a metric is detected.
+    registry: RwLock<Arc<Registry>>,
+    generation: AtomicU64,
     /// Written by loads and unloads only.
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
     requests: RequestSeries,
-    /// By metric id; written when a series is first seen.
-    families: Vec<RwLock<Family>>,
+    clock: Arc<CoarseClock>,
 }
 
 impl Cache {
-    /// An empty cache for the metrics of `catalog`; `hostname` is the value of the labels of that name.
-    pub fn new(catalog: Catalog, hostname: &str) -> Self {
-        let families = catalog.iter().map(|_| RwLock::default()).collect();
+    /// An empty cache for the metrics of `catalog`.
+    pub fn new(catalog: Catalog, settings: Settings) -> Self {
         Self {
-            catalog,
-            hostname: hostname.to_owned(),
+            settings,
+            registry: RwLock::new(Arc::new(Registry::new(catalog))),
+            generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: RequestSeries::new(),
-            families,
+            clock: Arc::default(),
         }
     }
 
-    /// The metrics that are defined.
-    pub fn catalog(&self) -> &Catalog {
-        &self.catalog
+    /// The definition of now, and its families.
+    pub fn registry(&self) -> Arc<Registry> {
+        Arc::clone(&self.registry.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes another definition. Series of metrics that mean the same in both go on with their values.
+    pub fn reload(&self, catalog: Catalog) {
+        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        *registry = Arc::new(registry.renewed(catalog));
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Changes with every [`Cache::reload`].
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The value of labels for the host.
     pub fn hostname(&self) -> &str {
-        &self.hostname
+        &self.settings.hostname
+    }
+
+    /// The time of day of summaries, which somebody must tell.
+    pub fn clock(&self) -> &CoarseClock {
+        &self.clock
     }
 
     /// Creates every series of a model version at 0, in place of those of an earlier load. `tags` are its `metric_tags`.
@@ -201,11 +199,20 @@ impl Cache {
         series
     }
 
-    /// Removes a model version's series from all views. If the version was loaded again meanwhile, the new series stay.
+    /// Removes a model version's series from all views, those that only its workers wrote included. If the version was
+    /// loaded again meanwhile, the new series stay.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
-            models.remove(series.model());
+        {
+            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
+                models.remove(series.model());
+            }
+        }
+        let registry = self.registry();
+        for owned in series.disown() {
+            if let Some(family) = registry.family(&owned.spec().name) {
+                family.remove_one(owned.labels(), &owned.cell);
+            }
         }
     }
 
@@ -219,46 +226,174 @@ impl Cache {
         self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// The series of a metric of `model_metrics` with these label values, created at 0 if it is new.
+    /// A counter by name and label values, in the order of the metric's dimensions (of a built-in one: in the order of
+    /// [`Builtin::dimensions`]). Made at 0 if it is new.
     ///
     /// # Errors
-    /// When the metric, the number of label values or the number of series is not allowed.
-    pub fn series(&self, metric: MetricId, labels: &[String]) -> Result<Arc<Cell>, SampleError> {
-        let spec = self.catalog.get(metric).filter(|spec| spec.section == Section::Model);
-        let (Some(spec), Some(family)) = (spec, self.family(metric)) else {
-            return Err(SampleError::UnknownMetric(metric));
-        };
-        if labels.len() != spec.dimensions.len() {
-            let (expected, given) = (spec.dimensions.len(), labels.len());
-            return Err(SampleError::WrongLabels { metric: spec.name.clone(), expected, given });
-        }
-        if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
-            return Err(SampleError::LabelTooLong { metric: spec.name.clone(), length: long.len() });
-        }
-        if let Some(cell) = family.read().unwrap_or_else(PoisonError::into_inner).get(labels) {
-            return Ok(Arc::clone(cell));
-        }
-        let mut family = family.write().unwrap_or_else(PoisonError::into_inner);
-        if family.len() >= MAX_SERIES_PER_METRIC && !family.contains_key(labels) {
-            return Err(SampleError::TooManySeries(spec.name.clone()));
-        }
-        Ok(Arc::clone(family.entry(labels.into()).or_insert_with(|| Arc::new(Cell::new(spec)))))
+    /// When there is no such metric, it is of another type, or the labels are not allowed.
+    pub fn counter(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        self.handle(Kind::Counter, name, labels)
     }
 
-    /// Takes one sample of a metric of `model_metrics`; for many samples of one series, keep [`Cache::series`]' handle.
+    /// A gauge, as [`Cache::counter`].
     ///
     /// # Errors
-    /// As [`Cache::series`] and [`Cell::add_or_update`].
-    pub fn sample(&self, metric: MetricId, labels: &[String], value: f64) -> Result<(), SampleError> {
-        self.series(metric, labels)?.add_or_update(value)
+    /// As [`Cache::counter`].
+    pub fn gauge(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        self.handle(Kind::Gauge, name, labels)
+    }
+
+    /// A histogram, as [`Cache::counter`].
+    ///
+    /// # Errors
+    /// As [`Cache::counter`].
+    pub fn histogram(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        self.handle(Kind::Histogram, name, labels)
+    }
+
+    /// A summary, as [`Cache::counter`].
+    ///
+    /// # Errors
+    /// As [`Cache::counter`].
+    pub fn summary(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        self.handle(Kind::Summary, name, labels)
+    }
+
+    fn handle(&self, kind: Kind, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        let registry = self.registry();
+        let Some(family) = registry.family(name) else {
+            let labels = labels.iter().map(|value| ("_".to_owned(), (*value).to_owned())).collect();
+            let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: String::new(), labels };
+            return Err(SampleError::Undeclared(Box::new(definition)));
+        };
+        let spec = &family.spec;
+        if spec.builtin.is_some_and(|builtin| !builtin.is_family()) {
+            return Err(SampleError::Reserved(name.to_owned()));
+        }
+        if spec.kind != kind {
+            return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
+        }
+        let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
+        let position = |label: &String| given.iter().position(|name| name == label);
+        let values: Vec<String> = spec
+            .dimensions
+            .iter()
+            .enumerate()
+            .filter_map(|(at, label)| labels.get(position(label).unwrap_or(at)).map(|value| (*value).to_owned()))
+            .collect();
+        if values.len() != labels.len() || values.len() != spec.dimensions.len() {
+            let given = labels.iter().map(|_| "_".to_owned()).collect();
+            return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
+        }
+        self.bounded(family, &values)
+    }
+
+    /// The series that a worker or another program means, made at 0 if it is new. A label for the host that it leaves
+    /// out is filled in. An unknown metric is registered if metrics are detected.
+    ///
+    /// # Errors
+    /// When the metric, its type, or its labels are not allowed.
+    pub fn resolve(&self, definition: &Definition) -> Result<Arc<Series>, SampleError> {
+        let registry = self.registry();
+        let Some(family) = registry.family(&definition.name) else {
+            let registry = self.detect(definition)?;
+            let family = registry.family(&definition.name);
+            let family = family.ok_or_else(|| SampleError::Undeclared(Box::new(definition.clone())))?;
+            return self.bounded(family, &self.values(&family.spec, definition)?);
+        };
+        let spec = &family.spec;
+        if spec.builtin.is_some() {
+            return Err(SampleError::Reserved(definition.name.clone()));
+        }
+        if let Some(given) = definition.kind.filter(|kind| *kind != spec.kind) {
+            return Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given });
+        }
+        self.bounded(family, &self.values(spec, definition)?)
+    }
+
+    /// The label values in the order of the metric's dimensions.
+    fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
+        let mut used = 0;
+        let mut values = Vec::with_capacity(spec.dimensions.len());
+        for dimension in &spec.dimensions {
+            if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
+                values.push(value.clone());
+                used += 1;
+            } else if dimension.eq_ignore_ascii_case("hostname") {
+                values.push(self.settings.hostname.clone());
+            }
+        }
+        if values.len() != spec.dimensions.len() || used != definition.labels.len() {
+            let (metric, expected) = (spec.name.clone(), spec.dimensions.clone());
+            let given = definition.labels.iter().map(|(name, _)| name.clone()).collect();
+            return Err(SampleError::WrongLabels { metric, expected, given });
+        }
+        Ok(values)
+    }
+
+    /// The series of these label values, or the one for all that is beyond the bound.
+    fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
+        if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
+            return Err(SampleError::LabelTooLong { metric: family.spec.name.clone(), length: long.len() });
+        }
+        let most = match family.spec.kind {
+            Kind::Summary => self.settings.max_series.min(MAX_SERIES_PER_SUMMARY),
+            _ => self.settings.max_series,
+        };
+        if let Some(series) = family.series(labels, most, &self.clock) {
+            return Ok(series);
+        }
+        if let Ok(overflowed) = self.counter(Builtin::SeriesOverflowed.name(), &[&family.spec.name]) {
+            let _ = overflowed.add_or_update(1.0);
+        }
+        let other = vec![OTHER.to_owned(); labels.len()];
+        // Without a bound of its own it cannot be refused.
+        let other = family.series(&other, usize::MAX, &self.clock);
+        other.ok_or_else(|| SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name)))
+    }
+
+    /// Registers the metric of a first sample: with its type, unit and labels.
+    fn detect(&self, definition: &Definition) -> Result<Arc<Registry>, SampleError> {
+        let Definition { name, kind, unit, labels } = definition;
+        if !self.settings.auto_detect {
+            return Err(SampleError::Undeclared(Box::new(definition.clone())));
+        }
+        if !is_metric_name(name) || Builtin::from_name(name).is_some() {
+            return Err(SampleError::BadName(name.clone()));
+        }
+        if let Some((label, _)) = labels.iter().find(|(label, _)| !is_label_name(label)) {
+            return Err(SampleError::BadName(label.clone()));
+        }
+        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        if registry.catalog().find(name).is_some() {
+            return Ok(Arc::clone(&registry));
+        }
+        let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
+        if detected >= MAX_DETECTED {
+            return Err(SampleError::TooManyMetrics(name.clone()));
+        }
+        let kind = kind.unwrap_or(Kind::Gauge);
+        let dimensions = labels.iter().map(|(label, _)| label.clone()).collect();
+        *registry = Arc::new(registry.with_detected(MetricSpec::detected(name, kind, unit, dimensions)));
+        Ok(Arc::clone(&registry))
+    }
+
+    /// Removes series of a metric from all views.
+    pub fn remove_series(&self, name: &str, gone: impl FnMut(&Series) -> bool) {
+        if let Some(family) = self.registry().family(name) {
+            family.remove(gone);
+        }
+    }
+
+    /// The definition of a metric and the ways out that it takes.
+    pub fn find(&self, name: &str) -> Option<(Arc<MetricSpec>, Views)> {
+        let registry = self.registry();
+        let family = registry.family(name)?;
+        Some((Arc::clone(&family.spec), family.views))
     }
 
     pub(super) fn requests(&self) -> &RequestSeries {
         &self.requests
-    }
-
-    pub(super) fn family(&self, metric: MetricId) -> Option<&RwLock<Family>> {
-        self.families.get(usize::try_from(metric.0).ok()?)
     }
 }
 
@@ -268,70 +403,144 @@ mod tests {
     use super::*;
 
     const CUSTOM: &str = "
+ts_metrics:
+  gauge:
+    - {name: QueueTime, unit: ms, dimensions: [Hostname, Level]}
+  counter:
+    - {name: pharos_metric_series_overflowed_total, unit: c, dimensions: [metric]}
+    - {name: nv_inference_count, unit: c, dimensions: [model, version]}
 model_metrics:
   counter:
     - {name: Orders, unit: Count, dimensions: [shop]}
   gauge:
-    - {name: Level, unit: m}
+    - {name: Level, unit: m, dimensions: [Hostname]}
   histogram:
     - {name: Size, unit: B, buckets: [1, 10]}
 ";
 
-    fn cache() -> Cache {
-        Cache::new(Catalog::parse(CUSTOM, "m.yaml").unwrap(), "host")
+    fn cache_with(change: impl FnOnce(&mut Settings)) -> Cache {
+        let mut settings = Settings::new("host");
+        change(&mut settings);
+        Cache::new(Catalog::parse(CUSTOM, "m.yaml").unwrap(), settings)
     }
 
-    fn id(cache: &Cache, name: &str) -> MetricId {
-        cache.catalog().find(name).unwrap().0
+    fn cache() -> Cache {
+        cache_with(|_| ())
+    }
+
+    fn definition(name: &str, kind: Kind, labels: &[(&str, &str)]) -> Definition {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Definition { name: name.to_owned(), kind: Some(kind), unit: "ms".to_owned(), labels }
     }
 
     #[test]
     fn samples_add_set_and_observe() {
         let cache = cache();
-        let (orders, level, size) = (id(&cache, "Orders"), id(&cache, "Level"), id(&cache, "Size"));
-        let shop = ["a".to_owned()];
-        cache.sample(orders, &shop, 1.5).unwrap();
-        cache.sample(orders, &shop, 2.0).unwrap();
-        assert_eq!(cache.series(orders, &shop).unwrap().read(), Reading::Number(3.5));
-        cache.sample(level, &[], 7.0).unwrap();
-        cache.sample(level, &[], -2.0).unwrap();
-        assert_eq!(cache.series(level, &[]).unwrap().read(), Reading::Number(-2.0));
-        for value in [0.5, 1.0, 1.1, 11.0] {
-            cache.sample(size, &[], value).unwrap();
-        }
+        let orders = cache.counter("Orders", &["a"]).unwrap();
+        orders.add_or_update(1.5).unwrap();
+        cache.counter("Orders", &["a"]).unwrap().add_or_update(2.0).unwrap();
+        assert_eq!(orders.value(), 3.5);
+        let level = cache.gauge("Level", &["h"]).unwrap();
+        [7.0, -2.0].into_iter().for_each(|value| level.add_or_update(value).unwrap());
+        assert_eq!(level.value(), -2.0);
+        let size = cache.histogram("Size", &[]).unwrap();
+        [0.5, 1.0, 1.1, 11.0].into_iter().for_each(|value| size.add_or_update(value).unwrap());
         let buckets = vec![(1.0, 2), (10.0, 1), (f64::INFINITY, 1)];
-        assert_eq!(cache.series(size, &[]).unwrap().read(), Reading::Histogram(13.6, buckets));
+        assert_eq!(size.cell.read(), super::super::cell::Reading::Histogram(13.6, buckets));
     }
 
     #[test]
-    fn bad_samples_are_refused() {
+    fn a_handle_takes_a_builtins_labels_in_the_codes_order() {
         let cache = cache();
-        let (orders, size) = (id(&cache, "Orders"), id(&cache, "Size"));
-        let shop = ["a".to_owned()];
-        assert_eq!(cache.sample(MetricId(9), &[], 1.0), Err(SampleError::UnknownMetric(MetricId(9))));
-        assert!(matches!(cache.sample(orders, &[], 1.0), Err(SampleError::WrongLabels { expected: 1, given: 0, .. })));
-        let long = ["x".repeat(MAX_LABEL_BYTES + 1)];
-        assert!(matches!(cache.sample(orders, &long, 1.0), Err(SampleError::LabelTooLong { length: 257, .. })));
-        cache.sample(orders, &["x".repeat(MAX_LABEL_BYTES)], 1.0).unwrap();
+        let queue_time = cache.gauge("QueueTime", &["Host", "h"]).unwrap();
+        assert_eq!(queue_time.labels(), ["h", "Host"]);
+        assert!(matches!(cache.counter("nv_inference_count", &["m", "1"]), Err(SampleError::Reserved(_))));
+        assert!(matches!(cache.gauge("None", &[]), Err(SampleError::Undeclared(_))));
+        assert!(matches!(cache.gauge("Orders", &["a"]), Err(SampleError::WrongKind { .. })));
+        for wrong in [&["Host"][..], &["Host", "h", "x"]] {
+            assert!(matches!(cache.gauge("QueueTime", wrong), Err(SampleError::WrongLabels { .. })));
+        }
+    }
+
+    #[test]
+    fn a_definition_is_matched_by_names() {
+        let cache = cache();
+        let level = cache.resolve(&definition("Level", Kind::Gauge, &[])).unwrap();
+        assert_eq!(level.labels(), ["host"]);
+        let kind = cache.resolve(&definition("Level", Kind::Counter, &[])).unwrap_err();
+        assert_eq!(kind.to_string(), "metric `Level` is a gauge, not a counter");
+        let labels = cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")])).unwrap_err();
+        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], [shop, x] were given");
+        let long = definition("Orders", Kind::Counter, &[("shop", &"x".repeat(MAX_LABEL_BYTES + 1))]);
+        assert!(matches!(cache.resolve(&long), Err(SampleError::LabelTooLong { length: 257, .. })));
+        let builtin = cache.resolve(&definition("QueueTime", Kind::Gauge, &[("Level", "a")])).unwrap_err();
+        assert_eq!(builtin.to_string(), "metric `QueueTime` is recorded by the server itself");
+        let unknown = cache.resolve(&definition("New", Kind::Histogram, &[("a", "1"), ("b", "2")])).unwrap_err();
+        let expected = "under model_metrics.histogram: `- {name: New, unit: ms, dimensions: [a, b]}`";
+        assert!(unknown.to_string().contains(expected), "{unknown}");
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        let cache = cache();
+        let orders = cache.counter("Orders", &["a"]).unwrap();
         for bad in [-1.0, f64::NAN, f64::INFINITY] {
-            assert!(matches!(cache.sample(orders, &shop, bad), Err(SampleError::BadValue(_))));
+            assert!(matches!(orders.add_or_update(bad), Err(SampleError::BadValue(_))));
         }
-        assert!(matches!(cache.sample(size, &[], f64::NAN), Err(SampleError::BadValue(_))));
-        assert_eq!(cache.series(orders, &shop).unwrap().read(), Reading::Number(0.0));
-        let shipped = Cache::new(Catalog::shipped(), "host");
-        let (builtin, _) = shipped.catalog().find("nv_inference_count").unwrap();
-        assert!(matches!(shipped.sample(builtin, &[], 1.0), Err(SampleError::UnknownMetric(_))));
+        let size = cache.histogram("Size", &[]).unwrap();
+        assert!(matches!(size.add_or_update(f64::NAN), Err(SampleError::BadValue(_))));
+        assert_eq!(orders.value(), 0.0);
     }
 
     #[test]
-    fn label_sets_are_bounded() {
-        let cache = cache();
-        let orders = id(&cache, "Orders");
-        for at in 0..MAX_SERIES_PER_METRIC {
-            cache.sample(orders, &[at.to_string()], 1.0).unwrap();
+    fn a_first_sample_registers_its_metric_if_wanted() {
+        let cache = cache_with(|settings| settings.auto_detect = true);
+        let first = cache.resolve(&definition("New", Kind::Counter, &[("a", "1")])).unwrap();
+        first.add_or_update(2.0).unwrap();
+        let again = cache.resolve(&definition("New", Kind::Counter, &[("a", "1")])).unwrap();
+        assert_eq!(again.value(), 2.0);
+        assert!(matches!(
+            cache.resolve(&definition("New", Kind::Counter, &[("b", "1")])),
+            Err(SampleError::WrongLabels { .. })
+        ));
+        for (name, label) in [("two words", "a"), ("CPUUtilization", "a"), ("fine", "dash-label")] {
+            let refused = cache.resolve(&definition(name, Kind::Gauge, &[(label, "1")]));
+            assert!(matches!(refused, Err(SampleError::BadName(_))), "{name}");
         }
-        assert!(matches!(cache.sample(orders, &["new".to_owned()], 1.0), Err(SampleError::TooManySeries(_))));
-        cache.sample(orders, &["0".to_owned()], 1.0).unwrap();
+        for at in 0..MAX_DETECTED {
+            let _ = cache.resolve(&definition(&format!("n{at}"), Kind::Gauge, &[]));
+        }
+        assert!(matches!(cache.resolve(&definition("more", Kind::Gauge, &[])), Err(SampleError::TooManyMetrics(_))));
+    }
+
+    #[test]
+    fn what_is_beyond_the_bound_goes_to_one_series() {
+        let cache = cache_with(|settings| settings.max_series = 3);
+        for at in 0..6 {
+            cache.counter("Orders", &[&at.to_string()]).unwrap().add_or_update(1.0).unwrap();
+        }
+        assert_eq!(cache.counter("Orders", &["0"]).unwrap().value(), 1.0);
+        assert_eq!(cache.counter("Orders", &[OTHER]).unwrap().value(), 3.0);
+        assert_eq!(cache.counter("pharos_metric_series_overflowed_total", &["Orders"]).unwrap().value(), 3.0);
+    }
+
+    #[test]
+    fn a_reload_keeps_what_means_the_same() {
+        let cache = cache();
+        let orders = cache.counter("Orders", &["a"]).unwrap();
+        orders.add_or_update(1.0).unwrap();
+        cache.histogram("Size", &[]).unwrap().add_or_update(1.0).unwrap();
+        let changed = CUSTOM
+            .replace("unit: Count", "unit: Pieces")
+            .replace("[1, 10]", "[1, 2]")
+            .replace("Level, unit: m", "Depth, unit: m");
+        cache.reload(Catalog::parse(&changed, "m.yaml").unwrap());
+        assert_eq!(cache.generation(), 1);
+        orders.add_or_update(1.0).unwrap();
+        let new = cache.counter("Orders", &["a"]).unwrap();
+        assert_eq!((new.value(), new.spec().unit.as_str()), (2.0, "Pieces"));
+        assert_eq!(cache.histogram("Size", &[]).unwrap().value(), 0.0, "other buckets, another metric");
+        assert!(cache.gauge("Level", &["h"]).is_err() && cache.gauge("Depth", &["h"]).is_ok());
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `metrics.yaml` as checked data: which metrics exist, of which type, with which labels.
 //!
-//! Frontend and workers parse the same file, and a metric is known between them by its place in it ([`MetricId`]);
-//! [`Catalog::fingerprint`] tells whether both have read the same. A catalog that exists is valid.
+//! A catalog that exists is valid. A metric's place in it is its [`MetricId`].
 
 mod fields;
 mod node;
@@ -12,19 +11,58 @@ use std::fmt;
 
 use super::builtin::Builtin;
 
+pub(super) use fields::{is_label_name, is_metric_name};
+
 /// The shipped `metrics.yaml`.
 pub const SHIPPED: &str = include_str!("../../metrics.yaml");
+
+/// Quantiles of a summary that names none: those of Triton.
+pub const DEFAULT_QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
 /// Upper bounds of a histogram that names none: Prometheus' customary ones, in seconds.
 pub const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// How metrics leave the server.
+/// How metrics leave the server: the key `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Log lines in TorchServe's form.
     Tslog,
     /// A scrape of `/metrics`.
     Prometheus,
+    /// Both of them.
+    Both,
+    /// As TorchServe until version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
+    Legacy,
+}
+
+impl Mode {
+    /// The names that a file may give, in order of preference.
+    pub const NAMES: [&str; 5] = ["tslog", "prometheus", "both", "log", "legacy"];
+
+    /// The mode of this name (of any case); `log` is TorchServe's name for `tslog`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name.trim().to_ascii_lowercase().as_str() {
+            "tslog" | "log" => Self::Tslog,
+            "prometheus" => Self::Prometheus,
+            "both" => Self::Both,
+            "legacy" => Self::Legacy,
+            _ => return None,
+        })
+    }
+}
+
+/// The ways out that a metric takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Views {
+    /// As log lines.
+    pub tslog: bool,
+    /// By scrape.
+    pub prometheus: bool,
+}
+
+impl Views {
+    /// Every way.
+    pub const ALL: Views = Views { tslog: true, prometheus: true };
 }
 
 /// Who records a metric.
@@ -43,8 +81,10 @@ pub enum Kind {
     Counter,
     /// Goes up and down; a sample is the new value.
     Gauge,
-    /// A distribution; a sample is an observation.
+    /// A distribution by buckets; a sample is an observation.
     Histogram,
+    /// A distribution by quantiles; a sample is an observation.
+    Summary,
 }
 
 impl Kind {
@@ -54,6 +94,7 @@ impl Kind {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
             Self::Histogram => "histogram",
+            Self::Summary => "summary",
         }
     }
 }
@@ -79,8 +120,34 @@ pub struct MetricSpec {
     pub help: String,
     /// Upper bounds of a histogram, ascending and finite; empty for the other types.
     pub buckets: Vec<f64>,
+    /// The quantiles of a summary, between 0 and 1, ascending; empty for the other types.
+    pub quantiles: Vec<f64>,
+    /// The ways out that the metric's own `modes` allow; see [`Catalog::views`] for what the file's mode makes of it.
+    pub modes: Views,
     /// The code that records it, if it is the server's own.
     pub builtin: Option<Builtin>,
+    /// No file defines it: a sample did.
+    pub detected: bool,
+}
+
+impl MetricSpec {
+    /// The definition that follows from a sample alone.
+    pub(super) fn detected(name: &str, kind: Kind, unit: &str, dimensions: Vec<String>) -> Self {
+        let unit = if unit.is_empty() { "unit" } else { unit };
+        Self {
+            name: name.to_owned(),
+            section: Section::Model,
+            kind,
+            unit: unit.to_owned(),
+            dimensions,
+            help: format!("{name} ({unit}), not defined in metrics.yaml"),
+            buckets: if kind == Kind::Histogram { DEFAULT_BUCKETS.to_vec() } else { Vec::new() },
+            quantiles: if kind == Kind::Summary { DEFAULT_QUANTILES.to_vec() } else { Vec::new() },
+            modes: Views::ALL,
+            builtin: None,
+            detected: true,
+        }
+    }
 }
 
 /// A `metrics.yaml` that is not valid. Displayed as `FILE:LINE:COLUMN: message`.
@@ -109,8 +176,8 @@ impl std::error::Error for CatalogError {}
 pub struct Catalog {
     mode: Mode,
     specs: Vec<MetricSpec>,
+    disabled: Vec<MetricSpec>,
     by_name: HashMap<String, MetricId>,
-    fingerprint: u64,
 }
 
 impl Catalog {
@@ -123,10 +190,40 @@ impl Catalog {
     /// The first thing that is wrong, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
+        Ok(Self::new(parsed.mode, parsed.specs, parsed.disabled))
+    }
+
+    fn new(mode: Mode, specs: Vec<MetricSpec>, disabled: Vec<MetricSpec>) -> Self {
         let ids = (0..).map(MetricId);
-        let by_name = parsed.specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
-        let fingerprint = fingerprint(&parsed.specs);
-        Ok(Self { mode: parsed.mode, specs: parsed.specs, by_name, fingerprint })
+        let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
+        Self { mode, specs, disabled, by_name }
+    }
+
+    /// The same catalog with the metric `name` switched on or off, whatever the file says. Unknown names change nothing.
+    #[must_use]
+    pub fn with_enabled(mut self, name: &str, enabled: bool) -> Self {
+        let (from, to) = match enabled {
+            true => (&mut self.disabled, &mut self.specs),
+            false => (&mut self.specs, &mut self.disabled),
+        };
+        if let Some(at) = from.iter().position(|spec| spec.name == name) {
+            to.push(from.remove(at));
+        }
+        Self::new(self.mode, self.specs, self.disabled)
+    }
+
+    /// The same catalog in another mode.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The same catalog with one more metric, which a model has sent. It must not be there yet.
+    #[must_use]
+    pub fn with_detected(mut self, spec: MetricSpec) -> Self {
+        self.specs.push(spec);
+        Self::new(self.mode, self.specs, self.disabled)
     }
 
     /// The catalog of the shipped file.
@@ -137,6 +234,25 @@ impl Catalog {
     /// How metrics leave the server.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
+    pub fn views(&self, spec: &MetricSpec) -> Views {
+        let Views { tslog, prometheus } = spec.modes;
+        match self.mode {
+            Mode::Tslog => Views { tslog, prometheus: false },
+            Mode::Prometheus => Views { tslog: false, prometheus },
+            Mode::Both => Views { tslog, prometheus },
+            Mode::Legacy => {
+                let scraped = spec.builtin.is_some_and(Builtin::is_legacy_scrape);
+                Views { tslog: tslog && !scraped, prometheus: prometheus && scraped }
+            }
+        }
+    }
+
+    /// The metrics that the file defines and switches off (`enabled: false`).
+    pub fn disabled(&self) -> &[MetricSpec] {
+        &self.disabled
     }
 
     /// Every metric with its id, in the file's order.
@@ -164,29 +280,6 @@ impl Catalog {
         let id = *self.by_name.get(name)?;
         Some((id, self.get(id)?))
     }
-
-    /// A number that differs between catalogs whose ids or labels mean different things (FNV-1a, 64 bits).
-    pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
-    }
-}
-
-fn fingerprint(specs: &[MetricSpec]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |text: &str| {
-        // 0xff never occurs in UTF-8: it keeps "ab","c" apart from "a","bc".
-        for byte in text.bytes().chain([0xff]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    };
-    for spec in specs {
-        add(&spec.name);
-        add(spec.kind.as_str());
-        add(if spec.section == Section::Model { "model" } else { "frontend" });
-        spec.dimensions.iter().for_each(|label| add(label));
-        add("");
-    }
-    hash
 }
 
 #[cfg(test)]
@@ -208,17 +301,19 @@ mod tests {
     fn the_shipped_file_and_the_enum_hold_together() {
         let catalog = Catalog::shipped();
         let defined: Vec<Builtin> = catalog.iter().filter_map(|(_, spec)| spec.builtin).collect();
+        let disabled: Vec<Builtin> = catalog.disabled().iter().filter_map(|spec| spec.builtin).collect();
         for builtin in Builtin::ALL {
-            assert!(defined.contains(&builtin), "{} is missing in metrics.yaml", builtin.name());
+            let known = defined.contains(&builtin) || disabled.contains(&builtin);
+            assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
         for (id, spec) in catalog.iter() {
-            // The worker's own runtime records one metric, by its name: it has no enum of built-ins.
-            let recorded = spec.builtin.is_some() || spec.name == "PredictionTime";
+            // The worker's own runtime records two metrics, by name: it has no enum of built-ins.
+            let recorded = spec.builtin.is_some() || ["HandlerTime", "PredictionTime"].contains(&&*spec.name);
             assert!(recorded, "{} is recorded by no code", spec.name);
             assert!(!spec.help.is_empty());
             assert_eq!(catalog.find(&spec.name).unwrap().0, id);
         }
-        assert_eq!(catalog.mode(), Mode::Prometheus);
+        assert_eq!(catalog.mode(), Mode::Both);
     }
 
     #[test]
@@ -252,6 +347,34 @@ model_metrics:
     }
 
     #[test]
+    fn modes_and_switches_decide_what_goes_where() {
+        let text = "mode: both\nts_metrics:\n  counter:\n    - {name: ts_inference_requests_total, unit: Count, \
+                    dimensions: [model_name, model_version, hostname]}\nmodel_metrics:\n  gauge:\n    - {name: A, unit: ms, \
+                    modes: [prometheus]}\n    - {name: B, unit: ms, enabled: false}\n  summary:\n    - {name: C, unit: ms}\n";
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        let views = |catalog: &Catalog, name: &str| {
+            let Views { tslog, prometheus } = catalog.views(catalog.find(name).unwrap().1);
+            (tslog, prometheus)
+        };
+        assert_eq!((views(&catalog, "A"), views(&catalog, "C")), ((false, true), (true, true)));
+        assert_eq!(catalog.find("C").unwrap().1.quantiles, DEFAULT_QUANTILES);
+        assert!(catalog.find("B").is_none() && catalog.disabled()[0].name == "B");
+        let catalog = catalog.with_enabled("B", true).with_enabled("C", false).with_mode(Mode::Legacy);
+        assert!(catalog.find("C").is_none());
+        assert_eq!(views(&catalog, "B"), (true, false));
+        assert_eq!(views(&catalog, "ts_inference_requests_total"), (false, true));
+        assert_eq!(views(&catalog.with_mode(Mode::Tslog), "A"), (false, false));
+    }
+
+    #[test]
+    fn torchserves_list_of_dimensions_is_read() {
+        let text = "dimensions:\n  - &model_name \"ModelName\"\n  - &level \"Level\"\nmodel_metrics:\n  gauge:\n    - \
+                    name: T\n      unit: ms\n      dimensions: [*model_name, *level]\n";
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level"]);
+    }
+
+    #[test]
     fn a_file_without_a_builtin_leaves_it_out() {
         let catalog = Catalog::parse("mode: prometheus\n", "m.yaml").unwrap();
         assert!(catalog.is_empty());
@@ -263,15 +386,18 @@ model_metrics:
             "mod: tslog\n",
             "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `ts_metrics`, `model_metrics`",
         );
-        check("mode: both\n", "m.yaml:1:7: ");
-        check("mode: both\n", "unknown mode `both`; allowed are `tslog`, `prometheus`");
+        check("mode: all\n", "m.yaml:1:7: ");
+        check("mode: all\n", "unknown mode `all`; allowed are `tslog`, `prometheus`, `both`, `log`, `legacy`");
         check("ts_metrics:\n  counters: []\n", "m.yaml:2:3: ");
-        check("ts_metrics:\n  counters: []\n", "unknown key `counters`; allowed are `counter`, `gauge`, `histogram`");
+        check(
+            "ts_metrics:\n  counters: []\n",
+            "unknown key `counters`; allowed are `counter`, `gauge`, `histogram`, `summary`",
+        );
         let one = |entry: &str| format!("ts_metrics:\n  counter:\n    - {entry}\n");
         check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:27: ");
         check(
             &one("{name: a, unit: ms, colour: red}"),
-            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`",
+            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `modes`, `enabled`",
         );
         check(&one("{name: , unit: ms}"), "a metric's name is empty");
         check(&one("{name: 2xx, unit: ms}"), "`2xx` is no metric name");
@@ -291,6 +417,12 @@ model_metrics:
             "a bucket must be a finite number",
         );
         check("model_metrics:\n  histogram:\n    - {name: a, unit: s, dimensions: [le]}\n", "label `le` is reserved");
+        check(&one("{name: a, unit: ms, quantiles: [0.5]}"), "metric `a` is a counter: only a summary has quantiles");
+        check("model_metrics:\n  summary:\n    - {name: a, unit: s, quantiles: [1.5]}\n", "between 0 and 1");
+        check(&one("{name: a, unit: ms, modes: [graphite]}"), "unknown mode `graphite`");
+        check(&one("{name: a, unit: ms, modes: []}"), "`enabled: false` switches it off");
+        check(&one("{name: a, unit: ms, enabled: maybe}"), "allowed are `true`, `false`");
+        check("dimensions:\n  - 'x y'\n", "m.yaml:2:5: ");
         check("dimensions:\n  a: 'x y'\n", "m.yaml:2:6: ");
         check("ts_metrics: [1\n", "m.yaml:");
         check("", "m.yaml:1:1: ");
@@ -317,18 +449,6 @@ model_metrics:
         let other_order =
             "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [version, model]}\n";
         assert!(Catalog::parse(other_order, "m.yaml").is_ok());
-    }
-
-    #[test]
-    fn fingerprints_tell_catalogs_apart() {
-        let of = |entry: &str| {
-            let text = format!("model_metrics:\n  counter:\n    - {entry}\n");
-            Catalog::parse(&text, "m.yaml").unwrap().fingerprint()
-        };
-        let base = of("{name: a, unit: s, dimensions: [b, c]}");
-        assert_eq!(base, of("{name: a, unit: ms, dimensions: [b, c], help: x}"));
-        assert_ne!(base, of("{name: a, unit: s, dimensions: [c, b]}"));
-        assert_ne!(base, of("{name: ab, unit: s, dimensions: [c]}"));
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! The way of a worker's metric samples to the frontend: a ring in shared memory with one producer and one consumer.
 //!
-//! # Layout, version 1
+//! # Layout, version 2
 //! The memory is 64-bit words in the machine's byte order, all accessed as atomics:
 //!
 //! | word | written by | what |
@@ -8,7 +8,6 @@
 //! | 0 | creator | [`MAGIC`] |
 //! | 1 | creator | [`VERSION`] |
 //! | 2 | creator | capacity: the number of data words, a power of two |
-//! | 3 | creator | [fingerprint](super::catalog::Catalog::fingerprint) of the catalog whose metric ids are used |
 //! | 8 | producer | head: data words written since the start |
 //! | 16 | consumer | tail: data words read since the start |
 //! | 24 | producer | samples dropped because the ring stayed full |
@@ -16,12 +15,13 @@
 //!
 //! Head, tail and the counter have a cache line each. The stream is a sequence of records. A record's first word holds,
 //! from the lowest bit: kind (8 bits), padding (8 bits), length of the record in words (16 bits), series number (32 bits).
+//! A series is told by its whole definition, so that both sides need not have read the same `metrics.yaml` at the same time.
 //! A text in a record fills whole words, the lowest byte of a word first; padding says how many bytes of the last one are
 //! unused (0 to 7).
 //!
 //! | kind | words after the first | meaning |
 //! |---|---|---|
-//! | 1 | metric id, text | the series number stands for this metric with the label values in the text, each after its length as a 4-byte little-endian number; numbers are given in order from 0 |
+//! | 1 | type, text | the series number stands for this series; type: 0 counter, 1 gauge, 2 histogram, 3 summary; the text is the metric's name, its unit, and then name and value of each label, each after its length as a 4-byte little-endian number; numbers are given in order from 0 |
 //! | 2 | value (bits of an f64), clock, text | a sample: of this series, at this time (ns of CLOCK_MONOTONIC), for the request whose id is the text |
 //!
 //! # Guarantees
@@ -39,19 +39,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::catalog::Kind;
 use crate::shm::{self, SharedMemory};
 
 /// The first word of a ring: `PHRSRING`.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"PHRSRING");
 /// The version of the layout above.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// The longest record, in words (8 KiB); it bounds label values and request ids.
 pub const MAX_RECORD_WORDS: usize = 1024;
 /// The most series that one ring may name.
 pub const MAX_SERIES: usize = 1 << 16;
 
 const CAPACITY: usize = 2;
-const FINGERPRINT: usize = 3;
 const HEAD: usize = 8;
 const TAIL: usize = 16;
 const DROPPED: usize = 24;
@@ -60,13 +60,29 @@ const DATA: usize = 32;
 const KIND_SERIES: u8 = 1;
 const KIND_SAMPLE: u8 = 2;
 
+/// A series as a worker tells it: what it calls the metric, and the labels in the metric's order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Definition {
+    /// The metric's name.
+    pub name: String,
+    /// Its type; `None` if the sender knows none (lines of text), then the declared one holds.
+    pub kind: Option<Kind>,
+    /// Its unit.
+    pub unit: String,
+    /// Names and values of its labels.
+    pub labels: Vec<(String, String)>,
+}
+
+/// The types by their number in a record.
+const KINDS: [Kind; 4] = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
+
 /// Creates a ring for at least `bytes` of records (at least 16 KiB, rounded up to a power of two) and its reader.
 ///
 /// The descriptor is for the worker, which opens it with [`Writer::open`].
 ///
 /// # Errors
 /// When the kernel gives no memory, or `bytes` is beyond all measure.
-pub fn create(bytes: usize, fingerprint: u64) -> io::Result<(OwnedFd, Reader)> {
+pub fn create(bytes: usize) -> io::Result<(OwnedFd, Reader)> {
     let words = bytes.div_ceil(size_of::<u64>()).max(2 * MAX_RECORD_WORDS).checked_next_power_of_two();
     let len = words.and_then(|words| words.checked_add(DATA)?.checked_mul(size_of::<u64>()));
     let (Some(words), Some(len)) = (words, len) else {
@@ -77,12 +93,12 @@ pub fn create(bytes: usize, fingerprint: u64) -> io::Result<(OwnedFd, Reader)> {
     };
     let fd = shm::create("pharos-metrics", len as u64)?;
     let memory = SharedMemory::map(&fd, len)?;
-    for (at, value) in [(0, MAGIC), (1, VERSION), (CAPACITY, words as u64), (FINGERPRINT, fingerprint)] {
+    for (at, value) in [(0, MAGIC), (1, VERSION), (CAPACITY, words as u64)] {
         if let Some(word) = memory.words().get(at) {
             word.store(value, Ordering::Relaxed);
         }
     }
-    let reader = Reader::open(memory, fingerprint).map_err(io::Error::other)?;
+    let reader = Reader::open(memory).map_err(io::Error::other)?;
     Ok((fd, reader))
 }
 
@@ -95,19 +111,16 @@ struct Ring {
 
 impl Ring {
     /// Checks the header.
-    fn open(memory: SharedMemory, fingerprint: u64) -> Result<Self, Corrupt> {
+    fn open(memory: SharedMemory) -> Result<Self, Corrupt> {
         let word = |at: usize| memory.words().get(at).map(|word| word.load(Ordering::Relaxed));
         let bad = |what: String| Err(Corrupt(what));
         if word(0) != Some(MAGIC) || word(1) != Some(VERSION) {
-            return bad("this is no metrics ring of version 1".to_owned());
+            return bad("this is no metrics ring of version 2".to_owned());
         }
         let capacity = word(CAPACITY).and_then(|words| usize::try_from(words).ok()).unwrap_or(0);
         let room = memory.words().len().saturating_sub(DATA);
         if !capacity.is_power_of_two() || capacity < MAX_RECORD_WORDS || capacity > room {
             return bad(format!("a capacity of {capacity} words does not fit a mapping with room for {room}"));
-        }
-        if word(FINGERPRINT) != Some(fingerprint) {
-            return bad("frontend and worker have read different metrics.yaml files".to_owned());
         }
         Ok(Self { memory, capacity })
     }

@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -21,8 +21,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::builtin::Builtin;
-use super::cache::{Cache, Reading};
-use super::catalog::{Kind, MetricId, MetricSpec};
+use super::cache::{Cache, Series};
+use super::catalog::{Kind, MetricSpec};
+use super::cell::Reading;
+use super::family::{Family, Registry as Families};
 use super::labels::{Failure, InstanceState};
 use super::series::{Count, ModelSeries};
 
@@ -63,10 +65,14 @@ impl Format {
 /// Renders every series of the cache.
 pub fn render(cache: &Arc<Cache>, format: Format) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(View { cache: Arc::clone(cache), models: cache.models(), format }));
+    let families = cache.registry();
+    let view = View { cache: Arc::clone(cache), families, models: cache.models(), format };
+    let summaries = view.summaries();
+    registry.register_collector(Box::new(view));
     let mut text = String::new();
     // Writing into a String cannot fail, and none of the encodings here does.
     let _ = encode_registry(&mut text, &registry);
+    text.push_str(&summaries);
     if format == Format::OpenMetrics {
         let _ = encode_eof(&mut text);
     }
@@ -77,16 +83,17 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
 #[derive(Debug)]
 struct View {
     cache: Arc<Cache>,
+    families: Arc<Families>,
     models: Vec<Arc<ModelSeries>>,
     format: Format,
 }
 
 impl Collector for View {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (id, spec) in self.cache.catalog().iter() {
-            match spec.builtin {
-                Some(builtin) => self.encode_builtin(&mut encoder, spec, builtin)?,
-                None => self.encode_family(&mut encoder, id, spec)?,
+        for family in self.shown().filter(|family| family.spec.kind != Kind::Summary) {
+            match family.spec.builtin.filter(|builtin| !builtin.is_family()) {
+                Some(builtin) => self.encode_builtin(&mut encoder, &family.spec, builtin)?,
+                None => self.encode_family(&mut encoder, family)?,
             }
         }
         Ok(())
@@ -94,11 +101,16 @@ impl Collector for View {
 }
 
 /// One series of a family with a single value.
-type Series<'a> = (Labels<'a>, Number);
+type Row<'a> = (Labels<'a>, Number);
 
 impl View {
+    /// The families that a scrape shows.
+    fn shown(&self) -> impl Iterator<Item = &Family> {
+        self.families.families().iter().map(|family| &**family).filter(|family| family.views.prometheus)
+    }
+
     fn encode_builtin(&self, encoder: &mut DescriptorEncoder<'_>, spec: &MetricSpec, builtin: Builtin) -> fmt::Result {
-        let mut series: Vec<Series<'_>> = Vec::with_capacity(self.models.len());
+        let mut series: Vec<Row<'_>> = Vec::with_capacity(self.models.len());
         match builtin {
             Builtin::Requests => self.cache.requests().for_each_answer(|protocol, route, code, count| {
                 let labels = [("protocol", protocol.as_str()), ("route", route.as_str())];
@@ -122,7 +134,7 @@ impl View {
     }
 
     /// The series of one model in one built-in family.
-    fn model_series<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries, out: &mut Vec<Series<'a>>) {
+    fn model_series<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries, out: &mut Vec<Row<'a>>) {
         let count = |cell: &Count| Number::Whole(cell.get());
         let micros = |cell: &Count| Number::Whole(cell.get() / 1000);
         let value = match builtin {
@@ -151,7 +163,7 @@ impl View {
             Builtin::TsRequests => count(&model.requests),
             Builtin::InstanceRestarts => count(&model.restarts),
             Builtin::SamplesDropped => count(&model.samples_dropped),
-            Builtin::Requests | Builtin::RequestFailures => return,
+            _ => return,
         };
         let labels = match builtin {
             Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => self.ts_labels(model),
@@ -166,26 +178,44 @@ impl View {
         Labels::new([("hostname", self.cache.hostname()), ("model_name", name), ("model_version", model.version())])
     }
 
-    /// A family of `model_metrics`.
-    fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, id: MetricId, spec: &MetricSpec) -> fmt::Result {
-        let Some(family) = self.cache.family(id) else { return Ok(()) };
-        let series = family.read().unwrap_or_else(PoisonError::into_inner).clone();
+    /// A family whose series are known by their label values.
+    fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, family: &Family) -> fmt::Result {
+        let spec = &*family.spec;
+        let series = family.all();
         if series.is_empty() {
             return Ok(());
         }
         let mut family = self.describe(encoder, spec)?;
-        for (values, cell) in &series {
-            let labels = spec.dimensions.iter().zip(values);
-            let labels = Labels::new(labels.map(|(name, value)| (name.as_str(), value.as_str())));
-            match cell.read() {
+        for series in &series {
+            let labels = series_labels(series);
+            match series.cell.read() {
                 Reading::Number(number) => self.encode_number(&mut family, spec, &labels, Number::Float(number))?,
                 Reading::Histogram(sum, buckets) => {
                     let count = buckets.iter().map(|(_, count)| count).sum();
                     family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
                 }
+                Reading::Summary(..) => {}
             }
         }
         Ok(())
+    }
+
+    /// All summaries, which prometheus-client cannot encode.
+    fn summaries(&self) -> String {
+        let mut text = String::new();
+        for family in self.shown().filter(|family| family.spec.kind == Kind::Summary) {
+            let mut described = false;
+            for series in family.all() {
+                if !std::mem::replace(&mut described, true) {
+                    let (name, help) = (&family.spec.name, escape_help(&family.spec.help, self.format));
+                    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} summary\n"));
+                }
+                if let Reading::Summary(sum, count, quantiles) = series.cell.read() {
+                    write_summary(&mut text, &family.spec.name, &series_labels(&series), (sum, count, &quantiles));
+                }
+            }
+        }
+        text
     }
 
     /// Writes `# HELP` and `# TYPE`.
@@ -200,6 +230,8 @@ impl View {
             (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
             (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
+            // Not encoded here, see `summaries`.
+            (Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
     }
@@ -234,6 +266,29 @@ impl View {
 fn nv_labels(model: &ModelSeries) -> Labels<'_> {
     let tags = model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str()));
     Labels::new(tags.chain([("model", &*model.model().name), ("version", model.version())]))
+}
+
+fn series_labels(series: &Series) -> Labels<'_> {
+    let labels = series.spec().dimensions.iter().zip(series.labels());
+    Labels::new(labels.map(|(name, value)| (name.as_str(), value.as_str())))
+}
+
+/// One summary's samples: its quantiles, then `_sum` and `_count`.
+fn write_summary(text: &mut String, name: &str, labels: &Labels<'_>, values: (f64, u64, &[(f64, f64)])) {
+    let pairs: Vec<String> =
+        labels.0.iter().map(|(name, value)| format!("{name}=\"{}\"", escape_label(value))).collect();
+    let pairs = pairs.join(",");
+    let (sum, count, quantiles) = values;
+    let comma = if pairs.is_empty() { "" } else { "," };
+    for (quantile, value) in quantiles {
+        text.push_str(&format!("{name}{{{pairs}{comma}quantile=\"{quantile}\"}} {value}\n"));
+    }
+    let set = if pairs.is_empty() { String::new() } else { format!("{{{pairs}}}") };
+    text.push_str(&format!("{name}_sum{set} {sum}\n{name}_count{set} {count}\n"));
+}
+
+fn escape_label(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 fn model_labels(model: &ModelSeries) -> Labels<'_> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::cache::{Cache, Cell, SampleError};
-use super::channel::{Corrupt, Event, Reader};
+use super::cache::{Cache, SampleError, Series};
+use super::channel::{Corrupt, Definition, Event, Reader};
 use super::record;
 use super::series::ModelSeries;
 
@@ -11,10 +11,19 @@ use super::series::ModelSeries;
 #[derive(Debug)]
 pub struct Feed {
     reader: Reader,
-    /// By series number; `None` for a series that the cache refused, whose samples are counted as dropped.
-    cells: Vec<Option<Arc<Cell>>>,
+    /// By series number.
+    series: Vec<Told>,
+    /// The cache's generation in which the series were found.
+    generation: u64,
     /// The producer's count of dropped samples, as far as it is recorded.
     dropped: u64,
+}
+
+/// What a worker told, and where it is counted: `None` if the cache refused it, then its samples are counted as dropped.
+#[derive(Debug)]
+struct Told {
+    definition: Definition,
+    series: Option<Arc<Series>>,
 }
 
 /// What one call of [`Feed::drain`] did.
@@ -33,7 +42,7 @@ pub struct Drained {
 impl Feed {
     /// A feed from a channel's start.
     pub fn new(reader: Reader) -> Self {
-        Self { reader, cells: Vec::new(), dropped: 0 }
+        Self { reader, series: Vec::new(), generation: 0, dropped: 0 }
     }
 
     /// Takes every committed sample into the cache; what is lost is recorded for the model. Costs two loads when nothing
@@ -42,29 +51,41 @@ impl Feed {
     /// # Errors
     /// When the channel is corrupt: the worker is not to be trusted any more. Samples before that are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
-        let Self { reader, cells, dropped } = self;
         let mut drained = Drained::default();
+        let find = |definition: &Definition, drained: &mut Drained| match cache.resolve(definition) {
+            Ok(series) => {
+                model.own(&series);
+                Some(series)
+            }
+            Err(error) => {
+                drained.refusal.get_or_insert(error);
+                None
+            }
+        };
+        let generation = cache.generation();
+        if self.generation != generation {
+            self.generation = generation;
+            self.series.iter_mut().for_each(|told| told.series = find(&told.definition, &mut drained));
+        }
+        let Self { reader, series, dropped, .. } = self;
         let counted = reader.dropped();
         // The worker could also turn its count back: that is no reason to add 2^64.
         drained.dropped = counted.saturating_sub(*dropped);
         *dropped = counted.max(*dropped);
         let result = reader.drain(|event| match event {
-            Event::Series { metric, labels } => match cache.series(metric, &labels) {
-                Ok(cell) => cells.push(Some(cell)),
-                Err(error) => {
-                    cells.push(None);
-                    drained.refusal.get_or_insert(error);
-                }
-            },
-            Event::Sample(sample) => match cells.get(sample.series as usize) {
-                Some(Some(cell)) => match cell.add_or_update(sample.value) {
+            Event::Series(definition) => {
+                let found = find(&definition, &mut drained);
+                series.push(Told { definition, series: found });
+            }
+            Event::Sample(sample) => match series.get(sample.series as usize).and_then(|told| told.series.as_ref()) {
+                Some(series) => match series.add_or_update(sample.value) {
                     Ok(()) => drained.samples += 1,
                     Err(error) => {
                         drained.refused += 1;
                         drained.refusal.get_or_insert(error);
                     }
                 },
-                _ => drained.refused += 1,
+                None => drained.refused += 1,
             },
         });
         let lost = drained.refused.saturating_add(drained.dropped);
@@ -80,36 +101,85 @@ impl Feed {
 mod tests {
     use super::*;
     use crate::id::ModelVersion;
-    use crate::metrics::cache::Reading;
-    use crate::metrics::catalog::{Catalog, MetricId};
+    use crate::metrics::cache::Settings;
+    use crate::metrics::catalog::{Catalog, Kind};
     use crate::metrics::channel::{self, Sample, Writer};
     use crate::timeline::Instant;
 
+    const ORDERS: &str = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
+
+    fn orders(label: &str) -> Definition {
+        let labels = vec![(label.to_owned(), "a".to_owned())];
+        Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels }
+    }
+
+    fn cache() -> Cache {
+        Cache::new(Catalog::parse(ORDERS, "m.yaml").unwrap(), Settings::new("host"))
+    }
+
+    fn push(writer: &mut Writer, series: u32, value: f64) {
+        writer.sample(&Sample { series, value, clock: Instant(0), request_id: "r" }).unwrap();
+    }
+
     #[test]
     fn samples_reach_the_cache_and_losses_are_counted() {
-        let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n";
-        let catalog = Catalog::parse(text, "m.yaml").unwrap();
-        let (fd, reader) = channel::create(0, catalog.fingerprint()).unwrap();
-        let mut writer = Writer::open(&fd, catalog.fingerprint()).unwrap();
-        let cache = Cache::new(catalog, "host");
+        let (fd, reader) = channel::create(0).unwrap();
+        let mut writer = Writer::open(&fd).unwrap();
+        let cache = cache();
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let mut feed = Feed::new(reader);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
 
-        let shop = ["a".to_owned()];
-        let good = writer.intern(MetricId(0), &shop).unwrap();
-        let bad = writer.intern(MetricId(0), &[]).unwrap();
-        let unknown = writer.intern(MetricId(8), &[]).unwrap();
+        let good = writer.intern(&orders("shop")).unwrap();
+        let bad = writer.intern(&orders("store")).unwrap();
+        let unknown = writer.intern(&Definition { name: "None".to_owned(), ..orders("shop") }).unwrap();
         for (series, value) in [(good, 2.0), (bad, 1.0), (good, -1.0), (unknown, 1.0), (good, 3.0)] {
-            writer.sample(&Sample { series, value, clock: Instant(0), request_id: "r" }).unwrap();
+            push(&mut writer, series, value);
         }
         writer.count_dropped();
         let drained = feed.drain(&cache, &model).unwrap();
         assert_eq!((drained.samples, drained.refused, drained.dropped), (2, 3, 1));
         assert!(matches!(drained.refusal, Some(SampleError::WrongLabels { .. })));
-        assert_eq!(cache.series(MetricId(0), &shop).unwrap().read(), Reading::Number(5.0));
+        assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 5.0);
         assert_eq!(model.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
         assert_eq!(model.samples_dropped.get(), 4);
+    }
+
+    #[test]
+    fn a_new_definition_applies_to_series_that_are_told_already() {
+        let (fd, reader) = channel::create(0).unwrap();
+        let mut writer = Writer::open(&fd).unwrap();
+        let cache = cache();
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        let mut feed = Feed::new(reader);
+        let series = writer.intern(&orders("shop")).unwrap();
+        push(&mut writer, series, 1.0);
+        feed.drain(&cache, &model).unwrap();
+        cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
+        push(&mut writer, series, 2.0);
+        assert!(matches!(feed.drain(&cache, &model).unwrap().refusal, Some(SampleError::Undeclared(_))));
+        cache.reload(Catalog::parse(ORDERS, "m.yaml").unwrap());
+        push(&mut writer, series, 4.0);
+        assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1);
+        assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 4.0);
+    }
+
+    #[test]
+    fn series_go_with_the_last_model_that_writes_them() {
+        let cache = cache();
+        let models = [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
+        for model in &models {
+            let (fd, reader) = channel::create(0).unwrap();
+            let mut writer = Writer::open(&fd).unwrap();
+            writer.intern(&orders("shop")).unwrap();
+            Feed::new(reader).drain(&cache, model).unwrap();
+        }
+        let [first, second] = models;
+        let count = || cache.registry().family("Orders").unwrap().all().len();
+        cache.model_unloaded(&first);
+        assert_eq!(count(), 1);
+        cache.model_unloaded(&second);
+        assert_eq!(count(), 0);
     }
 }

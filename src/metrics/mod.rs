@@ -9,10 +9,13 @@
 pub mod builtin;
 pub mod cache;
 pub mod catalog;
+mod cell;
 pub mod channel;
 pub mod exposition;
+mod family;
 pub mod feed;
 pub mod labels;
 pub mod record;
 pub mod series;
 pub mod statistics;
+pub mod summary;

@@ -4,10 +4,11 @@
 //! extension are renderings of it. Only `metrics::record` writes here. Recording takes no lock but for batch sizes; readers
 //! may see an event half recorded, and see it whole once nothing is in flight.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::family::Series;
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
 use crate::error::Reason;
 use crate::id::ModelVersion;
@@ -85,6 +86,8 @@ pub struct ModelSeries {
     pub(super) memory: Count,
     /// By total batch size. Locked once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
+    /// Series that this model's workers write, by the address of their cells.
+    owned: Mutex<HashMap<usize, Arc<Series>>>,
 }
 
 impl ModelSeries {
@@ -122,7 +125,24 @@ impl ModelSeries {
             samples_dropped: Count::default(),
             memory: Count::default(),
             batches: Mutex::default(),
+            owned: Mutex::default(),
         }
+    }
+
+    /// This model's workers write `series`: it goes when the last such model does.
+    pub(super) fn own(&self, series: &Arc<Series>) {
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.entry(Arc::as_ptr(&series.cell).addr()).or_insert_with(|| {
+            series.cell.owners.fetch_add(1, Ordering::Relaxed);
+            Arc::clone(series)
+        });
+    }
+
+    /// The series that nobody owns any more when this model does not.
+    pub(super) fn disown(&self) -> Vec<Arc<Series>> {
+        let owned = std::mem::take(&mut *self.owned.lock().unwrap_or_else(PoisonError::into_inner));
+        let last = |series: &Arc<Series>| series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1;
+        owned.into_values().filter(last).collect()
     }
 
     /// Whose series these are.

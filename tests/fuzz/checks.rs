@@ -49,7 +49,7 @@ pub(crate) fn ring(data: &[u8]) {
     /// Where the words of the producer are: its head, and the records.
     const HEAD: usize = 8 * 8;
     const RECORDS: usize = 32 * 8;
-    let (descriptor, mut reader) = channel::create(16 << 10, 7).expect("a ring can be made");
+    let (descriptor, mut reader) = channel::create(16 << 10).expect("a ring can be made");
     let length = std::fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
     let length = usize::try_from(length).expect("a length");
     let memory = SharedMemory::map(&descriptor, length).expect("the ring can be mapped");

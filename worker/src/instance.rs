@@ -57,6 +57,7 @@ impl Instance {
 
     /// Executes a batch. The flag says that the backend panicked and must not be used again.
     pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
+        let arrived = clock::now();
         // Memory is handed back only by `release`, which comes when there is time for it.
         self.outputs.release(&execute.released);
         let start = clock::now();
@@ -70,7 +71,7 @@ impl Instance {
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
         let done = outputs.done(execute.batch, error);
-        self.metrics.batch_executed(&done, &execute.requests);
+        self.metrics.batch_executed(&done, &execute.requests, arrived);
         (done, panicked)
     }
 }

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use pharos::metrics::catalog::Catalog;
-use pharos::metrics::channel::{Sample, Writer};
+use pharos::metrics::channel::{Definition, Sample, Writer};
+use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
 
 /// A full ring is waited for this often and this long at a time before a sample is dropped (and counted).
@@ -16,7 +17,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// Samples on their way to the frontend.
 pub(crate) struct Metrics {
     writer: Writer,
-    /// The series of `PredictionTime`, if the definition has it.
+    /// The series of `HandlerTime` and `PredictionTime`, as far as the definition has them.
+    handler_time: Option<u32>,
     prediction_time: Option<u32>,
     request_ids: String,
 }
@@ -25,19 +27,21 @@ impl Metrics {
     /// Opens the ring.
     ///
     /// # Errors
-    /// It is not the ring of a frontend with the same definition of metrics.
+    /// It is no ring, or the definition of the metrics is wrong.
     pub(crate) fn open(descriptor: &OwnedFd, load: &Load) -> io::Result<Self> {
         let catalog = Catalog::parse(&load.metrics, "metrics.yaml").map_err(io::Error::other)?;
-        let mut writer = Writer::open(descriptor, catalog.fingerprint())?;
-        let labels = [load.model.clone(), "Model".to_owned(), hostname()];
-        let spec = catalog.find("PredictionTime").filter(|(_, spec)| spec.dimensions.len() == labels.len());
-        let prediction_time = spec.and_then(|(metric, _)| writer.intern(metric, &labels).ok());
-        Ok(Self { writer, prediction_time, request_ids: String::new() })
+        let mut writer = Writer::open(descriptor)?;
+        let mut series = |name| of_backend(&catalog, name, &load.model).and_then(|series| writer.intern(&series).ok());
+        let (handler_time, prediction_time) = (series("HandlerTime"), series("PredictionTime"));
+        Ok(Self { writer, handler_time, prediction_time, request_ids: String::new() })
     }
 
-    /// One batch went through the backend: TorchServe's `PredictionTime`, in milliseconds, for successes only.
-    pub(crate) fn batch_executed(&mut self, done: &Done, requests: &[BatchRequest]) {
-        let Some(series) = self.prediction_time.filter(|_| done.error.is_none()) else { return };
+    /// One batch that had come at `arrived` is done: TorchServe's `HandlerTime` (in the backend) and `PredictionTime` (with
+    /// the work around it), in milliseconds, for successes only.
+    pub(crate) fn batch_executed(&mut self, done: &Done, requests: &[BatchRequest], arrived: Instant) {
+        if done.error.is_some() {
+            return;
+        }
         self.request_ids.clear();
         for request in requests {
             if !self.request_ids.is_empty() {
@@ -45,15 +49,33 @@ impl Metrics {
             }
             self.request_ids.push_str(&request.id);
         }
-        let value = done.stamps.end.ns_since(done.stamps.start) as f64 / 1e6;
-        let sample = Sample { series, value, clock: done.stamps.end, request_id: &self.request_ids };
-        let mut tries = 0;
-        self.writer.sample_or_drop(&sample, || {
-            thread::sleep(PAUSE);
-            tries += 1;
-            tries < TRIES
-        });
+        let end = done.stamps.end;
+        for (series, start) in [(self.handler_time, done.stamps.start), (self.prediction_time, arrived)] {
+            let Some(series) = series else { continue };
+            let value = end.ns_since(start) as f64 / 1e6;
+            let sample = Sample { series, value, clock: end, request_id: &self.request_ids };
+            let mut tries = 0;
+            self.writer.sample_or_drop(&sample, || {
+                thread::sleep(PAUSE);
+                tries += 1;
+                tries < TRIES
+            });
+        }
     }
+}
+
+/// The series of a metric that every backend records, if the definition has it with dimensions that are known here.
+fn of_backend(catalog: &Catalog, name: &str, model: &str) -> Option<Definition> {
+    let (_, spec) = catalog.find(name)?;
+    let value = |dimension: &String| match dimension.as_str() {
+        "ModelName" => Some(model.to_owned()),
+        "Level" => Some("Model".to_owned()),
+        "Hostname" => Some(hostname()),
+        _ => None,
+    };
+    let labels = spec.dimensions.iter().map(|dimension| Some((dimension.clone(), value(dimension)?)));
+    let labels = labels.collect::<Option<Vec<_>>>()?;
+    Some(Definition { name: spec.name.clone(), kind: Some(spec.kind), unit: spec.unit.clone(), labels })
 }
 
 /// This machine's name.

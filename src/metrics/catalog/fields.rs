@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde::de::{self, SeqAccess};
 
 use super::node::{Node, Seed};
-use super::{Kind, Section};
+use super::{Kind, Section, Views};
 use crate::metrics::builtin::Builtin;
 
 /// A metric's name, not used before; a built-in one must stand where it belongs.
@@ -27,7 +27,7 @@ impl Node<'_> for Name<'_> {
         if text.is_empty() {
             return self.empty();
         }
-        if !is_name(text, |c| c == '_' || c == ':') {
+        if !is_metric_name(text) {
             let allowed = "allowed are letters, digits (not first), `_` and `:`";
             return Err(E::custom(format!("`{text}` is no metric name; {allowed}")));
         }
@@ -42,6 +42,16 @@ impl Node<'_> for Name<'_> {
         }
         Ok(text.to_owned())
     }
+}
+
+/// Whether Prometheus takes it as a metric's name.
+pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
+    is_name(text, |c| c == '_' || c == ':')
+}
+
+/// Whether Prometheus takes it as a label's name.
+pub(in crate::metrics) fn is_label_name(text: &str) -> bool {
+    is_name(text, |c| c == '_') && !text.starts_with("__")
 }
 
 fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
@@ -103,7 +113,7 @@ impl Node<'_> for Label<'_> {
         "a label name"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
-        if !is_name(text, |c| c == '_') || text.starts_with("__") {
+        if !is_label_name(text) {
             let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
             return Err(E::custom(format!("`{text}` is no label name; {allowed}")));
         }
@@ -147,5 +157,94 @@ impl Node<'_> for Bound<'_> {
         }
         self.0.push(bound);
         Ok(())
+    }
+}
+
+pub(super) struct Quantiles;
+
+impl<'de> Node<'de> for Quantiles {
+    type Out = Vec<f64>;
+    fn takes(&self) -> &'static str {
+        "a list of quantiles"
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<f64>, A::Error> {
+        let mut quantiles = Vec::new();
+        while list.next_element_seed(Seed(Quantile(&mut quantiles)))?.is_some() {}
+        Ok(quantiles)
+    }
+}
+
+/// One quantile; appends itself to those before it.
+struct Quantile<'a>(&'a mut Vec<f64>);
+
+impl Node<'_> for Quantile<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a number between 0 and 1"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
+        let quantile = text.parse::<f64>().ok().filter(|quantile| (0.0..=1.0).contains(quantile));
+        let Some(quantile) = quantile else {
+            return Err(E::custom(format!("a quantile must be a number between 0 and 1, `{text}` is not")));
+        };
+        if let Some(last) = self.0.last().filter(|&&last| last >= quantile) {
+            return Err(E::custom(format!("quantiles must ascend, {quantile} follows {last}")));
+        }
+        self.0.push(quantile);
+        Ok(())
+    }
+}
+
+/// The ways out of one metric: at least one.
+pub(super) struct Modes;
+
+impl<'de> Node<'de> for Modes {
+    type Out = Views;
+    fn takes(&self) -> &'static str {
+        "a list of modes"
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Views, A::Error> {
+        let mut views = Views { tslog: false, prometheus: false };
+        while list.next_element_seed(Seed(OneMode(&mut views)))?.is_some() {}
+        match views {
+            Views { tslog: false, prometheus: false } => {
+                Err(de::Error::custom("a metric needs a mode to be seen at all; `enabled: false` switches it off"))
+            }
+            views => Ok(views),
+        }
+    }
+}
+
+struct OneMode<'a>(&'a mut Views);
+
+impl Node<'_> for OneMode<'_> {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "a mode"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
+        match text {
+            "tslog" | "log" => self.0.tslog = true,
+            "prometheus" => self.0.prometheus = true,
+            _ => return Err(E::custom(format!("unknown mode `{text}`; allowed are `tslog`, `prometheus`"))),
+        }
+        Ok(())
+    }
+}
+
+/// Whether the metric is switched on.
+pub(super) struct Enabled;
+
+impl Node<'_> for Enabled {
+    type Out = bool;
+    fn takes(&self) -> &'static str {
+        "true or false"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<bool, E> {
+        match text {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(E::custom(format!("`enabled` is `{text}`; allowed are `true`, `false`"))),
+        }
     }
 }

@@ -5,15 +5,16 @@ use std::collections::HashSet;
 
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 
-use super::fields::{Buckets, Help, Label, Labels, Name, Unit};
+use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
 use super::node::{Key, Node, Seed};
-use super::{CatalogError, DEFAULT_BUCKETS, Kind, MetricSpec, Mode, Section};
+use super::{CatalogError, DEFAULT_BUCKETS, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, Section, Views};
 use crate::metrics::builtin::Builtin;
 
 /// What a file says, checked.
 pub(super) struct Parsed {
     pub(super) mode: Mode,
     pub(super) specs: Vec<MetricSpec>,
+    pub(super) disabled: Vec<MetricSpec>,
 }
 
 /// Parses the text of a `metrics.yaml`.
@@ -36,7 +37,7 @@ impl<'de> Node<'de> for File {
         "a mapping with mode, dimensions, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
-        let mut parsed = Parsed { mode: Mode::Prometheus, specs: Vec::new() };
+        let mut parsed = Parsed { mode: Mode::Both, specs: Vec::new(), disabled: Vec::new() };
         let (mut seen, mut names) = (Vec::new(), HashSet::new());
         let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
@@ -45,7 +46,7 @@ impl<'de> Node<'de> for File {
                 "dimensions" => map.next_value_seed(Seed(Aliases))?,
                 _ => {
                     let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };
-                    let target = Target { section, specs: &mut parsed.specs, names: &mut names };
+                    let target = Target { section, parsed: &mut parsed, names: &mut names };
                     map.next_value_seed(Seed(Metrics(target)))?;
                 }
             }
@@ -59,26 +60,28 @@ struct ModeName;
 impl Node<'_> for ModeName {
     type Out = Mode;
     fn takes(&self) -> &'static str {
-        "a mode, `tslog` or `prometheus`,"
+        "a mode, such as `both`,"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<Mode, E> {
-        match text {
-            "tslog" => Ok(Mode::Tslog),
-            "prometheus" => Ok(Mode::Prometheus),
-            _ => Err(E::custom(format!("unknown mode `{text}`; allowed are `tslog`, `prometheus`"))),
-        }
+        let allowed = Mode::NAMES.join("`, `");
+        Mode::from_name(text).ok_or_else(|| E::custom(format!("unknown mode `{text}`; allowed are `{allowed}`")))
     }
 }
 
-/// The `dimensions` mapping: any alias to a label name. Only its anchors matter, which YAML itself resolves.
+/// The `dimensions`: a mapping of any alias to a label name, or a list of label names as TorchServe has it. Only its
+/// anchors matter, which YAML itself resolves.
 struct Aliases;
 
 impl<'de> Node<'de> for Aliases {
     type Out = ();
     fn takes(&self) -> &'static str {
-        "a mapping of aliases to label names"
+        "a mapping of aliases to label names, or a list of label names,"
     }
     fn empty<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element_seed(Seed(Label(&mut Vec::new())))?.is_some() {}
         Ok(())
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -92,13 +95,13 @@ impl<'de> Node<'de> for Aliases {
 /// Where parsed metrics go.
 struct Target<'a> {
     section: Section,
-    specs: &'a mut Vec<MetricSpec>,
+    parsed: &'a mut Parsed,
     names: &'a mut HashSet<String>,
 }
 
 impl Target<'_> {
     fn reborrow(&mut self) -> Target<'_> {
-        Target { section: self.section, specs: self.specs, names: self.names }
+        Target { section: self.section, parsed: self.parsed, names: self.names }
     }
 }
 
@@ -108,19 +111,20 @@ struct Metrics<'a>(Target<'a>);
 impl<'de> Node<'de> for Metrics<'_> {
     type Out = ();
     fn takes(&self) -> &'static str {
-        "a mapping with counter, gauge and histogram"
+        "a mapping with counter, gauge, histogram and summary"
     }
     fn empty<E: de::Error>(self) -> Result<(), E> {
         Ok(())
     }
     fn mapping<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         let mut seen = Vec::new();
-        let allowed = &["counter", "gauge", "histogram"];
+        let allowed = &["counter", "gauge", "histogram", "summary"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             let kind = match key {
                 "counter" => Kind::Counter,
                 "gauge" => Kind::Gauge,
-                _ => Kind::Histogram,
+                "histogram" => Kind::Histogram,
+                _ => Kind::Summary,
             };
             map.next_value_seed(Seed(MetricList { kind, target: self.0.reborrow() }))?;
         }
@@ -159,6 +163,9 @@ struct Fields {
     dimensions: Vec<String>,
     help: Option<String>,
     buckets: Option<Vec<f64>>,
+    quantiles: Option<Vec<f64>>,
+    modes: Option<Views>,
+    disabled: bool,
 }
 
 impl<'de> Node<'de> for Metric<'_> {
@@ -169,7 +176,7 @@ impl<'de> Node<'de> for Metric<'_> {
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut fields = Fields::default();
         let mut seen = Vec::new();
-        let allowed = &["name", "unit", "dimensions", "help", "buckets"];
+        let allowed = &["name", "unit", "dimensions", "help", "buckets", "quantiles", "modes", "enabled"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => {
@@ -179,25 +186,29 @@ impl<'de> Node<'de> for Metric<'_> {
                 "unit" => fields.unit = Some(map.next_value_seed(Seed(Unit))?),
                 "dimensions" => fields.dimensions = map.next_value_seed(Seed(Labels))?,
                 "help" => fields.help = Some(map.next_value_seed(Seed(Help))?),
-                _ => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
+                "buckets" => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
+                "quantiles" => fields.quantiles = Some(map.next_value_seed(Seed(Quantiles))?),
+                "modes" => fields.modes = Some(map.next_value_seed(Seed(Modes))?),
+                _ => fields.disabled = !map.next_value_seed(Seed(Enabled))?,
             }
         }
+        let disabled = fields.disabled;
         let spec = fields.into_spec(self.kind, self.target.section).map_err(de::Error::custom)?;
-        self.target.specs.push(spec);
+        let Parsed { specs, disabled: switched_off, .. } = self.target.parsed;
+        if disabled {
+            switched_off.push(spec)
+        } else {
+            specs.push(spec)
+        }
         Ok(())
     }
 }
 
 impl Fields {
     fn into_spec(self, kind: Kind, section: Section) -> Result<MetricSpec, String> {
-        let name = self.name.ok_or("a metric has no name")?;
-        let unit = self.unit.ok_or_else(|| format!("metric `{name}` has no unit"))?;
-        if kind != Kind::Histogram && self.buckets.is_some() {
-            return Err(format!("metric `{name}` is a {}: only a histogram has buckets", kind.as_str()));
-        }
-        if kind == Kind::Histogram && self.dimensions.iter().any(|label| label == "le") {
-            return Err(format!("label `le` is reserved for the buckets of the histogram `{name}`"));
-        }
+        let name = self.name.clone().ok_or("a metric has no name")?;
+        let unit = self.unit.clone().ok_or_else(|| format!("metric `{name}` has no unit"))?;
+        self.check_type(&name, kind)?;
         let builtin = Builtin::from_name(&name);
         if let Some(builtin) = builtin {
             let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
@@ -210,10 +221,48 @@ impl Fields {
             }
         }
         let help = self.help.unwrap_or_else(|| format!("{name} ({unit})"));
-        let buckets = match kind {
-            Kind::Histogram => self.buckets.unwrap_or_else(|| DEFAULT_BUCKETS.to_vec()),
-            Kind::Counter | Kind::Gauge => Vec::new(),
+        let buckets = self.buckets.unwrap_or_else(|| match kind {
+            Kind::Histogram => builtin.map_or(&DEFAULT_BUCKETS[..], Builtin::buckets).to_vec(),
+            _ => Vec::new(),
+        });
+        let quantiles = self.quantiles.unwrap_or_else(|| match kind {
+            Kind::Summary => DEFAULT_QUANTILES.to_vec(),
+            _ => Vec::new(),
+        });
+        let modes = self.modes.unwrap_or(Views::ALL);
+        let dimensions = self.dimensions;
+        Ok(MetricSpec {
+            name,
+            section,
+            kind,
+            unit,
+            dimensions,
+            help,
+            buckets,
+            quantiles,
+            modes,
+            builtin,
+            detected: false,
+        })
+    }
+
+    /// What only one type of metric may have.
+    fn check_type(&self, name: &str, kind: Kind) -> Result<(), String> {
+        let named = kind.as_str();
+        if kind != Kind::Histogram && self.buckets.is_some() {
+            return Err(format!("metric `{name}` is a {named}: only a histogram has buckets"));
+        }
+        if kind != Kind::Summary && self.quantiles.is_some() {
+            return Err(format!("metric `{name}` is a {named}: only a summary has quantiles"));
+        }
+        let reserved = match kind {
+            Kind::Histogram => ("le", "buckets of the histogram"),
+            Kind::Summary => ("quantile", "quantiles of the summary"),
+            Kind::Counter | Kind::Gauge => return Ok(()),
         };
-        Ok(MetricSpec { name, section, kind, unit, dimensions: self.dimensions, help, buckets, builtin })
+        match self.dimensions.iter().any(|label| label == reserved.0) {
+            true => Err(format!("label `{}` is reserved for the {} `{name}`", reserved.0, reserved.1)),
+            false => Ok(()),
+        }
     }
 }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::{DROPPED, HEAD, KIND_SAMPLE, KIND_SERIES, MAX_RECORD_WORDS, MAX_SERIES, Ring, Sample, TAIL};
-use crate::metrics::catalog::MetricId;
+use super::{
+    DROPPED, Definition, HEAD, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring, Sample, TAIL,
+};
+use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;
 use crate::timeline::Instant;
 
@@ -24,12 +26,8 @@ impl std::error::Error for Corrupt {}
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event<'a> {
     /// From here on, the next number (from 0, in order) stands for this series.
-    Series {
-        /// The metric. Not checked against any catalog.
-        metric: MetricId,
-        /// Its label values. Not checked against the metric's dimensions.
-        labels: Vec<String>,
-    },
+    /// Not checked against any catalog.
+    Series(Definition),
     /// A sample of a series that was told before.
     Sample(Sample<'a>),
 }
@@ -55,9 +53,9 @@ impl Reader {
     /// A reader from the ring's start; [`create`](super::create) makes one with its ring.
     ///
     /// # Errors
-    /// When the header is not that of a ring of this version, size and catalog.
-    pub fn open(memory: SharedMemory, fingerprint: u64) -> Result<Self, Corrupt> {
-        let ring = Ring::open(memory, fingerprint)?;
+    /// When the header is not that of a ring of this version and size.
+    pub fn open(memory: SharedMemory) -> Result<Self, Corrupt> {
+        let ring = Ring::open(memory)?;
         Ok(Self { ring, tail: 0, series: 0, record: Vec::new(), text: Vec::new(), failed: None })
     }
 
@@ -144,15 +142,15 @@ impl Reader {
                 let (value, clock) = (f64::from_bits(value), Instant(clock));
                 Ok(Event::Sample(Sample { series: number, value, clock, request_id }))
             }
-            (KIND_SERIES, &[metric, ref text @ ..]) => {
+            (KIND_SERIES, &[kind, ref text @ ..]) => {
                 if number as usize != self.series || self.series >= MAX_SERIES {
                     return Err(Corrupt(format!("series {number} is told, {} are known", self.series)));
                 }
-                let metric = u32::try_from(metric).map(MetricId);
-                let metric = metric.map_err(|_| Corrupt("a metric id of more than 32 bits".to_owned()))?;
-                let labels = split_labels(unpack(&mut self.text, text, padding)?)?;
+                let kind = usize::try_from(kind).ok().and_then(|kind| KINDS.get(kind).copied());
+                let kind = kind.ok_or_else(|| Corrupt("a metric of an unknown type".to_owned()))?;
+                let definition = definition(kind, unpack(&mut self.text, text, padding)?)?;
                 self.series += 1;
-                Ok(Event::Series { metric, labels })
+                Ok(Event::Series(definition))
             }
             (kind, rest) => Err(Corrupt(format!("a record of kind {kind} with {} words", rest.len() + 1))),
         }
@@ -173,18 +171,31 @@ fn unpack<'a>(bytes: &'a mut Vec<u8>, words: &[u64], padding: usize) -> Result<&
     Ok(bytes)
 }
 
-fn split_labels(mut text: &[u8]) -> Result<Vec<String>, Corrupt> {
-    let mut labels = Vec::new();
+fn definition(kind: Kind, text: &[u8]) -> Result<Definition, Corrupt> {
+    let mut texts = split(text)?.into_iter();
+    let (Some(name), Some(unit)) = (texts.next(), texts.next()) else {
+        return Err(Corrupt("a series without name and unit".to_owned()));
+    };
+    let mut labels = Vec::with_capacity(texts.len() / 2);
+    while let Some(label) = texts.next() {
+        let value = texts.next().ok_or_else(|| Corrupt("a label without a value".to_owned()))?;
+        labels.push((label, value));
+    }
+    Ok(Definition { name, kind: Some(kind), unit, labels })
+}
+
+fn split(mut text: &[u8]) -> Result<Vec<String>, Corrupt> {
+    let mut texts = Vec::new();
     while !text.is_empty() {
-        let label = text.split_first_chunk::<4>().and_then(|(length, rest)| {
+        let piece = text.split_first_chunk::<4>().and_then(|(length, rest)| {
             let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
             rest.split_at_checked(length)
         });
-        let Some((label, rest)) = label else {
-            return Err(Corrupt("a label value that passes its record".to_owned()));
+        let Some((piece, rest)) = piece else {
+            return Err(Corrupt("a text that passes its record".to_owned()));
         };
-        labels.push(String::from_utf8(label.to_vec()).map_err(|_| not_utf8("label value"))?);
+        texts.push(String::from_utf8(piece.to_vec()).map_err(|_| not_utf8("text of a series"))?);
         text = rest;
     }
-    Ok(labels)
+    Ok(texts)
 }

@@ -3,11 +3,18 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::metrics::catalog::MetricId;
+use crate::metrics::catalog::Kind;
 use crate::timeline::Instant;
 use proptest::prelude::*;
 
-const FINGERPRINT: u64 = 77;
+/// A series of the metric with this number for a name.
+fn series(number: u32, values: &[String]) -> Definition {
+    let labels = values.iter().enumerate().map(|(at, value)| (format!("l{at}"), value.clone())).collect();
+    Definition { name: number.to_string(), kind: Some(Kind::Histogram), unit: "ms".to_owned(), labels }
+}
+
+/// The words of the record that tells `series(0, &[])`.
+const SERIES_WORDS: u64 = 4;
 
 /// What was read, owned.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +27,11 @@ fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
     let mut read = Vec::new();
     let count = reader.drain(|event| {
         read.push(match event {
-            Event::Series { metric, labels } => Read::Series(metric.0, labels),
+            Event::Series(told) => {
+                assert_eq!((told.kind, told.unit.as_str()), (Some(Kind::Histogram), "ms"));
+                assert!(told.labels.iter().enumerate().all(|(at, (name, _))| *name == format!("l{at}")));
+                Read::Series(told.name.parse().unwrap(), told.labels.into_iter().map(|(_, value)| value).collect())
+            }
             Event::Sample(s) => Read::Sample(s.series, s.value, s.clock.0, s.request_id.to_owned()),
         });
     })?;
@@ -29,8 +40,8 @@ fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
 }
 
 fn ring() -> (OwnedFd, Writer, Reader) {
-    let (fd, reader) = create(0, FINGERPRINT).unwrap();
-    let writer = Writer::open(&fd, FINGERPRINT).unwrap();
+    let (fd, reader) = create(0).unwrap();
+    let writer = Writer::open(&fd).unwrap();
     (fd, writer, reader)
 }
 
@@ -48,9 +59,9 @@ fn records_arrive_as_written() {
     let (_fd, mut writer, mut reader) = ring();
     assert!(reader.is_empty());
     let labels = ["ab".to_owned(), String::new(), "größer,\n".to_owned()];
-    assert_eq!(writer.intern(MetricId(3), &labels), Ok(0));
-    assert_eq!(writer.intern(MetricId(3), &labels[..1]), Ok(1));
-    assert_eq!(writer.intern(MetricId(3), &labels), Ok(0));
+    assert_eq!(writer.intern(&series(3, &labels)), Ok(0));
+    assert_eq!(writer.intern(&series(3, &labels[..1])), Ok(1));
+    assert_eq!(writer.intern(&series(3, &labels)), Ok(0));
     for id in ["", "1234567", "12345678", "123456789"] {
         writer.sample(&sample(1, -0.5, id)).unwrap();
     }
@@ -70,7 +81,7 @@ fn records_arrive_as_written() {
 #[test]
 fn what_a_dead_producer_committed_is_read() {
     let (fd, mut writer, mut reader) = ring();
-    writer.intern(MetricId(0), &[]).unwrap();
+    writer.intern(&series(0, &[])).unwrap();
     writer.sample(&sample(0, 1.0, "")).unwrap();
     drop((fd, writer));
     assert_eq!(drain(&mut reader).unwrap().len(), 2);
@@ -79,15 +90,15 @@ fn what_a_dead_producer_committed_is_read() {
 #[test]
 fn a_full_ring_waits_and_then_drops_and_counts() {
     let (_fd, mut writer, mut reader) = ring();
-    writer.intern(MetricId(0), &[]).unwrap();
+    writer.intern(&series(0, &[])).unwrap();
     let mut written = 0;
     while writer.sample(&sample(0, 1.0, "")).is_ok() {
         written += 1;
     }
-    // 2 words for the series, 3 for each sample.
-    assert_eq!(written, (2 * MAX_RECORD_WORDS - 2) / 3);
+    // 3 words for each sample.
+    assert_eq!(written, (2 * MAX_RECORD_WORDS - SERIES_WORDS as usize) / 3);
     assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::Full));
-    assert_eq!(writer.intern(MetricId(1), &["x".repeat(100)]), Err(PushError::Full));
+    assert_eq!(writer.intern(&series(1, &["x".repeat(100)])), Err(PushError::Full));
     let mut waits = 0;
     assert!(!writer.sample_or_drop(&sample(0, 1.0, ""), || {
         waits += 1;
@@ -106,13 +117,12 @@ fn a_full_ring_waits_and_then_drops_and_counts() {
 #[test]
 fn what_the_layout_cannot_hold_is_refused() {
     let (fd, mut writer, _) = ring();
-    assert_eq!(writer.intern(MetricId(0), &["x".repeat(8 * MAX_RECORD_WORDS)]), Err(PushError::TooLong));
+    assert_eq!(writer.intern(&series(0, &["x".repeat(8 * MAX_RECORD_WORDS)])), Err(PushError::TooLong));
     assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::UnknownSeries));
-    writer.intern(MetricId(0), &[]).unwrap();
+    writer.intern(&series(0, &[])).unwrap();
     assert_eq!(writer.sample(&sample(0, 1.0, &"x".repeat(8 * MAX_RECORD_WORDS))), Err(PushError::TooLong));
-    assert!(Writer::open(&fd, FINGERPRINT + 1).is_err());
     map(&fd).words()[0].store(0, Ordering::Relaxed);
-    assert!(Writer::open(&fd, FINGERPRINT).is_err());
+    assert!(Writer::open(&fd).is_err());
 }
 
 #[test]
@@ -120,22 +130,22 @@ fn a_header_with_a_wrong_capacity_is_refused() {
     for capacity in [0, 1, 3000, 1 << 20, u64::MAX, 1 << 63] {
         let (fd, _, _) = ring();
         map(&fd).words()[CAPACITY].store(capacity, Ordering::Relaxed);
-        assert!(Reader::open(map(&fd), FINGERPRINT).is_err(), "{capacity}");
+        assert!(Reader::open(map(&fd)).is_err(), "{capacity}");
     }
     let tiny = shm::create("tiny", 16).unwrap();
-    assert!(Reader::open(map(&tiny), FINGERPRINT).is_err());
+    assert!(Reader::open(map(&tiny)).is_err());
 }
 
 /// Writes `words` as the first record, commits `head` words, and gives what the reader makes of it after one series.
 fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
     let (fd, mut writer, mut reader) = ring();
-    writer.intern(MetricId(0), &[]).unwrap();
+    writer.intern(&series(0, &[])).unwrap();
     assert_eq!(drain(&mut reader).unwrap().len(), 1);
     let memory = map(&fd);
     for (at, &word) in words.iter().enumerate() {
-        memory.words()[DATA + 2 + at].store(word, Ordering::Relaxed);
+        memory.words()[DATA + SERIES_WORDS as usize + at].store(word, Ordering::Relaxed);
     }
-    memory.words()[HEAD].store(2u64.wrapping_add(head), Ordering::Release);
+    memory.words()[HEAD].store(SERIES_WORDS.wrapping_add(head), Ordering::Release);
     let result = drain(&mut reader);
     if result.is_err() {
         assert_eq!(drain(&mut reader), result, "an error stays");
@@ -163,10 +173,13 @@ fn a_hostile_ring_is_corrupt() {
         (&[first(2, 0, 4, 0), 0, 0, u64::MAX], 4, "a request id that is not UTF-8"),
         (&[first(1, 0, 2, 0), 0], 2, "series 0 is told, 1 are known"),
         (&[first(1, 0, 2, 2), 0], 2, "series 2 is told, 1 are known"),
-        (&[first(1, 0, 2, 1), 1 << 32], 2, "a metric id of more than 32 bits"),
-        (&[first(1, 0, 3, 1), 0, 5], 3, "a label value that passes its record"),
-        (&[first(1, 6, 3, 1), 0, 0], 3, "a label value that passes its record"),
-        (&[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3, "a label value that is not UTF-8"),
+        (&[first(1, 0, 2, 1), 4], 2, "a metric of an unknown type"),
+        (&[first(1, 0, 2, 1), 1 << 32], 2, "a metric of an unknown type"),
+        (&[first(1, 4, 4, 1), 0, 0, 0], 4, "a label without a value"),
+        (&[first(1, 4, 3, 1), 0, 0], 3, "a series without name and unit"),
+        (&[first(1, 0, 3, 1), 0, 5], 3, "a text that passes its record"),
+        (&[first(1, 6, 3, 1), 0, 0], 3, "a text that passes its record"),
+        (&[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3, "a text of a series that is not UTF-8"),
     ];
     for (words, head, expected) in cases {
         let message = hostile(words, *head).unwrap_err().to_string();
@@ -177,11 +190,11 @@ fn a_hostile_ring_is_corrupt() {
 #[test]
 fn two_threads_lose_nothing() {
     const SAMPLES: u64 = 300_000;
-    let (fd, mut reader) = create(0, FINGERPRINT).unwrap();
+    let (fd, mut reader) = create(0).unwrap();
     let producer = std::thread::spawn(move || {
-        let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
+        let mut writer = Writer::open(&fd).unwrap();
         drop(fd);
-        writer.intern(MetricId(0), &[]).unwrap();
+        writer.intern(&series(0, &[])).unwrap();
         for at in 0..SAMPLES {
             let id = "r".repeat((at % 40) as usize);
             let sample = Sample { series: 0, value: at as f64, clock: Instant(at), request_id: &id };
@@ -214,7 +227,7 @@ fn a_reader_survives_a_ring_that_is_scribbled_over() {
     for round in 0..50u64 {
         let (fd, mut writer, mut reader) = ring();
         let memory = map(&fd);
-        writer.intern(MetricId(0), &[]).unwrap();
+        writer.intern(&series(0, &[])).unwrap();
         let (scribbling, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -263,10 +276,10 @@ proptest! {
     fn any_writing_and_draining_keeps_order_and_content(steps in prop::collection::vec(step(), 0..2000)) {
         let (_fd, mut writer, mut reader) = ring();
         let mut expected = Vec::new();
-        for series in 0..4 {
-            let labels = vec!["x".repeat(series)];
-            prop_assert_eq!(writer.intern(MetricId(series as u32), &labels), Ok(series as u32));
-            expected.push(Read::Series(series as u32, labels));
+        for number in 0..4 {
+            let labels = vec!["x".repeat(number as usize)];
+            prop_assert_eq!(writer.intern(&series(number, &labels)), Ok(number));
+            expected.push(Read::Series(number, labels));
         }
         for step in steps {
             match step {
@@ -289,9 +302,9 @@ proptest! {
 /// Prints what a push costs; run with `--nocapture`.
 #[test]
 fn cost_of_a_push() {
-    let (fd, mut reader) = create(1 << 22, FINGERPRINT).unwrap();
-    let mut writer = Writer::open(&fd, FINGERPRINT).unwrap();
-    writer.intern(MetricId(0), &[]).unwrap();
+    let (fd, mut reader) = create(1 << 22).unwrap();
+    let mut writer = Writer::open(&fd).unwrap();
+    writer.intern(&series(0, &[])).unwrap();
     for id in ["", "75993b11-281a-4550-88b6-aa1a5cba0d8f"] {
         let (mut pushed, mut read) = (0u32, 0);
         let (mut push_time, mut read_time) = (std::time::Duration::ZERO, std::time::Duration::ZERO);

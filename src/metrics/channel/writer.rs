@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use super::{DROPPED, HEAD, KIND_SAMPLE, KIND_SERIES, MAX_RECORD_WORDS, MAX_SERIES, Ring, TAIL};
-use crate::metrics::catalog::MetricId;
+use super::{DROPPED, Definition, HEAD, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring, TAIL};
+use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;
 use crate::timeline::Instant;
 
@@ -58,31 +58,30 @@ pub struct Writer {
     head: u64,
     /// The consumer's tail when last looked at.
     tail: u64,
-    series: HashMap<(MetricId, Box<[String]>), u32>,
+    series: HashMap<Definition, u32>,
     text: Vec<u8>,
 }
 
 impl Writer {
-    /// Opens the ring that the frontend created; `fingerprint` is that of the worker's catalog.
+    /// Opens the ring that the frontend created.
     ///
     /// # Errors
-    /// `InvalidData` when it is no such ring or the catalogs differ; else what the kernel says.
-    pub fn open(fd: impl AsFd, fingerprint: u64) -> io::Result<Self> {
+    /// `InvalidData` when it is no such ring; else what the kernel says.
+    pub fn open(fd: impl AsFd) -> io::Result<Self> {
         let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         let memory = SharedMemory::map(&fd, len)?;
-        let ring =
-            Ring::open(memory, fingerprint).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let ring = Ring::open(memory).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let (head, tail) = (ring.load(HEAD, Ordering::Relaxed), ring.load(TAIL, Ordering::Acquire));
         Ok(Self { ring, head, tail, series: HashMap::new(), text: Vec::new() })
     }
 
-    /// The number of a series, told to the consumer when it is new. Keep it: this costs a look-up, a sample does not.
+    /// The number of a series, told to the consumer when it is new. Keep it: this costs a look-up, a sample does not. A
+    /// definition without a type is told as a gauge.
     ///
     /// # Errors
     /// When the series is new and cannot be told; asking again later is allowed.
-    pub fn intern(&mut self, metric: MetricId, labels: &[String]) -> Result<u32, PushError> {
-        let key = (metric, Box::from(labels));
-        if let Some(&number) = self.series.get(&key) {
+    pub fn intern(&mut self, series: &Definition) -> Result<u32, PushError> {
+        if let Some(&number) = self.series.get(series) {
             return Ok(number);
         }
         let number = u32::try_from(self.series.len()).map_err(|_| PushError::TooManySeries)?;
@@ -91,15 +90,18 @@ impl Writer {
         }
         let mut text = std::mem::take(&mut self.text);
         text.clear();
-        for label in labels {
-            let length = u32::try_from(label.len()).map_err(|_| PushError::TooLong)?;
+        let labels = series.labels.iter().flat_map(|(name, value)| [name, value]);
+        for part in [&series.name, &series.unit].into_iter().chain(labels) {
+            let length = u32::try_from(part.len()).map_err(|_| PushError::TooLong)?;
             text.extend_from_slice(&length.to_le_bytes());
-            text.extend_from_slice(label.as_bytes());
+            text.extend_from_slice(part.as_bytes());
         }
-        let pushed = self.push(KIND_SERIES, number, &[u64::from(metric.0)], &text);
+        let kind = series.kind.unwrap_or(Kind::Gauge);
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or_default();
+        let pushed = self.push(KIND_SERIES, number, &[kind as u64], &text);
         self.text = text;
         pushed?;
-        self.series.insert(key, number);
+        self.series.insert(series.clone(), number);
         Ok(number)
     }
 

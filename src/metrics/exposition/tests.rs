@@ -3,6 +3,7 @@
 use super::*;
 use crate::error::Reason;
 use crate::id::ModelVersion;
+use crate::metrics::cache::Settings;
 use crate::metrics::catalog::Catalog;
 use crate::metrics::labels::{Outcome, Protocol, Route};
 use crate::metrics::record;
@@ -25,7 +26,7 @@ fn timeline() -> Timeline {
 
 /// One model with one of each event.
 fn recorded() -> Arc<Cache> {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), "host-1"));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("host-1")));
     let tags = [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
     let series = cache.model_loaded(&ModelVersion::new("simple", 1), &tags);
     record::model_load_duration(&series, 1.25);
@@ -78,7 +79,7 @@ fn statistics_of_one_model() {
 
 #[test]
 fn every_series_exists_from_the_load() {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), "h"));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let empty = render(&cache, Format::Text);
     assert!(!empty.contains("nv_inference"), "families without series are left out: {empty}");
     let series = cache.model_loaded(&ModelVersion::new("m", 3), &[]);
@@ -110,14 +111,17 @@ model_metrics:
     - {name: level, unit: m}
   histogram:
     - {name: size, unit: B, dimensions: [shop], buckets: [1, 2.5]}
+  summary:
+    - {name: time, unit: s, dimensions: [shop], quantiles: [0.5, 1]}
 ";
-    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), "h"));
-    let id = |name: &str| cache.catalog().find(name).unwrap().0;
-    let (shop, labels) = (["b".to_owned()], ["b".to_owned(), "a\n".to_owned()]);
-    cache.sample(id("orders_total"), &labels, 1.5).unwrap();
-    cache.sample(id("level"), &[], -4.0).unwrap();
-    cache.sample(id("size"), &shop, 2.0).unwrap();
-    cache.sample(id("size"), &shop, 9.0).unwrap();
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
+    // Values are given in the order of the file's dimensions.
+    cache.counter("orders_total", &["b", "a\n"]).unwrap().add_or_update(1.5).unwrap();
+    cache.gauge("level", &[]).unwrap().add_or_update(-4.0).unwrap();
+    let size = cache.histogram("size", &["b"]).unwrap();
+    [2.0, 9.0].into_iter().for_each(|value| size.add_or_update(value).unwrap());
+    let time = cache.summary("time", &["b"]).unwrap();
+    [1.0, 3.0].into_iter().for_each(|value| time.add_or_update(value).unwrap());
     let expected = r#"# HELP orders_total a\nb\\ "c"
 # TYPE orders_total counter
 orders_total{area="a\n",shop="b"} 1.5
@@ -131,6 +135,12 @@ size_count{shop="b"} 2
 size_bucket{le="1.0",shop="b"} 0
 size_bucket{le="2.5",shop="b"} 1
 size_bucket{le="+Inf",shop="b"} 2
+# HELP time time (s)
+# TYPE time summary
+time{shop="b",quantile="0.5"} 1
+time{shop="b",quantile="1"} 3
+time_sum{shop="b"} 4
+time_count{shop="b"} 2
 "#;
     assert_eq!(render(&cache, Format::Text), expected);
     let open = render(&cache, Format::OpenMetrics);
@@ -141,7 +151,7 @@ size_bucket{le="+Inf",shop="b"} 2
 #[test]
 fn a_metric_that_the_file_leaves_out_is_not_shown() {
     let text = "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [model, version]}\n";
-    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), "h"));
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     record::inference_done(&series, &timeline(), 2);
     let expected = "# HELP nv_inference_count nv_inference_count (c)\n# TYPE nv_inference_count counter\nnv_inference_count{model=\"m\",version=\"1\"} 2\n";
@@ -167,7 +177,7 @@ fn formats_are_negotiated() {
 /// Prints what a scrape costs; run with `--nocapture`.
 #[test]
 fn cost_of_a_scrape_of_200_models() {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), "host-1"));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("host-1")));
     for at in 0..200 {
         let series = cache.model_loaded(&ModelVersion::new(format!("model_{at}"), 1), &[]);
         record::inference_done(&series, &timeline(), 4);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::id::ModelVersion;
+use crate::metrics::cache::Settings;
 use crate::metrics::catalog::Catalog;
 use crate::metrics::exposition::{Format, render};
 use crate::metrics::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
@@ -24,7 +25,7 @@ const TIMELINE: Timeline = Timeline {
 };
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), "h"));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     (cache, series)
 }

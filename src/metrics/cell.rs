@@ -1,0 +1,113 @@
+//! The value of one series.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::cache::SampleError;
+use super::catalog::{Kind, MetricSpec};
+use super::summary::{CoarseClock, Summary};
+
+/// The value of one series. Changed without a lock, from any number of threads.
+#[derive(Debug)]
+pub struct Cell {
+    value: CellValue,
+    /// How many models' workers write it; see `ModelSeries::own`.
+    pub(super) owners: AtomicUsize,
+}
+
+#[derive(Debug)]
+enum CellValue {
+    /// The bits of an f64.
+    Counter(AtomicU64),
+    /// The bits of an f64.
+    Gauge(AtomicU64),
+    Histogram(Histogram),
+    Summary(Summary),
+}
+
+/// A distribution: not cumulated, one bucket more than bounds.
+#[derive(Debug)]
+struct Histogram {
+    bounds: Vec<f64>,
+    buckets: Vec<AtomicU64>,
+    sum: AtomicU64,
+}
+
+/// What a [`Cell`] holds at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Reading {
+    Number(f64),
+    /// Sum, and each bucket's upper bound and own count; the last bound is infinite.
+    Histogram(f64, Vec<(f64, u64)>),
+    /// Sum, count, and the value of each quantile (NaN while there is none).
+    Summary(f64, u64, Vec<(f64, f64)>),
+}
+
+impl Cell {
+    pub(super) fn new(spec: &MetricSpec, clock: &Arc<CoarseClock>) -> Self {
+        let value = match spec.kind {
+            Kind::Counter => CellValue::Counter(AtomicU64::new(0)),
+            Kind::Gauge => CellValue::Gauge(AtomicU64::new(0)),
+            Kind::Histogram => CellValue::Histogram(Histogram {
+                bounds: spec.buckets.clone(),
+                buckets: std::iter::repeat_with(AtomicU64::default).take(spec.buckets.len() + 1).collect(),
+                sum: AtomicU64::new(0),
+            }),
+            Kind::Summary => CellValue::Summary(Summary::new(&spec.quantiles, clock)),
+        };
+        Self { value, owners: AtomicUsize::new(0) }
+    }
+
+    /// Takes one sample: a counter's increment, a gauge's new value, a histogram's observation.
+    ///
+    /// # Errors
+    /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for an observation of NaN.
+    pub fn add_or_update(&self, value: f64) -> Result<(), SampleError> {
+        match &self.value {
+            CellValue::Counter(_) if !(value.is_finite() && value >= 0.0) => {
+                return Err(SampleError::BadValue(format!(
+                    "a counter grows by finite numbers of 0 or more, not by {value}"
+                )));
+            }
+            CellValue::Counter(bits) => add(bits, value),
+            CellValue::Gauge(bits) => bits.store(value.to_bits(), Ordering::Relaxed),
+            CellValue::Histogram(_) | CellValue::Summary(_) if value.is_nan() => {
+                return Err(SampleError::BadValue("a distribution cannot observe NaN".to_owned()));
+            }
+            CellValue::Summary(summary) => summary.observe(value),
+            CellValue::Histogram(histogram) => {
+                let at = histogram.bounds.partition_point(|&bound| bound < value);
+                if let Some(bucket) = histogram.buckets.get(at) {
+                    bucket.fetch_add(1, Ordering::Relaxed);
+                    add(&histogram.sum, value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self) -> Reading {
+        match &self.value {
+            CellValue::Counter(bits) | CellValue::Gauge(bits) => {
+                Reading::Number(f64::from_bits(bits.load(Ordering::Relaxed)))
+            }
+            CellValue::Histogram(histogram) => {
+                let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
+                let counts = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+                let sum = f64::from_bits(histogram.sum.load(Ordering::Relaxed));
+                Reading::Histogram(sum, bounds.zip(counts).collect())
+            }
+            CellValue::Summary(summary) => {
+                let (sum, count, quantiles) = summary.read();
+                Reading::Summary(sum, count, quantiles)
+            }
+        }
+    }
+}
+
+/// Adds to the f64 whose bits these are.
+pub(super) fn add(bits: &AtomicU64, amount: f64) {
+    let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
+    // The closure never gives `None`, so this cannot fail.
+    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+}

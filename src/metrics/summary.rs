@@ -1,0 +1,121 @@
+//! Quantiles over the latest observations.
+//!
+//! A summary keeps its last [`SLOTS`] observations, each with the second in which it was made; a reading takes those of
+//! the last [`WINDOW_SECONDS`] and sorts them. Observing is one addition and one store; exact ranks, and values to 24
+//! bits. Count and sum are over all time, as Prometheus wants them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::timeline::Instant;
+
+/// The number of observations that quantiles are taken from at most.
+pub const SLOTS: usize = 1024;
+/// How old they may be; Triton's summaries look as far back.
+pub const WINDOW_SECONDS: u32 = 60;
+
+/// The time in whole seconds, as far as it has been told. Seconds begin at 1: 0 marks a slot that was never used.
+#[derive(Debug, Default)]
+pub struct CoarseClock(AtomicU32);
+
+impl CoarseClock {
+    /// Tells the time. It never goes back.
+    pub fn tell(&self, now: Instant) {
+        let second = u32::try_from(now.0 / 1_000_000_000 + 1).unwrap_or(u32::MAX);
+        if self.0.load(Ordering::Relaxed) < second {
+            self.0.fetch_max(second, Ordering::Relaxed);
+        }
+    }
+
+    fn second(&self) -> u32 {
+        self.0.load(Ordering::Relaxed).max(1)
+    }
+}
+
+/// A distribution by quantiles.
+#[derive(Debug)]
+pub(super) struct Summary {
+    quantiles: Vec<f64>,
+    clock: Arc<CoarseClock>,
+    /// Second in the upper half, bits of an f32 in the lower.
+    slots: Box<[AtomicU64]>,
+    count: AtomicU64,
+    /// The bits of an f64.
+    sum: AtomicU64,
+}
+
+impl Summary {
+    pub(super) fn new(quantiles: &[f64], clock: &Arc<CoarseClock>) -> Self {
+        let slots = std::iter::repeat_with(AtomicU64::default).take(SLOTS).collect();
+        let (quantiles, clock) = (quantiles.to_vec(), Arc::clone(clock));
+        Self { quantiles, clock, slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
+    }
+
+    /// Takes one observation, which is not NaN.
+    pub(super) fn observe(&self, value: f64) {
+        let at = self.count.fetch_add(1, Ordering::Relaxed) as usize % SLOTS;
+        super::cell::add(&self.sum, value);
+        if let Some(slot) = self.slots.get(at) {
+            let packed = u64::from(self.clock.second()) << 32 | u64::from((value as f32).to_bits());
+            slot.store(packed, Ordering::Relaxed);
+        }
+    }
+
+    /// Sum, count, and quantiles with their values: the smallest observation that is not below that share of them.
+    pub(super) fn read(&self) -> (f64, u64, Vec<(f64, f64)>) {
+        let now = self.clock.second();
+        let slots = self.slots.iter().map(|slot| slot.load(Ordering::Relaxed));
+        let fresh = slots.filter(|slot| {
+            let second = (slot >> 32) as u32;
+            second > 0 && now.saturating_sub(second) <= WINDOW_SECONDS
+        });
+        let mut values: Vec<f32> = fresh.map(|slot| f32::from_bits(slot as u32)).collect();
+        values.sort_unstable_by(f32::total_cmp);
+        let of = |quantile: f64| {
+            let rank = (quantile * values.len() as f64).ceil() as usize;
+            values.get(rank.saturating_sub(1)).map_or(f64::NAN, |value| f64::from(*value))
+        };
+        let quantiles = self.quantiles.iter().map(|quantile| (*quantile, of(*quantile))).collect();
+        (f64::from_bits(self.sum.load(Ordering::Relaxed)), self.count.load(Ordering::Relaxed), quantiles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(clock: &CoarseClock, second: u64) {
+        clock.tell(Instant(second * 1_000_000_000));
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_last_minute() {
+        let clock = Arc::new(CoarseClock::default());
+        let summary = Summary::new(&[0.0, 0.5, 0.9, 1.0], &clock);
+        assert!(summary.read().2.iter().all(|(_, value)| value.is_nan()));
+        at(&clock, 100);
+        for value in 1..=10 {
+            summary.observe(f64::from(value));
+        }
+        let expected = vec![(0.0, 1.0), (0.5, 5.0), (0.9, 9.0), (1.0, 10.0)];
+        assert_eq!(summary.read(), (55.0, 10, expected));
+        at(&clock, 150);
+        summary.observe(100.0);
+        at(&clock, 170);
+        assert_eq!(summary.read(), (155.0, 11, vec![(0.0, 100.0), (0.5, 100.0), (0.9, 100.0), (1.0, 100.0)]));
+        at(&clock, 120);
+        assert_eq!(summary.read().2.first(), Some(&(0.0, 100.0)), "time does not go back");
+    }
+
+    #[test]
+    fn only_the_latest_observations_count() {
+        let clock = Arc::new(CoarseClock::default());
+        let summary = Summary::new(&[0.0, 1.0], &clock);
+        for value in 0..3 * SLOTS {
+            summary.observe(value as f64);
+        }
+        let (_, count, quantiles) = summary.read();
+        assert_eq!(count, 3 * SLOTS as u64);
+        assert_eq!(quantiles, [(0.0, 2048.0), (1.0, 3071.0)]);
+    }
+}
