@@ -303,7 +303,7 @@ mod tests {
         let defined: Vec<Builtin> = catalog.iter().filter_map(|(_, spec)| spec.builtin).collect();
         let disabled: Vec<Builtin> = catalog.disabled().iter().filter_map(|spec| spec.builtin).collect();
         for builtin in Builtin::ALL {
-            let known = defined.contains(&builtin) || disabled.contains(&builtin);
+            let known = defined.contains(builtin) || disabled.contains(builtin);
             assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
         for (id, spec) in catalog.iter() {
