@@ -1,6 +1,6 @@
 //! One accept loop for every listener of the server: HTTP, metrics and gRPC.
 //!
-//! It owns the limits that protect a process from its clients' connections: time-outs for headers, sizes of buffers and
+//! It owns the limits that protect a process from its clients' connections: time-outs, sizes of buffers and
 //! windows. It knows no routes.
 
 use std::convert::Infallible;
@@ -13,14 +13,20 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tower::Service;
 
-/// How long an HTTP/1 connection may take for the head of a request. hyper starts this clock when it begins to wait, so
-/// it also bounds how long a kept connection may idle; clients keep connections in pools for minutes and do not retry,
-/// so it must not be short.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
+use self::watch::{Watch, Watched};
+
+mod watch;
+
+/// How long a connection may wait for a request: for the head of its first one, and again after each answer. Clients keep
+/// connections in pools for minutes and do not retry, so it must not be short. HTTP/2 connections have pings of their own
+/// once they have carried a request.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How often connections are looked at for that. hyper could keep a timer for each, but arms it anew for each request,
+/// which costs a small inference 5 % of its time.
+const LOOK: Duration = Duration::from_secs(15);
 /// How often an idle HTTP/2 peer is asked whether it is still there, so that a vanished one frees its streams.
 const PING_INTERVAL: Duration = Duration::from_secs(120);
 /// How long it may take to answer that.
@@ -56,11 +62,12 @@ pub async fn serve<S, B>(
     shutdown: impl Future<Output = ()>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    S::Future: Send + Unpin + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let builder = builder(speaks);
+    let watch = Watch::start(PATIENCE, LOOK);
     let graceful = GracefulShutdown::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -74,7 +81,7 @@ pub async fn serve<S, B>(
             },
             () = &mut shutdown => break,
         };
-        spawn_connection(stream, &builder, (service.clone(), refused.clone()), &graceful);
+        spawn_connection(stream, &builder, (service.clone(), refused.clone()), (&graceful, &watch));
     }
     drop(listener);
     graceful.shutdown().await;
@@ -85,7 +92,8 @@ fn builder(speaks: Speaks) -> Builder<TokioExecutor> {
     if speaks == Speaks::Http2 {
         builder = builder.http2_only();
     }
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(READ_BUFFER);
+    // Without its own time-out: see `LOOK`.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(READ_BUFFER);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -103,11 +111,11 @@ fn spawn_connection<S, B>(
     stream: TcpStream,
     builder: &Builder<TokioExecutor>,
     (service, refused): (S, impl Fn(u16) + Send + 'static),
-    graceful: &GracefulShutdown,
+    (graceful, watch): (&GracefulShutdown, &Watch),
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    S::Future: Send + Unpin + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     // Answers are written whole; waiting to fill packets would only delay them.
@@ -117,8 +125,10 @@ fn spawn_connection<S, B>(
     }
     let builder = builder.clone();
     let watcher = graceful.watcher();
-    tokio::spawn(async move {
-        let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let activity = watch.activity();
+    let watched = Watched { service, activity: activity.clone() };
+    let task = tokio::spawn(async move {
+        let connection = builder.serve_connection(TokioIo::new(stream), watched);
         if let Err(error) = watcher.watch(connection.into_owned()).await {
             if let Some(status) = error.downcast_ref().and_then(refusal) {
                 refused(status);
@@ -126,6 +136,7 @@ fn spawn_connection<S, B>(
             tracing::debug!(error, "a connection ended with an error");
         }
     });
+    watch.add(activity, task.abort_handle());
 }
 
 /// The status that hyper has answered with when it could not read the head of an HTTP/1 request.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use criterion::{Criterion, criterion_group, criterion_main};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::infer::{InferInput, InferRequest};
-use pharos::metrics::cache::{Cache, Settings};
+use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Catalog;
 use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::record;
@@ -76,7 +76,7 @@ fn scheduler_paths(criterion: &mut Criterion) {
 }
 
 fn metrics_paths(criterion: &mut Criterion) {
-    let cache = std::sync::Arc::new(Cache::new(Catalog::shipped(), Settings::new("host")));
+    let cache = std::sync::Arc::new(Cache::new(Catalog::shipped(), cache::Settings::new("host")));
     let models: Vec<_> =
         (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
     let timeline = Timeline { request_end: Instant(1000), ..Timeline::default() };
