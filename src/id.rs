@@ -12,6 +12,34 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
+/// The id of a trace (W3C Trace Context, `trace-id`): 16 bytes, not all zero. Displayed as 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TraceId(u128);
+
+impl TraceId {
+    /// The trace of a `traceparent` header (W3C Trace Context, 3.2); `None` if it is not valid.
+    pub fn from_traceparent(header: &str) -> Option<Self> {
+        let mut parts = header.trim().split('-');
+        let hex =
+            |text: &&str, len: usize| text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let version = parts.next().filter(|version| hex(version, 2) && *version != "ff")?;
+        let trace = parts.next().filter(|trace| hex(trace, 32))?;
+        let parent = parts.next().filter(|parent| hex(parent, 16))?;
+        parts.next().filter(|flags| hex(flags, 2))?;
+        // Version 00 has exactly four parts; later ones may have more.
+        if (version == "00" && parts.next().is_some()) || parent.bytes().all(|digit| digit == b'0') {
+            return None;
+        }
+        u128::from_str_radix(trace, 16).ok().filter(|id| *id != 0).map(Self)
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
 /// A model name with a version number, cheap to clone. Displayed as `name/version`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelVersion {
@@ -31,5 +59,30 @@ impl ModelVersion {
 impl fmt::Display for ModelVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.name, self.version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_valid_traceparents_name_a_trace() {
+        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let read = |text: &str| TraceId::from_traceparent(text).map(|id| id.to_string());
+        assert_eq!(read(&format!("00-{trace}-00f067aa0ba902b7-01")).as_deref(), Some(trace));
+        assert_eq!(read(&format!("01-{trace}-00f067aa0ba902b7-01-more")).as_deref(), Some(trace));
+        for bad in [
+            format!("ff-{trace}-00f067aa0ba902b7-01"),
+            format!("00-{trace}-00f067aa0ba902b7-01-more"),
+            format!("00-{trace}-0000000000000000-01"),
+            format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)),
+            format!("00-{}-00f067aa0ba902b7-01", trace.to_uppercase()),
+            format!("00-{trace}-00f067aa0ba902b7"),
+            String::new(),
+            "é".repeat(40),
+        ] {
+            assert_eq!(read(&bad), None, "{bad}");
+        }
     }
 }

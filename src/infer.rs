@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::id::TraceId;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
 
@@ -86,6 +87,8 @@ pub struct InferRequest {
     pub sequence_start: bool,
     /// `sequence_end`.
     pub sequence_end: bool,
+    /// The trace that the client's `traceparent` names.
+    pub trace: Option<TraceId>,
     /// The stamps so far.
     pub timeline: Timeline,
 }

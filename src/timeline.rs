@@ -31,6 +31,45 @@ impl Sub for Instant {
     }
 }
 
+/// What decided that it was time to send a batch (label `reason` of `pharos_batches_total`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SendReason {
+    /// It had reached a preferred size.
+    Preferred,
+    /// The next request did not fit, or the maximum was reached.
+    Full,
+    /// The queue delay was over.
+    Delay,
+    /// The next request has another shape.
+    Shape,
+    /// An instance was idle and no delay is configured.
+    Idle,
+    /// The model takes no new requests, so that there was nothing to wait for.
+    Drain,
+}
+
+impl SendReason {
+    /// Every value, in order.
+    pub const ALL: [SendReason; 6] = [Self::Preferred, Self::Full, Self::Delay, Self::Shape, Self::Idle, Self::Drain];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Preferred => "preferred",
+            Self::Full => "full",
+            Self::Delay => "delay",
+            Self::Shape => "shape",
+            Self::Idle => "idle",
+            Self::Drain => "drain",
+        }
+    }
+
+    /// Its place in `ALL`.
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// The stamps of one batch execution, taken by the worker (Triton's names; spec 4.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ComputeStamps {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::metrics::cache::{self, Cache};
-use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::ModelMetadata;
@@ -68,6 +68,18 @@ struct Inner {
     cache: Arc<Cache>,
     repository: Arc<Repository>,
     phase: AtomicU8,
+}
+
+/// A stream that is open.
+pub struct OpenStream {
+    engine: Engine,
+    protocol: Protocol,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        record::stream_open(&self.engine.0.cache, self.protocol, -1);
+    }
 }
 
 /// The server. Cheap to clone.
@@ -225,12 +237,16 @@ impl Engine {
         self.0.repository.index(ready_only)
     }
 
-    /// Everything that is in the metrics now.
-    pub fn metrics_text(&self, format: Format) -> String {
-        for serving in self.0.repository.all() {
-            serving.driver.drain_metrics(&self.0.cache);
-        }
-        exposition::render(&self.0.cache, format)
+    /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
+    pub fn metrics_text(&self, format: Format, names: &Names) -> String {
+        self.0.repository.observe();
+        exposition::render_named(&self.0.cache, format, names)
+    }
+
+    /// A stream of requests or responses was opened; it is open until the guard is dropped.
+    pub fn stream_open(&self, protocol: Protocol) -> OpenStream {
+        record::stream_open(&self.0.cache, protocol, 1);
+        OpenStream { engine: self.clone(), protocol }
     }
 
     /// Records an answer; to be called once for each, refusals and malformed requests included.

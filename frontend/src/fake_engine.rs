@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
-use pharos::metrics::exposition::Format;
+use pharos::metrics::exposition::{Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
@@ -21,6 +21,9 @@ pub type Record = (Protocol, Route, u16, Option<Reason>);
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
 }
+
+/// Counts nothing.
+pub struct OpenStream;
 
 impl Engine {
     pub fn records(&self) -> Vec<Record> {
@@ -102,8 +105,14 @@ impl Engine {
         let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
         if ready_only { vec![ready] } else { vec![ready, never] }
     }
-    pub fn metrics_text(&self, format: Format) -> String {
+    pub fn metrics_text(&self, format: Format, names: &Names) -> String {
+        if !names.is_all() {
+            return String::new();
+        }
         if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+    pub fn stream_open(&self, _: Protocol) -> OpenStream {
+        OpenStream
     }
     pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         if let Ok(mut records) = self.records.lock() {

@@ -37,6 +37,11 @@ impl Inputs {
         usize::try_from(offset).is_ok_and(|offset| self.memory.copy_in(offset, data))
     }
 
+    /// Bytes handed out now.
+    pub(crate) fn used(&self) -> u64 {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner).used()
+    }
+
     /// Gives blocks back.
     pub(crate) fn release(&self, blocks: &[Block]) {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,6 +99,11 @@ impl Outputs {
         let mut released = self.lock();
         released.bytes = 0;
         std::mem::take(&mut released.offsets)
+    }
+
+    /// Bytes of answers that have not left yet.
+    pub(crate) fn used(&self) -> u64 {
+        self.lock().held
     }
 
     /// Whether so much has been released that the worker should hear of it before its next batch.

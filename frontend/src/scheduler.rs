@@ -30,6 +30,9 @@ use crate::wire::{Part, SharedLink};
 
 pub(crate) use timer::Timer;
 
+/// A model may have any number of priority levels; series for all of them would be of no use to anybody.
+const MOST_LEVELS: u64 = 16;
+
 /// What a request is answered with.
 pub(crate) type Answer = Result<InferResponse, InferError>;
 
@@ -87,6 +90,7 @@ pub(crate) struct Driver {
     next_request: AtomicU64,
     /// Whether answers leave in the order of their requests.
     ordered: bool,
+    priority_levels: u64,
     this: Weak<Driver>,
 }
 
@@ -99,7 +103,7 @@ impl Driver {
         settings: scheduler::Settings,
         timer: Arc<Timer>,
     ) -> Arc<Self> {
-        let ordered = settings.preserve_ordering;
+        let (ordered, priority_levels) = (settings.preserve_ordering, settings.priority_levels);
         let order = ordered.then(Reorder::new);
         let state = State {
             scheduler: scheduler::create(settings),
@@ -119,6 +123,7 @@ impl Driver {
             timer,
             next_request,
             ordered,
+            priority_levels,
             this: this.clone(),
         })
     }
@@ -257,6 +262,30 @@ impl Driver {
         }
     }
 
+    /// Bytes of inputs and outputs in each ready instance's arenas.
+    pub(crate) fn arenas_used(&self) -> Vec<(InstanceId, u64, u64)> {
+        let state = self.lock();
+        let members = state.members.iter();
+        let used = members.map(|(id, member)| {
+            let arenas = &member.link.arenas;
+            (*id, arenas.inputs.used(), arenas.outputs.used())
+        });
+        used.collect()
+    }
+
+    /// The priority levels that have series from the start; others have them while something waits there.
+    pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
+        match self.priority_levels {
+            0 => 0..=0,
+            levels => 1..=levels.min(MOST_LEVELS),
+        }
+    }
+
+    /// What waits in the queue now.
+    pub(crate) fn waiting(&self) -> scheduler::Waiting {
+        self.lock().scheduler.waiting()
+    }
+
     fn cancel(&self, id: RequestId) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.cancel(id, now));
@@ -281,8 +310,9 @@ impl Driver {
         let mut effects = Effects::default();
         while let Some(action) = state.scheduler.poll_action(now) {
             match action {
-                Action::Execute { instance, requests } => {
-                    self.start(&mut state, &mut effects, (instance, now), &requests)
+                Action::Execute { instance, requests, reason } => {
+                    record::batch_sent(&self.series, reason);
+                    self.start(&mut state, &mut effects, (instance, now), &requests);
                 }
                 Action::Reject { request, reason } => self.reject(&mut state, request, reason),
             }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use pharos::id::InstanceId;
@@ -49,9 +49,17 @@ struct Health {
     ready: AtomicBool,
     /// It keeps dying: it is still restarted, but nobody waits for it.
     broken: AtomicBool,
+    /// What the metrics show: 0 for nothing, else one more than the state's number.
+    shown: AtomicU8,
 }
 
 impl Health {
+    /// What the instance is doing; `None` when it has ended.
+    fn state(&self) -> Option<InstanceState> {
+        let number = usize::from(self.shown.load(Ordering::Relaxed));
+        InstanceState::ALL.get(number.checked_sub(1)?).copied()
+    }
+
     /// It is ready, or is worth waiting for.
     fn can_serve(&self) -> bool {
         self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed)
@@ -64,6 +72,7 @@ pub(crate) struct Instances {
 }
 
 struct Handle {
+    name: String,
     health: Arc<Health>,
     stop: watch::Sender<bool>,
     task: std::sync::Mutex<Option<JoinHandle<()>>>,
@@ -97,7 +106,7 @@ impl Instances {
                 outcome: Some(outcome),
             };
             let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-            all.push(Handle { health, stop, task });
+            all.push(Handle { name: name.clone(), health, stop, task });
             outcomes.push(started);
         }
         let instances = Self { all };
@@ -112,6 +121,12 @@ impl Instances {
             }
         }
         first.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
+    }
+
+    /// Name and state of each, in the order of their numbers.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (InstanceId, &str, Option<InstanceState>)> {
+        let numbers = (0..).map(InstanceId);
+        numbers.zip(&self.all).map(|(id, handle)| (id, handle.name.as_str(), handle.health.state()))
     }
 
     /// How many are ready now.
@@ -273,6 +288,7 @@ impl Instance {
         if now != self.shown {
             record::instance_state(&self.driver.series, self.shown, now);
             self.shown = now;
+            self.health.shown.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
         }
     }
 

@@ -102,8 +102,8 @@ builtins! {
     Requests = "pharos_requests_total" Counter ["protocol", "route", "code"] Cells;
     RequestFailures = "pharos_request_failures_total" Counter ["protocol", "route", "reason"] Cells;
     Batches = "pharos_batches_total" Counter ["model", "version", "reason"] Cells;
-    PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Cells;
-    OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Cells;
+    PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
+    OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;

@@ -173,6 +173,9 @@ impl Cache {
     pub fn reload(&self, catalog: Catalog) {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         *registry = Arc::new(registry.renewed(catalog));
+        for model in self.models() {
+            model.define(&registry, &self.clock);
+        }
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -193,7 +196,18 @@ impl Cache {
 
     /// Creates every series of a model version at 0, in place of those of an earlier load. `tags` are its `metric_tags`.
     pub fn model_loaded(&self, model: &ModelVersion, tags: &[(String, String)]) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags));
+        self.model_loaded_with(model, tags, Vec::new())
+    }
+
+    /// The same for a model that has buckets of its own for some histograms, by the metric's name.
+    pub fn model_loaded_with(
+        &self,
+        model: &ModelVersion,
+        tags: &[(String, String)],
+        buckets: Vec<(String, Vec<f64>)>,
+    ) -> Arc<ModelSeries> {
+        let series = Arc::new(ModelSeries::new(model, tags, buckets));
+        series.define(&self.registry(), &self.clock);
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         models.insert(model.clone(), Arc::clone(&series));
         series
@@ -376,6 +390,19 @@ impl Cache {
         let dimensions = labels.iter().map(|(label, _)| label.clone()).collect();
         *registry = Arc::new(registry.with_detected(MetricSpec::detected(name, kind, unit, dimensions)));
         Ok(Arc::clone(&registry))
+    }
+
+    /// Sets all series of a built-in gauge at once, by label values in the order of [`Builtin::dimensions`]: others than
+    /// these are removed. A gauge that is not defined stays so.
+    pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
+        let mut now = Vec::with_capacity(rows.len());
+        for (labels, value) in rows {
+            let Ok(series) = self.gauge(builtin.name(), labels) else { return };
+            // A gauge takes every value.
+            let _ = series.add_or_update(*value);
+            now.push(Arc::as_ptr(&series.cell));
+        }
+        self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
     }
 
     /// Removes series of a metric from all views.

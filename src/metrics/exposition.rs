@@ -3,7 +3,7 @@
 //! Families come in the order of `metrics.yaml`, those without series are left out; series come by model, version and
 //! label values; labels are in alphabetical order (a histogram's `le` first).
 //!
-//! Encoding is `prometheus-client`'s, with two turns. It appends `_total` to every counter, which Triton's names must not
+//! Encoding is `prometheus-client`'s, with two turns, and by hand what it cannot encode (see `distributions`). It appends `_total` to every counter, which Triton's names must not
 //! have: counters are declared as such but written like gauges. And OpenMetrics forbids a counter that does not end in
 //! `_total`: such a one is declared `unknown` there.
 
@@ -25,8 +25,9 @@ use super::cache::{Cache, Series};
 use super::catalog::{Kind, MetricSpec};
 use super::cell::Reading;
 use super::family::{Family, Registry as Families};
-use super::labels::{Failure, InstanceState};
+use super::labels::{Failure, InstanceState, Protocol};
 use super::series::{Count, ModelSeries};
+use crate::timeline::SendReason;
 
 /// Which of the two text formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,20 +65,31 @@ impl Format {
 
 /// Renders every series of the cache.
 pub fn render(cache: &Arc<Cache>, format: Format) -> String {
+    render_named(cache, format, &Names::default())
+}
+
+/// Renders what is asked for.
+pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
     let mut registry = Registry::default();
     let families = cache.registry();
-    let view = View { cache: Arc::clone(cache), families, models: cache.models(), format };
-    let summaries = view.summaries();
+    let view = View { cache: Arc::clone(cache), families, models: cache.models(), format, names: names.clone() };
+    let by_hand = view.by_hand();
     registry.register_collector(Box::new(view));
     let mut text = String::new();
     // Writing into a String cannot fail, and none of the encodings here does.
     let _ = encode_registry(&mut text, &registry);
-    text.push_str(&summaries);
+    text.push_str(&by_hand);
+    let mut text = names.keep(text);
     if format == Format::OpenMetrics {
         let _ = encode_eof(&mut text);
     }
     text
 }
+
+mod distributions;
+mod filter;
+
+pub use filter::Names;
 
 /// One scrape.
 #[derive(Debug)]
@@ -86,11 +98,12 @@ struct View {
     families: Arc<Families>,
     models: Vec<Arc<ModelSeries>>,
     format: Format,
+    names: Names,
 }
 
 impl Collector for View {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for family in self.shown().filter(|family| family.spec.kind != Kind::Summary) {
+        for family in self.shown().filter(|family| !self.is_by_hand(family)) {
             match family.spec.builtin.filter(|builtin| !builtin.is_family()) {
                 Some(builtin) => self.encode_builtin(&mut encoder, &family.spec, builtin)?,
                 None => self.encode_family(&mut encoder, family)?,
@@ -106,10 +119,17 @@ type Row<'a> = (Labels<'a>, Number);
 impl View {
     /// The families that a scrape shows.
     fn shown(&self) -> impl Iterator<Item = &Family> {
-        self.families.families().iter().map(|family| &**family).filter(|family| family.views.prometheus)
+        self.families
+            .families()
+            .iter()
+            .map(|family| &**family)
+            .filter(|family| family.views.prometheus && self.names.may_want(&family.spec.name))
     }
 
     fn encode_builtin(&self, encoder: &mut DescriptorEncoder<'_>, spec: &MetricSpec, builtin: Builtin) -> fmt::Result {
+        if spec.kind == Kind::Histogram {
+            return self.encode_histograms(encoder, spec, builtin);
+        }
         let mut series: Vec<Row<'_>> = Vec::with_capacity(self.models.len());
         match builtin {
             Builtin::Requests => self.cache.requests().for_each_answer(|protocol, route, code, count| {
@@ -121,6 +141,20 @@ impl View {
                 let labels = [("protocol", protocol.as_str()), ("reason", reason.as_str()), ("route", route.as_str())];
                 series.push((Labels::new(labels), Number::Whole(count)));
             }),
+            Builtin::Requests2xx | Builtin::Requests4xx | Builtin::Requests5xx => {
+                let [fine, refused, failed] = self.cache.requests().http_classes();
+                let count = match builtin {
+                    Builtin::Requests2xx => fine,
+                    Builtin::Requests4xx => refused,
+                    _ => failed,
+                };
+                let labels = Labels::new([("Hostname", self.cache.hostname()), ("Level", "Host")]);
+                series.push((labels, Number::Whole(count)));
+            }
+            Builtin::OpenStreams => series.extend(Protocol::ALL.into_iter().map(|protocol| {
+                let open = self.cache.requests().streams(protocol).get();
+                (Labels::new([("protocol", protocol.as_str())]), Number::Signed(open))
+            })),
             _ => self.models.iter().for_each(|model| self.model_series(builtin, model, &mut series)),
         }
         if series.is_empty() {
@@ -150,11 +184,20 @@ impl View {
                     (model_labels(model).with("state", state.as_str()), Number::Signed(cell.get()))
                 }));
             }
+            Builtin::Batches => {
+                let each = SendReason::ALL.iter().zip(&model.sent);
+                return out.extend(
+                    each.map(|(reason, cell)| (model_labels(model).with("reason", reason.as_str()), count(cell))),
+                );
+            }
             Builtin::RequestSuccess => count(&model.success_count),
             Builtin::InferenceCount => count(&model.inference_count),
             Builtin::ExecutionCount => count(&model.execution_count),
-            Builtin::RequestDuration | Builtin::TsLatency => micros(&model.success_ns),
-            Builtin::QueueDuration | Builtin::TsQueueLatency => micros(&model.queue_ns),
+            Builtin::RequestDuration => micros(&model.success_ns),
+            Builtin::QueueDuration => micros(&model.queue_ns),
+            // With fractions, as TorchServe shows them.
+            Builtin::TsLatency => Number::Float(model.success_ns.get() as f64 / 1000.0),
+            Builtin::TsQueueLatency => Number::Float(model.queue_ns.get() as f64 / 1000.0),
             Builtin::ComputeInputDuration => micros(&model.compute_input_ns),
             Builtin::ComputeInferDuration => micros(&model.compute_infer_ns),
             Builtin::ComputeOutputDuration => micros(&model.compute_output_ns),
@@ -200,24 +243,6 @@ impl View {
         Ok(())
     }
 
-    /// All summaries, which prometheus-client cannot encode.
-    fn summaries(&self) -> String {
-        let mut text = String::new();
-        for family in self.shown().filter(|family| family.spec.kind == Kind::Summary) {
-            let mut described = false;
-            for series in family.all() {
-                if !std::mem::replace(&mut described, true) {
-                    let (name, help) = (&family.spec.name, escape_help(&family.spec.help, self.format));
-                    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} summary\n"));
-                }
-                if let Reading::Summary(sum, count, quantiles) = series.cell.read() {
-                    write_summary(&mut text, &family.spec.name, &series_labels(&series), (sum, count, &quantiles));
-                }
-            }
-        }
-        text
-    }
-
     /// Writes `# HELP` and `# TYPE`.
     fn describe<'s>(
         &self,
@@ -230,7 +255,7 @@ impl View {
             (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
             (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
-            // Not encoded here, see `summaries`.
+            // Not encoded here, see `by_hand`.
             (Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
@@ -271,24 +296,6 @@ fn nv_labels(model: &ModelSeries) -> Labels<'_> {
 fn series_labels(series: &Series) -> Labels<'_> {
     let labels = series.spec().dimensions.iter().zip(series.labels());
     Labels::new(labels.map(|(name, value)| (name.as_str(), value.as_str())))
-}
-
-/// One summary's samples: its quantiles, then `_sum` and `_count`.
-fn write_summary(text: &mut String, name: &str, labels: &Labels<'_>, values: (f64, u64, &[(f64, f64)])) {
-    let pairs: Vec<String> =
-        labels.0.iter().map(|(name, value)| format!("{name}=\"{}\"", escape_label(value))).collect();
-    let pairs = pairs.join(",");
-    let (sum, count, quantiles) = values;
-    let comma = if pairs.is_empty() { "" } else { "," };
-    for (quantile, value) in quantiles {
-        text.push_str(&format!("{name}{{{pairs}{comma}quantile=\"{quantile}\"}} {value}\n"));
-    }
-    let set = if pairs.is_empty() { String::new() } else { format!("{{{pairs}}}") };
-    text.push_str(&format!("{name}_sum{set} {sum}\n{name}_count{set} {count}\n"));
-}
-
-fn escape_label(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 fn model_labels(model: &ModelSeries) -> Labels<'_> {

@@ -11,6 +11,7 @@ pub mod cache;
 pub mod catalog;
 mod cell;
 pub mod channel;
+mod durations;
 pub mod exposition;
 mod family;
 pub mod feed;

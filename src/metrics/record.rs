@@ -9,7 +9,8 @@ use super::cache::Cache;
 use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
 use super::series::ModelSeries;
 use crate::error::Reason;
-use crate::timeline::{ComputeStamps, Timeline};
+use crate::id::TraceId;
+use crate::timeline::{ComputeStamps, SendReason, Timeline};
 
 /// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
 pub fn inference_requested(series: &ModelSeries) {
@@ -33,6 +34,24 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.compute_infer_ns.add(infer);
     series.compute_output_ns.add(output);
     series.inference_count.add(batch_size.max(1));
+    series.durations.observe(timeline);
+}
+
+/// A request that succeeded belongs to a trace; its latencies point to it. `now_ms` is the wall clock.
+pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceId, now_ms: u64) {
+    series.durations.exemplify(timeline, trace, now_ms);
+}
+
+/// A batch was sent to an instance.
+pub fn batch_sent(series: &ModelSeries, reason: SendReason) {
+    if let Some(cell) = series.sent.get(reason.index()) {
+        cell.add(1);
+    }
+}
+
+/// A stream of requests or responses was opened (+1) or closed (-1).
+pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
+    cache.requests().streams(protocol).add(delta);
 }
 
 /// A batch was executed, whether or not its requests succeeded. `total_batch` is the sum of the requests' batch sizes (0

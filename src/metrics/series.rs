@@ -8,10 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::family::Series;
+use super::durations::Durations;
+use super::family::{Registry, Series};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
+use super::summary::CoarseClock;
 use crate::error::Reason;
 use crate::id::ModelVersion;
+use crate::timeline::SendReason;
 
 /// A count or a sum of nanoseconds. Relaxed: cells order nothing, they only have to lose nothing.
 #[derive(Debug, Default)]
@@ -86,6 +89,10 @@ pub struct ModelSeries {
     pub(super) memory: Count,
     /// By total batch size. Locked once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
+    pub(super) durations: Durations,
+    /// The model's own buckets, by the metric's name.
+    pub(super) own_buckets: Vec<(String, Vec<f64>)>,
+    pub(super) sent: [Count; SendReason::ALL.len()],
     /// Series that this model's workers write, by the address of their cells.
     owned: Mutex<HashMap<usize, Arc<Series>>>,
 }
@@ -93,7 +100,7 @@ pub struct ModelSeries {
 impl ModelSeries {
     /// All cells at 0. `tags` are the configuration's `metric_tags`; each becomes a label `_KEY`, with what a label name
     /// may not contain turned into `_`, and the first of equal names kept.
-    pub(super) fn new(model: &ModelVersion, tags: &[(String, String)]) -> Self {
+    pub(super) fn new(model: &ModelVersion, tags: &[(String, String)], own_buckets: Vec<(String, Vec<f64>)>) -> Self {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -125,8 +132,16 @@ impl ModelSeries {
             samples_dropped: Count::default(),
             memory: Count::default(),
             batches: Mutex::default(),
+            durations: Durations::default(),
+            own_buckets,
+            sent: Default::default(),
             owned: Mutex::default(),
         }
+    }
+
+    /// Makes the distributions that the definition asks for.
+    pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
+        self.durations.define(registry, clock, &self.own_buckets);
     }
 
     /// This model's workers write `series`: it goes when the last such model does.
@@ -175,6 +190,7 @@ pub(super) struct RequestSeries {
     http: Vec<Count>,
     grpc: Vec<Count>,
     failures: Vec<Count>,
+    streams: [Level; Protocol::ALL.len()],
 }
 
 impl RequestSeries {
@@ -185,6 +201,7 @@ impl RequestSeries {
             http: cells(routes * STATUSES),
             grpc: cells(routes * GRPC_CODES.len()),
             failures: cells(Protocol::ALL.len() * routes * Reason::ALL.len()),
+            streams: Default::default(),
         }
     }
 
@@ -201,6 +218,31 @@ impl RequestSeries {
         {
             cell.add(1);
         }
+    }
+
+    /// The streams of a protocol that are open.
+    pub(super) fn streams(&self, protocol: Protocol) -> &Level {
+        let [http, grpc] = &self.streams;
+        match protocol {
+            Protocol::Http => http,
+            Protocol::Grpc => grpc,
+        }
+    }
+
+    /// HTTP answers by TorchServe's classes: 200 to 299, 400 to 499, all others.
+    pub(super) fn http_classes(&self) -> [u64; 3] {
+        let mut classes = [0; 3];
+        let [fine, refused, failed] = &mut classes;
+        for cells in self.http.chunks(STATUSES) {
+            for (status, cell) in (100u16..).zip(cells) {
+                match status {
+                    200..=299 => *fine += cell.get(),
+                    400..=499 => *refused += cell.get(),
+                    _ => *failed += cell.get(),
+                }
+            }
+        }
+        classes
     }
 
     /// Calls `each` with protocol, route, status and count of every series: those counted, and success of `infer`, which

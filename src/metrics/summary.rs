@@ -51,6 +51,10 @@ impl Summary {
         Self { quantiles, clock, slots, count: AtomicU64::new(0), sum: AtomicU64::new(0) }
     }
 
+    pub(super) fn clock(&self) -> &CoarseClock {
+        &self.clock
+    }
+
     /// Takes one observation, which is not NaN.
     pub(super) fn observe(&self, value: f64) {
         let at = self.count.fetch_add(1, Ordering::Relaxed) as usize % SLOTS;

@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub parameters: BTreeMap<String, String>,
     /// Labels that the model's metrics carry besides the usual ones (without the `_` put before their names).
     pub metric_tags: BTreeMap<String, String>,
+    /// The model's own upper bounds for histograms, by the metric's name (`model_metrics.metric_control`).
+    pub histogram_buckets: Vec<(String, Vec<f64>)>,
     /// Whether a request may be answered by any number of responses.
     pub decoupled: bool,
     /// Whether responses may come from the response cache.

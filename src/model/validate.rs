@@ -45,6 +45,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         default_model_filename: file_name(&proto)?,
         parameters: proto.parameters.iter().map(|(key, value)| (key.clone(), value.string_value.clone())).collect(),
         metric_tags: proto.metric_tags.clone(),
+        histogram_buckets: histogram_buckets(&proto)?,
         decoupled,
         response_cache: cache,
         warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
@@ -321,4 +322,29 @@ fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> 
         count: raw.count.max(1),
         inputs: raw.inputs.iter().map(input).collect::<Result<_, _>>()?,
     })
+}
+
+/// `model_metrics.metric_control`: each family's buckets must be finite and ascend, as in `metrics.yaml`; a last bound of
+/// infinity is passed over, since it is always there.
+fn histogram_buckets(proto: &proto::ModelConfig) -> Result<Vec<(String, Vec<f64>)>, ConfigError> {
+    use proto::model_metrics::metric_control::MetricOptions;
+    let controls = proto.model_metrics.iter().flat_map(|metrics| &metrics.metric_control);
+    let mut all = Vec::new();
+    for control in controls {
+        let family = control.metric_identifier.as_ref().map_or("", |identifier| identifier.family.as_str());
+        let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else { continue };
+        let mut bounds = options.buckets.clone();
+        bounds.pop_if(|bound| *bound == f64::INFINITY);
+        let ascend = bounds.iter().zip(bounds.iter().skip(1)).all(|(one, next)| one < next);
+        if family.is_empty() || !ascend || bounds.iter().any(|bound| !bound.is_finite()) {
+            let text = format!(
+                "model_metrics: the buckets {:?} of family '{family}' are not allowed; a control needs the name of a \
+                 histogram and ascending, finite upper bounds",
+                options.buckets
+            );
+            return Err(ConfigError::new(text));
+        }
+        all.push((family.to_owned(), bounds));
+    }
+    Ok(all)
 }

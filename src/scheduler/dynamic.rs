@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use super::instances::Instances;
 use super::queue::{Entry, Position, Queue};
-use super::{Action, RejectReason, Scheduler, Settings, Ticket, TimeoutAction};
+use super::{Action, RejectReason, Scheduler, Settings, Ticket, TimeoutAction, Waiting};
 use crate::id::{InstanceId, RequestId};
-use crate::timeline::Instant;
+use crate::timeline::{Instant, SendReason};
 
 /// What has been walked of the queue: the batch that would go next.
 #[derive(Debug, Default)]
@@ -43,8 +43,12 @@ struct Walk {
     oldest: Instant,
     /// How many of them a preferred batch takes.
     marked: Option<usize>,
+    /// They are exactly of a preferred size, rather than all before the request that passed the largest.
+    preferred: bool,
     /// The next request does not fit.
     stopped: bool,
+    /// It has another shape.
+    other_shape: bool,
 }
 
 /// Batch sizes in items.
@@ -72,15 +76,16 @@ impl Sizes {
 /// A decision that has not been polled yet. It keeps the entries, so that a batch for an instance that is lost in the
 /// meantime can go back.
 enum Decided {
-    Execute(InstanceId, Vec<Entry>),
+    Execute(InstanceId, Vec<Entry>, SendReason),
     Reject(RequestId, RejectReason),
 }
 
 impl From<Decided> for Action {
     fn from(decided: Decided) -> Self {
         match decided {
-            Decided::Execute(instance, batch) => {
-                Self::Execute { instance, requests: batch.into_iter().map(|entry| entry.ticket.request).collect() }
+            Decided::Execute(instance, batch, reason) => {
+                let requests = batch.into_iter().map(|entry| entry.ticket.request).collect();
+                Self::Execute { instance, requests, reason }
             }
             Decided::Reject(request, reason) => Self::Reject { request, reason },
         }
@@ -149,12 +154,12 @@ impl DynamicBatcher {
             return None;
         }
         self.walk_on();
-        let requests = self.batch_to_send(in_flight == 0, now)?;
+        let (requests, reason) = self.batch_to_send(in_flight == 0, now)?;
         let mut batch = Vec::with_capacity(requests);
         batch.extend((0..requests).map_while(|_| self.queue.pop()));
         self.walk = Walk::default();
         self.instances.sent(instance);
-        Some(Decided::Execute(instance, batch))
+        Some(Decided::Execute(instance, batch, reason))
     }
 
     fn expire(&mut self, now: Instant) {
@@ -190,6 +195,7 @@ impl DynamicBatcher {
                 }
                 if items > sizes.max || entry.ticket.shape_key != walk.shape_key {
                     walk.stopped = true;
+                    walk.other_shape = items <= sizes.max;
                     return;
                 }
             }
@@ -199,12 +205,13 @@ impl DynamicBatcher {
             walk.oldest = walk.oldest.min(entry.queued);
             if sizes.preferred.contains(&items) {
                 walk.marked = Some(walk.requests);
+                walk.preferred = true;
             }
         }
     }
 
-    /// How many of the walked requests go now as one batch to an instance that is idle or busy.
-    fn batch_to_send(&self, idle: bool, now: Instant) -> Option<usize> {
+    /// How many of the walked requests go now as one batch to an instance that is idle or busy, and why now.
+    fn batch_to_send(&self, idle: bool, now: Instant) -> Option<(usize, SendReason)> {
         let walk = &self.walk;
         if walk.requests == 0 {
             return None;
@@ -215,10 +222,19 @@ impl DynamicBatcher {
         }
         // When nothing more is let in there is nothing to wait for.
         let waited = self.stopping || (!self.delay.is_zero() && now - walk.oldest >= self.delay);
-        if !waited && walk.marked.is_some() {
-            return walk.marked;
+        if let Some(marked) = walk.marked.filter(|_| !waited) {
+            let preferred = walk.preferred && !self.settings.preferred_batch_sizes.is_empty();
+            return Some((marked, if preferred { SendReason::Preferred } else { SendReason::Full }));
         }
-        (complete || waited || self.delay.is_zero()).then_some(walk.requests)
+        let reason = match () {
+            () if walk.other_shape => SendReason::Shape,
+            () if complete => SendReason::Full,
+            () if self.stopping => SendReason::Drain,
+            () if waited => SendReason::Delay,
+            () if self.delay.is_zero() => SendReason::Idle,
+            () => return None,
+        };
+        Some((walk.requests, reason))
     }
 }
 
@@ -261,7 +277,7 @@ impl Scheduler for DynamicBatcher {
         self.instances.leave(instance);
         for decided in std::mem::take(&mut self.decided) {
             match decided {
-                Decided::Execute(chosen, batch) if chosen == instance => {
+                Decided::Execute(chosen, batch, _) if chosen == instance => {
                     self.walk = Walk::default();
                     batch.into_iter().for_each(|entry| self.queue.push_by_age(entry));
                 }
@@ -305,6 +321,10 @@ impl Scheduler for DynamicBatcher {
     fn poll_action(&mut self, now: Instant) -> Option<Action> {
         self.expire(now);
         self.decided.pop_front().or_else(|| self.next_batch(now)).map(Action::from)
+    }
+
+    fn waiting(&self) -> Waiting {
+        self.queue.waiting()
     }
 
     fn queued(&self) -> usize {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::id::{InstanceId, RequestId};
-use crate::timeline::Instant;
+use crate::timeline::{Instant, SendReason};
 
 mod dynamic;
 mod instances;
@@ -53,6 +53,8 @@ pub enum Action {
         instance: InstanceId,
         /// At least one request.
         requests: Vec<RequestId>,
+        /// What decided that it was time.
+        reason: SendReason,
     },
     /// Answer the request with [`RejectReason::error`].
     Reject {
@@ -205,6 +207,15 @@ impl Settings {
     }
 }
 
+/// What waits in a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Priority levels with waiting requests, ascending, and how many wait there.
+    pub levels: Vec<(u64, usize)>,
+    /// When the one that has waited longest was enqueued.
+    pub oldest: Option<Instant>,
+}
+
 /// A state machine that turns tickets into batches. Times never go backwards from call to call.
 ///
 /// No call fails: what makes no sense (an unknown instance, a request that is not queued, one that is queued already)
@@ -233,6 +244,8 @@ pub trait Scheduler: Send {
     fn poll_timeout(&self) -> Option<Instant>;
     /// The next thing to do; `None` when there is nothing until something happens.
     fn poll_action(&mut self, now: Instant) -> Option<Action>;
+    /// What waits in the queue now.
+    fn waiting(&self) -> Waiting;
     /// Requests that wait in the queue. A batch that has been sent is not in it, even if it does not execute yet.
     fn queued(&self) -> usize;
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::Ticket;
+use super::{Ticket, Waiting};
 use crate::id::RequestId;
 use crate::timeline::Instant;
 
@@ -68,6 +68,22 @@ impl Queue {
     /// Waiting requests of a level, delayed ones included.
     pub(super) fn level_len(&self, level: u64) -> usize {
         self.lanes.iter().filter(|lane| lane.key.0 == level).map(|lane| lane.len).sum()
+    }
+
+    /// What waits, by level.
+    pub(super) fn waiting(&self) -> Waiting {
+        let mut waiting = Waiting::default();
+        for lane in &self.lanes {
+            match waiting.levels.last_mut() {
+                Some((level, count)) if *level == lane.key.0 => *count += lane.len,
+                _ => waiting.levels.push((lane.key.0, lane.len)),
+            }
+            // A lane is in the order of age, but for what was delayed.
+            let head = self.nodes.get(lane.head.0 as usize).and_then(|node| node.entry.as_ref());
+            let queued = head.map(|entry| entry.queued);
+            waiting.oldest = [waiting.oldest, queued].into_iter().flatten().min();
+        }
+        waiting
     }
 
     /// Whether the request waits.

@@ -282,7 +282,7 @@ impl Sim {
             match self.scheduler.poll_action(self.now) {
                 None => return,
                 Some(Action::Reject { request, reason }) => self.answer(request, Outcome::Rejected(reason)),
-                Some(Action::Execute { instance, requests }) => self.send(instance, requests),
+                Some(Action::Execute { instance, requests, .. }) => self.send(instance, requests),
             }
         }
         assert!(self.scheduler.poll_action(self.now).is_none(), "more actions than requests");

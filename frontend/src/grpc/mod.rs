@@ -31,9 +31,9 @@ use self::seen::Counted;
 use self::service::Service;
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 #[cfg(not(test))]
-use crate::engine::Engine;
+use crate::engine::{Engine, OpenStream};
 #[cfg(test)]
-use crate::fake_engine::Engine;
+use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Speaks};
 
 /// The generated messages and service of package `inference`.

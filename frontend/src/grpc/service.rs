@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TraceId;
 use pharos::model::TensorMetadata;
 use pharos::repository::State;
 use tonic::{Request, Response, Status, Streaming};
@@ -142,7 +143,10 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let infer = async {
+            let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
+            let trace = trace.and_then(TraceId::from_traceparent);
             let mut request = decode(request.into_inner(), &self.0)?;
+            request.trace = trace;
             request.timeline.received = seen.received;
             request.timeline.request_start = self.0.now();
             self.0.infer(request, Endpoint::GrpcInfer).await

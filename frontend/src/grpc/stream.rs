@@ -14,6 +14,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::Engine;
+use super::OpenStream;
 use super::codec::{self, FINAL_RESPONSE};
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::status;
@@ -60,13 +61,15 @@ pub(super) struct Answers {
     /// The client wants an error to be the stream's status (`triton_grpc_error: true`).
     errors_end_the_stream: bool,
     ended: bool,
+    _open: OpenStream,
 }
 
 /// Starts answering the requests of a stream.
 pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, errors_end_the_stream: bool) -> Answers {
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
+    let open = engine.stream_open(Protocol::Grpc);
     tokio::spawn(read(requests, engine, sender));
-    Answers { queue, first: None, errors_end_the_stream, ended: false }
+    Answers { queue, first: None, errors_end_the_stream, ended: false, _open: open }
 }
 
 /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.

@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::InferError;
+use pharos::id::TraceId;
 use pharos::infer::InferRequest;
 
 use super::body::{self, Pieces, Read};
@@ -20,6 +21,9 @@ use crate::engine::{Endpoint, Route};
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
 const SMALL: usize = 16 << 10;
+
+/// W3C Trace Context.
+const TRACEPARENT: &str = "traceparent";
 
 /// Work on more bytes than this leaves the threads that serve sockets.
 const LONG: usize = 1 << 20;
@@ -43,12 +47,14 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
     };
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
+    let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
         let received_request = receive(&edge, head, body, coding, waits).await;
         // As in Triton, that there is no such model is said before what is wrong with the body.
         let (mut request, form) =
             received_request.map_err(|error| edge.engine.model_metadata(&model, &version).err().unwrap_or(error))?;
+        request.trace = trace;
         request.timeline.received = received;
         request.timeline.request_start = edge.engine.now();
         let response = edge.engine.infer(request, Endpoint::HttpInfer).await?;

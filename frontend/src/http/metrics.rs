@@ -9,11 +9,14 @@ use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
-use http::header::ACCEPT;
-use http::{HeaderMap, StatusCode};
-use pharos::metrics::exposition::Format;
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderName, HeaderValue, VARY};
+use http::{HeaderMap, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use pharos::metrics::exposition::{Format, Names};
 use tokio::net::TcpListener;
 
+use super::compression::{Coding, compress};
 use super::{Engine, answer};
 use crate::listener::{self, Speaks};
 
@@ -31,10 +34,39 @@ pub fn router(engine: Engine) -> Router {
         .with_state(engine)
 }
 
-async fn metrics(State(engine): State<Engine>, headers: HeaderMap) -> Response {
-    let accepts: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    let format = Format::negotiate(Some(&accepts.join(",")));
-    answer::with_body(StatusCode::OK, format.content_type(), engine.metrics_text(format))
+async fn metrics(State(engine): State<Engine>, uri: Uri, headers: HeaderMap) -> Response {
+    let format = Format::negotiate(Some(&list(&headers, ACCEPT)));
+    let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
+    let coding = Coding::of_response(Some(&list(&headers, ACCEPT_ENCODING)));
+    // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
+    let text = tokio::task::spawn_blocking(move || {
+        let text = Bytes::from(engine.metrics_text(format, &names));
+        let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&text), coding).ok()?)));
+        compressed.map_or((None, text), |(name, compressed)| (Some(name), compressed))
+    });
+    let Ok((coding, text)) = text.await else {
+        let sentence = "The metrics could not be rendered.\n";
+        return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
+    };
+    let mut response = answer::with_body(StatusCode::OK, format.content_type(), text);
+    if let Some(name) = coding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(name));
+    }
+    response.headers_mut().insert(VARY, HeaderValue::from_static("accept, accept-encoding"));
+    response
+}
+
+/// All values of a header as one list.
+fn list(headers: &HeaderMap, name: HeaderName) -> String {
+    let values: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+    values.join(",")
+}
+
+/// The pairs of a query, decoded.
+fn pairs(query: &str) -> Vec<(String, String)> {
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(key, value)| (decode(key), decode(value))).collect()
 }
 
 async fn elsewhere() -> Response {

@@ -125,7 +125,7 @@ impl Repository {
         let began = clock::now();
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let series = self.cache.model_loaded(&model, &tags);
+        let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
         let config = Arc::new(config.clone());
         let driver =
             Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());

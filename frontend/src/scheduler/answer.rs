@@ -62,6 +62,9 @@ impl Driver {
             Ok(response) => {
                 response.timeline = timeline;
                 record::inference_done(&self.series, &timeline, part.checked.batch_size);
+                if let Some(trace) = part.request.trace {
+                    record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
+                }
             }
             Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
         }

@@ -159,6 +159,49 @@ fn a_metric_that_the_file_leaves_out_is_not_shown() {
 }
 
 #[test]
+fn distributions_are_rendered() {
+    let text = "
+ts_metrics:
+  histogram:
+    - {name: nv_inference_queue_duration_histogram_us, unit: us, dimensions: [model, version], buckets: [50, 200.5]}
+    - {name: pharos_batch_size, unit: c, dimensions: [model, version], buckets: [2, 4]}
+  summary:
+    - {name: nv_inference_queue_summary_us, unit: us, dimensions: [model, version], quantiles: [0.5]}
+";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
+    let own = vec![("nv_inference_queue_duration_histogram_us".to_owned(), vec![100.0])];
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let special = cache.model_loaded_with(&ModelVersion::new("n", 1), &[], own);
+    for series in [&series, &special] {
+        record::inference_done(series, &timeline(), 4);
+        record::batch_executed(series, 4, &timeline().compute, 0);
+    }
+    let plain = render(&cache, Format::Text);
+    for line in [
+        "nv_inference_queue_duration_histogram_us_sum{model=\"m\",version=\"1\"} 100.999",
+        "nv_inference_queue_duration_histogram_us_bucket{le=\"50.0\",model=\"m\",version=\"1\"} 0",
+        "nv_inference_queue_duration_histogram_us_bucket{le=\"200.5\",model=\"m\",version=\"1\"} 1",
+        "nv_inference_queue_duration_histogram_us_bucket{le=\"100.0\",model=\"n\",version=\"1\"} 0",
+        "pharos_batch_size_sum{model=\"m\",version=\"1\"} 4.0",
+        "pharos_batch_size_bucket{le=\"2.0\",model=\"m\",version=\"1\"} 0",
+        "pharos_batch_size_bucket{le=\"4.0\",model=\"m\",version=\"1\"} 1",
+        "nv_inference_queue_summary_us{model=\"m\",version=\"1\",quantile=\"0.5\"} 100.9990005493164",
+        "nv_inference_queue_summary_us_count{model=\"m\",version=\"1\"} 1",
+    ] {
+        assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
+    }
+    let trace =
+        crate::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+    record::inference_traced(&series, &timeline(), trace, 1_500);
+    let open = render(&cache, Format::OpenMetrics);
+    let exemplar = "nv_inference_queue_duration_histogram_us_bucket{model=\"m\",version=\"1\",le=\"200.5\"} 1 # \
+                    {trace_id=\"4bf92f3577b34da6a3ce929d0e0e4736\"} 100.999 1.5";
+    assert!(open.lines().any(|line| line == exemplar), "{open}");
+    assert_eq!(open.matches("# TYPE nv_inference_queue_duration_histogram_us histogram").count(), 1);
+    assert_eq!(render(&cache, Format::Text), plain, "the text format has no exemplars");
+}
+
+#[test]
 fn formats_are_negotiated() {
     let check = |accept: Option<&str>, expected| assert_eq!(Format::negotiate(accept), expected, "{accept:?}");
     check(None, Format::Text);

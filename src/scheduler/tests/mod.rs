@@ -299,7 +299,8 @@ fn what_a_lost_instance_held_goes_first_elsewhere_once() {
 fn an_instance_that_joins_again_holds_nothing() {
     let mut scheduler = create(Settings { prefetch: false, ..Settings::default() });
     let now = Instant(1);
-    let sent = Some(Action::Execute { instance: InstanceId(0), requests: vec![RequestId(1)] });
+    let sent =
+        Some(Action::Execute { instance: InstanceId(0), requests: vec![RequestId(1)], reason: SendReason::Full });
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.enqueue(ticket(1), now);
     assert_eq!(scheduler.poll_action(now), sent);
@@ -319,7 +320,7 @@ fn a_batch_that_was_decided_but_not_polled_returns_from_a_lost_instance() {
     scheduler.instance_lost(InstanceId(0), now);
     assert_eq!((scheduler.poll_action(now), scheduler.queued()), (None, 2));
     scheduler.instance_ready(InstanceId(7), now);
-    let first = Action::Execute { instance: InstanceId(7), requests: vec![RequestId(1)] };
+    let first = Action::Execute { instance: InstanceId(7), requests: vec![RequestId(1)], reason: SendReason::Full };
     assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (Some(first), None));
 }
 
@@ -376,7 +377,11 @@ fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
     // The walk has seen 2; now 3 (level 2, another shape) and 4 (level 1) come before it goes on.
     scheduler.enqueue(Ticket { priority: 2, ..shaped(3, 9) }, now);
     scheduler.enqueue(ticket(4), now);
-    let expected = Action::Execute { instance: InstanceId(0), requests: vec![RequestId(2), RequestId(4)] };
+    let expected = Action::Execute {
+        instance: InstanceId(0),
+        requests: vec![RequestId(2), RequestId(4)],
+        reason: SendReason::Shape,
+    };
     assert_eq!(scheduler.poll_action(now), Some(expected));
 }
 
@@ -415,4 +420,45 @@ fn errors_have_tritons_codes_and_texts() {
         assert_eq!(reason.error(), InferError::new(code, metric, text));
     }
     assert_eq!(RejectReason::NoInstance.error().code, ErrorCode::Unavailable);
+}
+
+/// The reason for which the first batch of these requests goes, asked for at `at` microseconds.
+fn first_reason(settings: Settings, shapes: &[u64], at: u64, stop: bool) -> SendReason {
+    let mut scheduler = create(settings);
+    scheduler.instance_ready(InstanceId(0), Instant(0));
+    for (number, shape_key) in (1..).zip(shapes) {
+        scheduler.enqueue(Ticket { shape_key: *shape_key, ..ticket(number) }, Instant(0));
+    }
+    if stop {
+        scheduler.stop(Instant(0));
+    }
+    match scheduler.poll_action(Instant(0) + us(at)) {
+        Some(Action::Execute { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_batch_says_why_it_goes_now() {
+    let batching = Settings { max_batch_size: 4, ..Settings::default() };
+    let delayed = Settings { max_queue_delay_us: 10, ..batching.clone() };
+    let preferring = Settings { preferred_batch_sizes: vec![2, 3], ..delayed.clone() };
+    assert_eq!(first_reason(Settings::default(), &[1], 0, false), SendReason::Full);
+    assert_eq!(first_reason(batching.clone(), &[1, 1], 0, false), SendReason::Idle);
+    assert_eq!(first_reason(batching.clone(), &[1, 1, 1, 1], 0, false), SendReason::Full);
+    assert_eq!(first_reason(batching, &[1, 2], 0, false), SendReason::Shape);
+    assert_eq!(first_reason(delayed.clone(), &[1, 1], 10, false), SendReason::Delay);
+    assert_eq!(first_reason(delayed, &[1, 1], 0, true), SendReason::Drain);
+    assert_eq!(first_reason(preferring, &[1, 1], 0, false), SendReason::Preferred);
+}
+
+#[test]
+fn what_waits_is_told_by_level() {
+    let levels = Settings { priority_levels: 2, default_priority_level: 2, ..Settings::default() };
+    let mut scheduler = create(levels);
+    assert_eq!(scheduler.waiting(), Waiting::default());
+    for (number, priority) in [(1, 2), (2, 1), (3, 2)] {
+        scheduler.enqueue(Ticket { priority, ..ticket(number) }, Instant(number));
+    }
+    assert_eq!(scheduler.waiting(), Waiting { levels: vec![(1, 1), (2, 2)], oldest: Some(Instant(1)) });
 }

@@ -118,7 +118,7 @@ impl Reference {
                 known.2 = sent;
             });
             let requests = self.queue.drain(..count).map(|item| item.ticket.request).collect();
-            self.actions.push_back(Action::Execute { instance, requests });
+            self.actions.push_back(Action::Execute { instance, requests, reason: super::SendReason::Idle });
         }
     }
 }
@@ -195,6 +195,10 @@ impl Scheduler for Reference {
     fn poll_action(&mut self, now: Instant) -> Option<Action> {
         self.advance(now);
         self.actions.pop_front()
+    }
+
+    fn waiting(&self) -> super::Waiting {
+        super::Waiting::default()
     }
 
     fn queued(&self) -> usize {

@@ -1,0 +1,72 @@
+//! Gauges that are only looked at when somebody asks: what waits, what instances do, what their memory holds.
+
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::labels::InstanceState;
+
+use super::{Repository, Serving};
+use crate::clock;
+
+/// Rows of one gauge: label values and the value.
+type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
+
+impl Repository {
+    /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
+    pub(crate) fn observe(&self) {
+        self.cache.clock().tell(clock::now());
+        let all = self.all();
+        let versions: Vec<String> = all.iter().map(|serving| serving.driver.model.version.to_string()).collect();
+        let (mut states, mut arenas) = (Rows::new(), Rows::new());
+        for (serving, version) in all.iter().zip(&versions) {
+            serving.driver.drain_metrics(&self.cache);
+            instances(serving, version, &mut states, &mut arenas);
+        }
+        self.cache.set_gauges(Builtin::InstanceState, &states);
+        self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
+        self.observe_queues(&all, &versions);
+        self.cache.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
+        for pool in [Builtin::PinnedMemoryTotal, Builtin::PinnedMemoryUsed] {
+            // Nothing is pinned while nothing runs on a GPU.
+            self.cache.set_gauges(pool, &[(Vec::new(), 0.0)]);
+        }
+    }
+
+    fn observe_queues(&self, all: &[std::sync::Arc<Serving>], versions: &[String]) {
+        let now = clock::now();
+        let waiting: Vec<_> = all.iter().map(|serving| serving.driver.waiting()).collect();
+        let oldest = all.iter().zip(versions).zip(&waiting).map(|((serving, version), waiting)| {
+            let seconds = waiting.oldest.map_or(0.0, |oldest| (now - oldest).as_secs_f64());
+            (vec![&*serving.driver.model.name, version.as_str()], seconds)
+        });
+        self.cache.set_gauges(Builtin::OldestPending, &oldest.collect::<Rows<'_>>());
+        let levels = all.iter().zip(versions).zip(&waiting).flat_map(|((serving, version), waiting)| {
+            let known = serving.driver.levels();
+            let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
+            let levels: Vec<u64> = known.clone().chain(others).collect();
+            levels.into_iter().map(move |level| {
+                let found = waiting.levels.iter().find(|(waits, _)| *waits == level);
+                (serving, version, level.to_string(), found.map_or(0, |(_, count)| *count))
+            })
+        });
+        let levels: Vec<_> = levels.collect();
+        let rows = levels.iter().map(|(serving, version, level, count)| {
+            (vec![&*serving.driver.model.name, version.as_str(), level.as_str()], *count as f64)
+        });
+        self.cache.set_gauges(Builtin::PendingByPriority, &rows.collect::<Rows<'_>>());
+    }
+}
+
+/// What the instances of one model version do, and what their memory holds.
+fn instances<'a>(serving: &'a Serving, version: &'a str, states: &mut Rows<'a>, arenas: &mut Rows<'a>) {
+    let model = &*serving.driver.model.name;
+    let used = serving.driver.arenas_used();
+    for (id, name, now) in serving.instances.states() {
+        for state in InstanceState::ALL {
+            let value = if now == Some(state) { 1.0 } else { 0.0 };
+            states.push((vec![model, version, name, state.as_str()], value));
+        }
+        if let Some((_, inputs, outputs)) = used.iter().find(|(used, ..)| *used == id) {
+            arenas.push((vec![model, version, name, "input"], *inputs as f64));
+            arenas.push((vec![model, version, name, "output"], *outputs as f64));
+        }
+    }
+}

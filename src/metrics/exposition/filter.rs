@@ -1,0 +1,83 @@
+//! The names that a scrape asks for (`?name[]=`): of families or of samples, as Prometheus' Java client takes them.
+
+use std::collections::BTreeSet;
+
+/// The names asked for; none for everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(BTreeSet<String>);
+
+/// What a sample's name may have behind its family's.
+const SUFFIXES: [&str; 4] = ["_bucket", "_sum", "_count", "_total"];
+
+impl Names {
+    /// Those of a query's pairs: the values of `name[]`. Other keys mean nothing.
+    pub fn of_query<K: AsRef<str>, V: Into<String>>(pairs: impl IntoIterator<Item = (K, V)>) -> Self {
+        let names = pairs.into_iter().filter(|(key, _)| key.as_ref() == "name[]").map(|(_, name)| name.into());
+        Self(names.collect())
+    }
+
+    /// Whether everything is asked for.
+    pub fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a family, or one of its samples, may be asked for.
+    pub(super) fn may_want(&self, family: &str) -> bool {
+        let stems = |name: &String| SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix) == Some(family));
+        // Under OpenMetrics a counter's family is its sample without `_total`.
+        let stem = family.strip_suffix("_total").is_some_and(|stem| self.0.contains(stem));
+        self.is_all() || self.0.contains(family) || stem || self.0.iter().any(stems)
+    }
+
+    /// Leaves only what is asked for of a rendered text: whole families by their name, else single samples.
+    pub(super) fn keep(&self, text: String) -> String {
+        if self.is_all() {
+            return text;
+        }
+        let mut kept = String::with_capacity(text.len());
+        for family in families(&text) {
+            let name = family.split(' ').nth(2).unwrap_or_default();
+            let whole = self.0.contains(name) || self.0.contains(&format!("{name}_total"));
+            let wants = |line: &str| line.split(['{', ' ']).next().is_some_and(|sample| self.0.contains(sample));
+            if !whole && !family.lines().any(wants) {
+                continue;
+            }
+            for line in family.lines().filter(|line| whole || line.starts_with('#') || wants(line)) {
+                kept.push_str(line);
+                kept.push('\n');
+            }
+        }
+        kept
+    }
+}
+
+/// The parts of a text that begin with `# HELP`.
+fn families(text: &str) -> impl Iterator<Item = &str> {
+    let starts = text.match_indices("# HELP ").map(|(at, _)| at).filter(|&at| at == 0 || text[..at].ends_with('\n'));
+    let starts: Vec<usize> = starts.collect();
+    let ends = starts.clone().into_iter().skip(1).chain([text.len()]);
+    starts.into_iter().zip(ends).map(|(start, end)| text.get(start..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# HELP a A\n# TYPE a counter\na{x=\"# HELP \"} 1\n# HELP b B\n# TYPE b histogram\nb_sum 1\nb_count 2\n# HELP c C\n# TYPE c counter\nc_total 3\n";
+
+    fn keep(names: &[&str]) -> String {
+        Names::of_query(names.iter().map(|name| ("name[]", *name))).keep(TEXT.to_owned())
+    }
+
+    #[test]
+    fn families_and_samples_are_asked_for_by_name() {
+        assert_eq!(keep(&[]), TEXT);
+        assert_eq!(keep(&["a"]), "# HELP a A\n# TYPE a counter\na{x=\"# HELP \"} 1\n");
+        assert_eq!(keep(&["b_sum"]), "# HELP b B\n# TYPE b histogram\nb_sum 1\n");
+        assert_eq!(keep(&["b", "none"]), "# HELP b B\n# TYPE b histogram\nb_sum 1\nb_count 2\n");
+        assert_eq!(keep(&["c_total"]), keep(&["c"]));
+        assert_eq!(keep(&["none"]), "");
+        let names = Names::of_query([("name[]", "b_sum"), ("other", "a")]);
+        assert!(names.may_want("b") && !names.may_want("a") && !names.is_all());
+    }
+}
