@@ -26,19 +26,22 @@ pub(crate) enum Kind {
     Echo,
     /// This server.
     Pharos,
+    /// This server with all metrics off.
+    Bare,
     /// The peer.
     Triton,
 }
 
 impl Kind {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 3] = [Self::Echo, Self::Pharos, Self::Triton];
+    pub(crate) const ALL: [Self; 4] = [Self::Echo, Self::Pharos, Self::Bare, Self::Triton];
 
     /// The name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Echo => "echo",
             Self::Pharos => "pharos",
+            Self::Bare => "pharos-no-metrics",
             Self::Triton => "triton",
         }
     }
@@ -179,7 +182,7 @@ impl Programs {
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
-            Kind::Pharos if !self.pharos.is_file() => {
+            Kind::Pharos | Kind::Bare if !self.pharos.is_file() => {
                 Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
             }
             Kind::Triton if !script.is_file() => {
@@ -196,15 +199,20 @@ impl Programs {
         let models = scratch.path(&format!("{}-models", kind.name()));
         let mut command = match kind {
             Kind::Echo => Command::new(std::env::current_exe()?),
-            Kind::Pharos => Command::new(&self.pharos),
+            Kind::Pharos | Kind::Bare => Command::new(&self.pharos),
             Kind::Triton => Command::new(self.peers.join("triton")),
         };
         match kind {
             Kind::Echo => {
                 command.args(["echo".to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
             }
-            Kind::Pharos => {
+            Kind::Pharos | Kind::Bare => {
                 write_builtin(&models)?;
+                if kind == Kind::Bare {
+                    let nothing = scratch.path("no-metrics.yaml");
+                    fs::write(&nothing, "mode: prometheus\n")?;
+                    command.arg("--metrics-config").arg(nothing);
+                }
                 command.arg("--model-repository").arg(models);
                 for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
                     command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
