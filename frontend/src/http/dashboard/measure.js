@@ -167,7 +167,7 @@ class Interval {
   // Mean of a pair of counters, in the numerator's unit.
   mean(sum, count, keep) {
     const total = this.gain(sum, keep), n = this.gain(count, keep);
-    return n ? total / n : null;
+    return total !== null && n ? total / n : null;
   }
 }
 

@@ -43,7 +43,7 @@ function chooseFromAddress() {
 
 function tile(id, label) {
   const figure = html("div", { class: "figure", id: `tile-${id}` }, NONE), note = html("div", { class: "note", id: `note-${id}` });
-  $("tiles").append(html("div", { class: "tile" }, html("div", { class: "label" }, label), figure, note));
+  $("tiles").append(html("div", { class: "tile" }, html("div", { class: "label", id: `label-${id}` }, label), figure, note));
   return (text, more = "", level = "") => {
     figure.textContent = text;
     figure.className = `figure ${level ? `${level}-text` : ""}`;
@@ -63,8 +63,12 @@ function showTiles() {
   const whole = recent ? point(recent, () => true) : null;
   const answers = recent?.rate("pharos_requests_total", (labels) => labels.route === "infer");
   tiles.rate(rate(whole?.success ?? null), answers === null || answers === undefined ? "" : `${rate(answers)} answered in all`);
-  if (whole?.heat) tiles.latency(seconds(whole.p99), `half within ${seconds(whole.p50)}`);
-  else tiles.latency(seconds(whole?.mean ?? null), "mean: no histograms");
+  const histograms = history_.latest.has(`${timeHistogram("request")}_bucket`);
+  for (const element of [$("label-latency"), $("sort-latency").firstChild]) {
+    element.textContent = histograms ? "Latency, 99 %" : "Latency, mean";
+  }
+  if (histograms) tiles.latency(seconds(whole?.p99), whole?.p50 ? `half within ${seconds(whole.p50)}` : "");
+  else tiles.latency(seconds(whole?.mean ?? null), "histograms are switched off");
   showFailureTile(recent, whole);
   const oldest = now.max(FAMILY.oldest);
   tiles.pending(number(now.sum(FAMILY.pending)), oldest === null ? "" : `oldest for ${seconds(oldest)}`);
@@ -235,7 +239,7 @@ function available(id, names) {
   if (!there && !note) panel.append(note = html("p", { class: "empty off" }));
   if (note) {
     note.hidden = there;
-    note.textContent = `Not measured: ${names[0]} has no series here. It may be switched off in metrics.yaml.`;
+    note.textContent = `Not measured: ${names[0].replace(/_bucket$/, "")} has no series here. It may be switched off in metrics.yaml.`;
   }
   $(id).hidden = !there;
   return there;
@@ -401,7 +405,7 @@ function showHealth() {
   }
   for (const [file, gain] of recent?.gains("pharos_tslog_lines_total", "file") ?? []) rows.push([`Lines to ${file}`, rate(gain / recent.seconds), ""]);
   const failed = now.sum("pharos_metrics_reloads_total", (labels) => labels.result === "failure");
-  if (failed !== null) rows.push(["Reloads of metrics.yaml that failed", number(failed), failed > 0 ? "warn" : ""]);
+  if (failed !== null) rows.push(["Refused reloads", number(failed), failed > 0 ? "warn" : ""]);
   $("health").replaceChildren(...rows.flatMap(([title, text, level]) => [html("dt", {}, title), html("dd", { class: level ? `${level}-text` : "" }, text)]));
 }
 
