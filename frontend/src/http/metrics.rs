@@ -17,7 +17,7 @@ use pharos::metrics::exposition::{Format, Names};
 use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
-use super::{Engine, answer};
+use super::{Engine, answer, dashboard};
 use crate::listener::{self, Speaks};
 
 /// Serves metrics on `listener` until `shutdown` is ready.
@@ -25,10 +25,9 @@ pub async fn serve(listener: TcpListener, engine: Engine, shutdown: impl Future<
     listener::serve(listener, Speaks::Http, router(engine), |_| {}, shutdown).await;
 }
 
-/// The one route.
+/// `/metrics`, and the page that draws it.
 pub fn router(engine: Engine) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
+    dashboard::add_to(Router::new().route("/metrics", get(metrics)))
         .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
         .with_state(engine)
@@ -70,7 +69,11 @@ fn pairs(query: &str) -> Vec<(String, String)> {
 }
 
 async fn elsewhere() -> Response {
-    answer::with_body(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "Metrics are at /metrics.\n")
+    answer::with_body(
+        StatusCode::NOT_FOUND,
+        "text/plain; charset=utf-8",
+        "Metrics are at /metrics, a page that draws them at /dashboard.\n",
+    )
 }
 
 async fn wrong_method() -> Response {

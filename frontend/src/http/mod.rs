@@ -7,6 +7,7 @@ mod answer;
 mod body;
 pub mod codec;
 mod compression;
+mod dashboard;
 mod data;
 mod dispatch;
 mod infer;

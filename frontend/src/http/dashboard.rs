@@ -1,0 +1,46 @@
+//! The live page at `/dashboard` of the metrics listener, for who has no Grafana yet: documents that are part of the
+//! binary. They draw what the browser reads from `/metrics`; the server keeps no state for them and counts nothing.
+//!
+//! The page may load its own files and nothing else: its content security policy allows no inline script and no other host.
+
+use axum::Router;
+use axum::response::Response;
+use axum::routing::get;
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, StatusCode};
+
+use super::answer;
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A document: its path, its type, its text.
+type Document = (&'static str, &'static str, &'static str);
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const DOCUMENTS: [Document; 5] = [
+    ("/dashboard", HTML, include_str!("dashboard/index.html")),
+    ("/dashboard/style.css", CSS, include_str!("dashboard/style.css")),
+    ("/dashboard/measure.js", SCRIPT, include_str!("dashboard/measure.js")),
+    ("/dashboard/charts.js", SCRIPT, include_str!("dashboard/charts.js")),
+    ("/dashboard/view.js", SCRIPT, include_str!("dashboard/view.js")),
+];
+
+/// Adds a route for each document.
+pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    DOCUMENTS.into_iter().fold(router, |router, document| router.route(document.0, get(async move || show(document))))
+}
+
+fn show((_, content_type, text): Document) -> Response {
+    let mut response = answer::with_body(StatusCode::OK, content_type, text);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    // Small, from the same machine mostly, and to be new after an upgrade.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}

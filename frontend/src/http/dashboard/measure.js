@@ -1,0 +1,318 @@
+// What the page knows: parses Prometheus' text format, keeps a short history, and computes rates and percentiles from it.
+// No DOM here. /metrics is the only source, so the page cannot disagree with what Prometheus sees.
+"use strict";
+
+const TIMES = ["request", "queue", "compute_input", "compute_infer", "compute_output"];
+const ALL = "";
+const STEADY_MS = 10000;
+const FAMILY = {
+  success: "nv_inference_request_success",
+  failure: "nv_inference_request_failure",
+  items: "nv_inference_count",
+  executions: "nv_inference_exec_count",
+  pending: "nv_inference_pending_request_count",
+  oldest: "pharos_oldest_pending_seconds",
+  instances: "pharos_instances",
+  restarts: "pharos_instance_restarts_total",
+  batchSize: "pharos_batch_size",
+  batches: "pharos_batches_total",
+  resident: "pharos_worker_resident_bytes",
+  workerCpu: "pharos_worker_cpu_seconds_total",
+};
+const timeCounter = (part) => `nv_inference_${part}_duration_us`;
+const timeHistogram = (part) => `nv_inference_${part}_duration_histogram_us`;
+
+// ---- the text format ------------------------------------------------------------------------------------------------
+
+const ESCAPES = { n: "\n", "\\": "\\", '"': '"' };
+const LABEL = /([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"/g;
+
+function parseLabels(text) {
+  const labels = {};
+  for (const [, key, value] of text.matchAll(LABEL)) {
+    labels[key] = value.includes("\\") ? value.replace(/\\(.)/g, (_, c) => ESCAPES[c] ?? c) : value;
+  }
+  return labels;
+}
+
+function parseNumber(text) {
+  if (text === "+Inf") return Infinity;
+  if (text === "-Inf") return -Infinity;
+  return Number(text);
+}
+
+// Where the labels of a line end: the first brace outside quotes.
+function labelsEnd(line, from) {
+  let quoted = false;
+  for (let i = from; i < line.length; i++) {
+    const c = line[i];
+    if (quoted && c === "\\") i++;
+    else if (c === '"') quoted = !quoted;
+    else if (c === "}" && !quoted) return i;
+  }
+  return -1;
+}
+
+// The series of each sample name: name -> [{key, labels, value}]. `known` keeps labels between scrapes: they are the dear
+// part of parsing, and hardly ever change.
+function parse(text, known = new Map()) {
+  const samples = new Map();
+  for (const line of text.split("\n")) {
+    if (line === "" || line[0] === "#") continue;
+    const open = line.indexOf("{");
+    const end = open < 0 ? line.indexOf(" ") : labelsEnd(line, open) + 1;
+    if (end <= 0) continue;
+    const key = line.slice(0, end);
+    let series = known.get(key);
+    if (series === undefined) {
+      series = open < 0
+        ? { name: key, labels: {} }
+        : { name: line.slice(0, open), labels: parseLabels(line.slice(open + 1, end - 1)) };
+      known.set(key, series);
+    }
+    const value = parseNumber(line.slice(end + 1).trim().split(" ")[0]);
+    const list = samples.get(series.name);
+    const sample = { key, labels: series.labels, value };
+    if (list) list.push(sample);
+    else samples.set(series.name, [sample]);
+  }
+  return samples;
+}
+
+// ---- scrapes and what lies between them -------------------------------------------------------------------------------
+
+class Scrape {
+  constructor(text, at, known) {
+    this.at = at;
+    this.bytes = text.length;
+    this.samples = parse(text, known);
+    this.values = new Map();
+    this.count = 0;
+    for (const list of this.samples.values()) {
+      this.count += list.length;
+      for (const sample of list) this.values.set(sample.key, sample.value);
+    }
+  }
+  has(name) { return this.samples.has(name); }
+  list(name) { return this.samples.get(name) ?? []; }
+  // The sum of a family's series that `keep` takes; nothing if there is none.
+  sum(name, keep = () => true) {
+    let sum = 0, found = false;
+    for (const sample of this.list(name)) {
+      if (keep(sample.labels)) { sum += sample.value; found = true; }
+    }
+    return found ? sum : null;
+  }
+  max(name, keep = () => true) {
+    let max = null;
+    for (const sample of this.list(name)) {
+      if (keep(sample.labels) && (max === null || sample.value > max)) max = sample.value;
+    }
+    return max;
+  }
+  one(name) { return this.list(name)[0]?.value ?? null; }
+}
+
+// How far a counter rose. One that fell was reset (a restart): what it shows now is what it counted since.
+const rise = (before, now) => (now >= before ? now - before : now);
+
+// Two scrapes: rates and distributions of what happened between them.
+class Interval {
+  constructor(before, now) {
+    this.before = before;
+    this.now = now;
+    this.seconds = Math.max((now.at - before.at) / 1000, 0.001);
+  }
+  // What a counter gained, over the series that `keep` takes. A series that is new counts from its first scrape on.
+  gain(name, keep = () => true) {
+    let sum = 0, found = false;
+    for (const sample of this.now.list(name)) {
+      if (!keep(sample.labels)) continue;
+      found = true;
+      const before = this.before.values.get(sample.key);
+      if (before !== undefined) sum += rise(before, sample.value);
+    }
+    return found ? sum : null;
+  }
+  rate(name, keep) {
+    const gain = this.gain(name, keep);
+    return gain === null ? null : gain / this.seconds;
+  }
+  // What it gained for each value of the label `by`.
+  gains(name, by, keep = () => true) {
+    const gains = new Map();
+    for (const sample of this.now.list(name)) {
+      if (!keep(sample.labels)) continue;
+      const before = this.before.values.get(sample.key);
+      const label = typeof by === "function" ? by(sample.labels) : sample.labels[by];
+      gains.set(label, (gains.get(label) ?? 0) + (before === undefined ? 0 : rise(before, sample.value)));
+    }
+    return gains;
+  }
+  // The buckets of a histogram, not cumulative: {bounds, counts}; the last bound is +Inf.
+  histogram(name, keep = () => true) {
+    const cumulative = this.gains(`${name}_bucket`, "le", keep);
+    if (cumulative.size === 0) return null;
+    const bounds = [...cumulative.keys()].map(parseNumber);
+    const order = bounds.map((_, i) => i).sort((a, b) => bounds[a] - bounds[b]);
+    const totals = [...cumulative.values()];
+    let below = 0;
+    const counts = order.map((i) => {
+      const inside = Math.max(totals[i] - below, 0);
+      below = Math.max(totals[i], below);
+      return inside;
+    });
+    return { bounds: order.map((i) => bounds[i]), counts };
+  }
+  // Mean of a pair of counters, in the numerator's unit.
+  mean(sum, count, keep) {
+    const total = this.gain(sum, keep), n = this.gain(count, keep);
+    return total !== null && n ? total / n : null;
+  }
+}
+
+// Prometheus' histogram_quantile: linear inside a bucket; beyond the last finite bound, that bound.
+function quantile(q, { bounds, counts }) {
+  const total = counts.reduce((sum, n) => sum + n, 0);
+  if (total === 0) return null;
+  const rank = q * total;
+  let below = 0;
+  for (let i = 0; i < counts.length; i++) {
+    if (counts[i] > 0 && below + counts[i] >= rank) {
+      const low = i === 0 ? 0 : bounds[i - 1];
+      if (bounds[i] === Infinity) return low;
+      return low + (bounds[i] - low) * Math.max(rank - below, 0) / counts[i];
+    }
+    below += counts[i];
+  }
+  return bounds[bounds.length - 2] ?? null;
+}
+
+// ---- the points that charts draw --------------------------------------------------------------------------------------
+
+// One point of a scope (all models, or one): what happened in an interval, times in seconds.
+function point(interval, keep) {
+  const now = interval.now, us = 1e-6;
+  const request = interval.histogram(timeHistogram("request"), keep);
+  const success = interval.rate(FAMILY.success, keep), failed = interval.rate(FAMILY.failure, keep);
+  const result = {
+    at: now.at,
+    success,
+    failed,
+    items: interval.rate(FAMILY.items, keep),
+    pending: now.sum(FAMILY.pending, keep),
+    oldest: now.max(FAMILY.oldest, keep),
+    batch: interval.mean(FAMILY.items, FAMILY.executions, keep),
+    mean: scaled(interval.mean(timeCounter("request"), FAMILY.success, keep), us),
+    heat: request,
+    p50: null, p95: null, p99: null,
+  };
+  if (request) {
+    for (const [name, q] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99]]) result[name] = scaled(quantile(q, request), us);
+  }
+  for (const part of TIMES.slice(1)) {
+    result[part] = scaled(interval.mean(timeCounter(part), FAMILY.success, keep), us);
+  }
+  return result;
+}
+
+const scaled = (value, factor) => (value === null ? null : value * factor);
+
+const modelKey = (labels) => `${labels.model}\u0000${labels.version}`;
+
+// The models that a scrape knows, with their versions.
+function models(scrape) {
+  const found = new Map();
+  for (const family of [FAMILY.success, FAMILY.instances, FAMILY.pending, FAMILY.items, `${timeHistogram("request")}_count`]) {
+    for (const { labels } of scrape.list(family)) {
+      if (labels.model !== undefined) found.set(modelKey(labels), { model: labels.model, version: labels.version });
+    }
+  }
+  return found;
+}
+
+// Samples grouped by model and version, once for each scrape: with 50 models, filtering for each would be quadratic.
+function byModel(list) {
+  const groups = new Map();
+  for (const sample of list) {
+    const key = modelKey(sample.labels), group = groups.get(key);
+    if (group) group.push(sample);
+    else groups.set(key, [sample]);
+  }
+  return groups;
+}
+
+// An interval that holds the samples of one model only, for `point`.
+function split(interval) {
+  const wanted = [
+    ...Object.values(FAMILY), ...TIMES.map(timeCounter), `${timeHistogram("request")}_bucket`, `${FAMILY.batchSize}_bucket`,
+  ];
+  const parts = new Map();
+  for (const name of wanted) {
+    for (const [key, list] of byModel(interval.now.list(name))) {
+      let part = parts.get(key);
+      if (part === undefined) {
+        const now = Object.create(interval.now, { samples: { value: new Map() } });
+        part = Object.create(interval, { now: { value: now } });
+        parts.set(key, part);
+      }
+      part.now.samples.set(name, list);
+    }
+  }
+  return parts;
+}
+
+// Figures of the machine, percentages from 0 to 100, and how many cores the server and its workers keep busy.
+function hostPoint(interval) {
+  const now = interval.now;
+  const cpu = now.one("CPUUtilization") ?? scaled(now.one("nv_cpu_utilization"), 100);
+  const total = now.one("nv_cpu_memory_total_bytes"), used = now.one("nv_cpu_memory_used_bytes");
+  const memory = now.one("MemoryUtilization") ?? (total ? (100 * used) / total : null);
+  const point = { at: now.at, cpu, memory, server: interval.rate("process_cpu_seconds_total"), workers: interval.rate(FAMILY.workerCpu) };
+  for (const { labels, value } of now.list("nv_gpu_utilization")) point[`gpu ${labels.gpu_uuid}`] = 100 * value;
+  return point;
+}
+
+// The history of the page: the scrapes of the last seconds for steady figures, and small points for the charts: of all
+// models together (`ALL`), of each model, of the machine.
+class History {
+  constructor(keepMs) {
+    this.keepMs = keepMs;
+    this.scrapes = [];
+    this.known = new Map();
+    this.points = new Map([[ALL, []]]);
+    this.host = [];
+  }
+  add(text, at) {
+    this.scrapes.push(new Scrape(text, at, this.known));
+    while (this.scrapes.length > 2 && this.scrapes[1].at < at - STEADY_MS) this.scrapes.shift();
+    if (this.known.size > 4 * this.latest.count + 1000) this.known.clear();
+    const step = this.step();
+    if (step === null) return;
+    this.keep(this.points.get(ALL), point(step));
+    this.keep(this.host, hostPoint(step));
+    const parts = split(step);
+    for (const [key, part] of parts) {
+      if (!this.points.has(key)) this.points.set(key, []);
+      this.keep(this.points.get(key), point(part));
+    }
+    for (const [key, points] of this.points) {
+      if (points.length && points[0].at < at - this.keepMs) points.shift();
+      if (points.length === 0 && key !== ALL) this.points.delete(key);
+    }
+  }
+  keep(points, point) {
+    points.push(point);
+    while (points.length && points[0].at < point.at - this.keepMs) points.shift();
+  }
+  get latest() { return this.scrapes[this.scrapes.length - 1]; }
+  // The newest two scrapes.
+  step() {
+    const n = this.scrapes.length;
+    return n < 2 ? null : new Interval(this.scrapes[n - 2], this.scrapes[n - 1]);
+  }
+  // About the last ten seconds, for figures that should not jump.
+  recent() {
+    return this.scrapes.length < 2 ? null : new Interval(this.scrapes[0], this.latest);
+  }
+}
