@@ -73,17 +73,17 @@ pub enum Update {
     Member(u64),
 }
 
-/// Calls `each` with every line of a datagram in its order, or with the text of a refused one and its fault. Costs no more
-/// than in proportion to the datagram's length, whatever is in it.
-pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(Result<Line, (&'a [u8], Malformed)>)) {
+/// Calls `each` with the text of every line of a datagram, in its order, and what it says or lacks. (A chain of several
+/// pieces is told piece by piece.) Costs no more than in proportion to the datagram's length, whatever is in it.
+pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line, Malformed>)) {
     for line in datagram.split(|&byte| byte == b'\n') {
         let line = line.trim_ascii();
         if line.is_empty() {
             continue;
         }
         let text = str::from_utf8(line).map_err(|_| Malformed("the line is not UTF-8"));
-        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |found| each(Ok(found)))) {
-            each(Err((line, fault)));
+        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |found| each(line, Ok(found)))) {
+            each(line, Err(fault));
         }
     }
 }

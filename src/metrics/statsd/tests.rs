@@ -5,11 +5,11 @@ type Outcome = Result<(String, Vec<(String, String)>, Update), &'static str>;
 
 fn all(datagram: &[u8]) -> Vec<Outcome> {
     let mut found = Vec::new();
-    parse(datagram, |outcome| match outcome {
+    parse(datagram, |_, outcome| match outcome {
         Ok(line) => {
             found.extend(line.updates.into_iter().map(|update| Ok((line.name.clone(), line.labels.clone(), update))));
         }
-        Err((_, fault)) => found.push(Err(fault.0)),
+        Err(fault) => found.push(Err(fault.0)),
     });
     found
 }
