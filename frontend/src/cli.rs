@@ -197,6 +197,18 @@ pub struct Metrics {
     /// The most label sets of one metric; those beyond it share one series whose labels are all "other"
     #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = clap::value_parser!(u32).range(1..), help_heading = METRICS)]
     pub max_series: u32,
+    /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (a Unix datagram socket); nobody is asked who they are
+    #[arg(id = "statsd-address", long = "statsd-address", value_name = "ADDRESS", env = "PHAROS_STATSD_ADDRESS", value_parser = statsd_address, help_heading = METRICS)]
+    pub statsd: Option<StatsdAddress>,
+}
+
+/// Where StatsD datagrams are received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatsdAddress {
+    /// UDP on this host (an address or a name) and port.
+    Udp(String, u16),
+    /// A Unix datagram socket at this path.
+    Unix(PathBuf),
 }
 
 /// What is logged.
@@ -263,6 +275,26 @@ fn address(text: &str) -> Result<IpAddr, String> {
     }
     text.parse()
         .map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
+}
+
+/// `HOST:PORT`, with an IPv6 address in brackets, or `unix:PATH`; `unixgram:` and `udp:` as other programs write them.
+fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
+    let allowed = "allowed are HOST:PORT for UDP, for example 127.0.0.1:8125 or [::1]:8125, and unix:PATH for a Unix \
+                   datagram socket, for example unix:/run/pharos/statsd.sock";
+    let without = |prefix: &str| text.strip_prefix(prefix).map(|rest| rest.strip_prefix("//").unwrap_or(rest));
+    if let Some(path) = without("unix:").or_else(|| without("unixgram:")) {
+        return if path.is_empty() { Err(allowed.to_owned()) } else { Ok(StatsdAddress::Unix(path.into())) };
+    }
+    let (host, port) = without("udp:").unwrap_or(text).rsplit_once(':').ok_or(allowed)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse().map_err(|_| format!("'{port}' is no port from 0 to 65535; {allowed}"))?;
+    // Of what is left of an IPv6 address without brackets, nobody knows where it ends.
+    let bare = host.contains(':') && !text.contains('[');
+    if host.is_empty() || host.contains('/') || bare {
+        Err(allowed.to_owned())
+    } else {
+        Ok(StatsdAddress::Udp(host.to_owned(), port))
+    }
 }
 
 fn control_mode(text: &str) -> Result<ControlMode, String> {
@@ -336,6 +368,22 @@ mod tests {
     }
 
     #[test]
+    fn statsd_is_received_over_udp_or_a_unix_socket_and_not_at_all_unless_asked() {
+        let at = |text: &str| parse(&[&format!("--statsd-address={text}")]).unwrap().metrics.statsd.unwrap();
+        let udp = |host: &str| StatsdAddress::Udp(host.to_owned(), 8125);
+        assert_eq!(
+            (at("127.0.0.1:8125"), at("udp://metrics.example:8125")),
+            (udp("127.0.0.1"), udp("metrics.example"))
+        );
+        assert_eq!((at("[::1]:8125"), at("udp:[::]:8125")), (udp("::1"), udp("::")));
+        let unix = StatsdAddress::Unix("/run/s.sock".into());
+        for form in ["unix:/run/s.sock", "unix:///run/s.sock", "unixgram:/run/s.sock", "unixgram:///run/s.sock"] {
+            assert_eq!(at(form), unix);
+        }
+        assert_eq!(parse(&[]).unwrap().metrics.statsd, None);
+    }
+
+    #[test]
     fn a_bad_value_names_flag_value_and_what_is_allowed() {
         for (args, expected) in [
             (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
@@ -346,6 +394,11 @@ mod tests {
             (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
             (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),
             (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
+            (&["--statsd-address=8125"], &["--statsd-address", "'8125'", "HOST:PORT", "unix:PATH"]),
+            (&["--statsd-address=localhost:x"], &["--statsd-address", "'x' is no port", "unix:PATH"]),
+            (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
+            (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
+            (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
         ] {
             let message = parse(args).unwrap_err();

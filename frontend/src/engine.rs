@@ -249,6 +249,11 @@ impl Engine {
         OpenStream { engine: self.clone(), protocol }
     }
 
+    /// Every series of the server, for those that bring samples in on ways of their own.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.0.cache
+    }
+
     /// Records an answer; to be called once for each, refusals and malformed requests included.
     pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         record::request_answered(&self.0.cache, protocol, route, Outcome { code, reason });

@@ -21,5 +21,6 @@ mod scheduler;
 // Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
 #[cfg(not(test))]
 pub mod start;
+mod statsd;
 mod supervisor;
 mod wire;

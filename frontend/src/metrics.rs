@@ -8,8 +8,12 @@ use std::sync::{Mutex, PoisonError};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel;
+use pharos::metrics::emitter::{Throttle, shortened};
 use pharos::metrics::feed::Feed;
+use pharos::metrics::intake::Refusal;
 use pharos::metrics::series::ModelSeries;
+
+use crate::clock;
 
 /// The size of a worker's ring in bytes: some 4,000 samples with request ids between two drains.
 const RING_BYTES: usize = 256 << 10;
@@ -35,6 +39,27 @@ impl Definition {
             std::fs::read_to_string(path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
         let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
         Ok(Self { text, catalog })
+    }
+}
+
+/// Says in the log that metric lines are refused, at most once a second and always with one of them.
+pub(crate) struct Complaints {
+    from: String,
+    throttle: Throttle,
+}
+
+impl Complaints {
+    /// About lines `from` somewhere.
+    pub(crate) fn new(from: String) -> Self {
+        Self { from, throttle: Throttle::default() }
+    }
+
+    /// A line was refused.
+    pub(crate) fn tell(&mut self, line: &[u8], refusal: &Refusal) {
+        let Some(held) = self.throttle.pass(clock::now()) else { return };
+        let (from, line) = (&self.from, shortened(line));
+        let more = if held > 0 { format!(" (and {held} others since the last such message)") } else { String::new() };
+        tracing::warn!("a metric line from {from} was refused: {refusal}; it is `{line}`{more}");
     }
 }
 

@@ -1,18 +1,23 @@
-//! Starts a worker process with the descriptors it inherits, and forwards what it prints into the log.
+//! Starts a worker process with the descriptors it inherits, and forwards what it prints: metric lines into the metrics,
+//! everything else into the log.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 
 use command_fds::{CommandFdExt, FdMapping};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::series::ModelSeries;
+use pharos::metrics::{intake, legacy};
 use pharos::wire::descriptors;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 
 use crate::memory;
-use crate::metrics::Ring;
+use crate::metrics::{Complaints, Ring};
 use crate::wire::Link;
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
@@ -33,11 +38,17 @@ pub(crate) struct Worker {
     pub(crate) link: Link,
 }
 
-/// Starts a worker whose output goes to the log under `instance`.
+/// Where the metric lines go that a worker prints.
+pub(crate) struct Printed {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) series: Arc<ModelSeries>,
+}
+
+/// Starts a worker whose output goes to the log under `instance`, except for metric lines, which go to `printed`.
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
-pub(crate) fn start(program: &Program, instance: &str, threads: u32) -> io::Result<Worker> {
+pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Printed) -> io::Result<Worker> {
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics) = Ring::create()?;
@@ -66,8 +77,8 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32) -> io::Resu
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = command.spawn().map_err(|error| cannot_start(&program.worker, &error))?;
-    forward(child.stdout.take(), instance, false);
-    forward(child.stderr.take(), instance, true);
+    forward_output(child.stdout.take(), instance, printed);
+    forward_errors(child.stderr.take(), instance);
     Ok(Worker { child, link: Link::new(ours, arenas, ring) })
 }
 
@@ -75,27 +86,88 @@ fn cannot_start(worker: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("the worker '{}' cannot be started: {error}", worker.display()))
 }
 
-/// Forwards lines to the log until the stream ends.
-fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str, error: bool) {
+/// Forwards standard output until it ends: metric lines into the metrics, in the moment in which they are read, all others
+/// to the log.
+fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str, printed: Printed) {
     let Some(stream) = stream else { return };
     let instance = instance.to_owned();
     tokio::spawn(async move {
+        let mut complaints = Complaints::new(format!("the output of {instance}"));
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
         while let Ok(true) = next_line(&mut reader, &mut line).await {
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim_end();
-            if error {
-                tracing::warn!(target: "worker", %instance, "{text}");
-            } else {
-                tracing::info!(target: "worker", %instance, "{text}");
+            match legacy::strip(&line) {
+                Some(body) => {
+                    if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
+                        complaints.tell(line.trim_ascii_end(), &refusal);
+                    }
+                }
+                None => {
+                    let text = String::from_utf8_lossy(&line);
+                    tracing::info!(target: "worker", %instance, "{}", text.trim_end());
+                }
             }
         }
     });
 }
 
+/// Forwards standard error to the log until it ends.
+fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str) {
+    let Some(stream) = stream else { return };
+    let instance = instance.to_owned();
+    tokio::spawn(async move {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        while let Ok(true) = read_line(&mut reader, &mut line).await {
+            let text = String::from_utf8_lossy(&line);
+            tracing::warn!(target: "worker", %instance, "{}", text.trim_end());
+        }
+    });
+}
+
 /// Reads a line of at most [`MAX_LINE`] bytes; `false` at the end.
-async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+async fn read_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     Ok(reader.take(MAX_LINE).read_until(b'\n', line).await? > 0)
+}
+
+/// As [`read_line`], but a metric line may be longer: what passes even [`intake::MAX_LINE`] is left out, with the line's end.
+async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+    if !read_line(reader, line).await? {
+        return Ok(false);
+    }
+    if !line.ends_with(b"\n") && legacy::strip(line).is_some() {
+        let more = intake::MAX_LINE.saturating_sub(line.len()) as u64;
+        reader.take(more).read_until(b'\n', line).await?;
+        let mut rest = Vec::new();
+        while line.len() >= intake::MAX_LINE && !line.ends_with(b"\n") && !rest.ends_with(b"\n") {
+            if !read_line(reader, &mut rest).await? {
+                break;
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn metric_lines_may_be_longer_than_others() {
+        let ids = |bytes: usize| format!("[METRICS]a.ms:1|#|#hostname:h,1,{}\n", "i".repeat(bytes));
+        let (fits, long) = (ids(60 << 10), ids(70 << 10));
+        let plain = "x".repeat(10 << 10) + "\n";
+        let text = [plain.as_str(), &fits, &long, "after\n", "[METRICS]cut"].concat();
+        let mut reader = BufReader::new(text.as_bytes());
+        let (mut line, mut lines) = (Vec::new(), Vec::new());
+        while next_line(&mut reader, &mut line).await.unwrap() {
+            lines.push(String::from_utf8(line.clone()).unwrap());
+        }
+        let lengths: Vec<usize> = lines.iter().map(String::len).collect();
+        assert_eq!(lengths, [8 << 10, (2 << 10) + 1, fits.len(), intake::MAX_LINE, 6, 12]);
+        let cut: Vec<bool> = lines.iter().map(|line| line.ends_with('\n')).collect();
+        assert_eq!(cut, [false, true, true, false, true, false]);
+    }
 }

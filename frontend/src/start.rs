@@ -16,7 +16,7 @@ use crate::cli::Options;
 use crate::engine::{self, Engine};
 use crate::metrics::Definition;
 use crate::process::Program;
-use crate::{grpc, http, log, onnxruntime, repository};
+use crate::{grpc, http, log, onnxruntime, repository, statsd};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -149,6 +149,10 @@ async fn listen(
     if options.metrics.allow {
         let listener = bind("metrics", "--metrics-port", options.metrics_address(), options.metrics.port).await?;
         tasks.push(tokio::spawn(http::metrics::serve(listener, engine.clone(), shutdown())));
+    }
+    if let Some(address) = &options.metrics.statsd {
+        let socket = statsd::bind(address).await?;
+        tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), shutdown())));
     }
     Ok(tasks)
 }

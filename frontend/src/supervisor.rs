@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::clock;
-use crate::process::{self, Program};
+use crate::process::{self, Printed, Program};
 use crate::scheduler::Driver;
 use crate::wire::{Link, SharedLink};
 
@@ -242,7 +242,8 @@ impl Instance {
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
-        let worker = process::start(&self.plan.program, &self.name, self.plan.threads)?;
+        let printed = Printed { cache: self.plan.cache.clone(), series: self.driver.series.clone() };
+        let worker = process::start(&self.plan.program, &self.name, self.plan.threads, printed)?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,

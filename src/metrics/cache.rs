@@ -378,6 +378,18 @@ impl Cache {
         if let Some((label, _)) = labels.iter().find(|(label, _)| !is_label_name(label)) {
             return Err(SampleError::BadName(label.clone()));
         }
+        let reserved = match kind {
+            Some(Kind::Histogram) => "le",
+            Some(Kind::Summary) => "quantile",
+            _ => "",
+        };
+        let twice = |at: usize, label: &String| labels.iter().skip(at + 1).any(|(other, _)| other == label);
+        if let Some((_, (label, _))) =
+            labels.iter().enumerate().find(|(at, (label, _))| label == reserved || twice(*at, label))
+        {
+            let text = format!("the label `{label}` of metric `{name}` is given twice, or reserved for its type");
+            return Err(SampleError::BadValue(text));
+        }
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         if registry.catalog().find(name).is_some() {
             return Ok(Arc::clone(&registry));

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::builtin::Builtin;
+use super::emitter::detected_buckets;
 
 pub(super) use fields::{is_label_name, is_metric_name};
 
@@ -141,7 +142,7 @@ impl MetricSpec {
             unit: unit.to_owned(),
             dimensions,
             help: format!("{name} ({unit}), not defined in metrics.yaml"),
-            buckets: if kind == Kind::Histogram { DEFAULT_BUCKETS.to_vec() } else { Vec::new() },
+            buckets: detected_buckets(kind, unit),
             quantiles: if kind == Kind::Summary { DEFAULT_QUANTILES.to_vec() } else { Vec::new() },
             modes: Views::ALL,
             builtin: None,

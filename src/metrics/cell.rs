@@ -86,6 +86,29 @@ impl Cell {
         Ok(())
     }
 
+    /// Takes an observation that was made `times` times, 1 or more. A gauge has its value, a counter refuses it.
+    ///
+    /// # Errors
+    /// As [`Cell::add_or_update`].
+    pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
+        match &self.value {
+            CellValue::Histogram(histogram) if !value.is_nan() => {
+                let at = histogram.bounds.partition_point(|&bound| bound < value);
+                if let Some(bucket) = histogram.buckets.get(at) {
+                    bucket.fetch_add(u64::from(times), Ordering::Relaxed);
+                    add(&histogram.sum, value * f64::from(times));
+                }
+                Ok(())
+            }
+            CellValue::Summary(summary) if !value.is_nan() => {
+                (0..times).for_each(|_| summary.observe(value));
+                Ok(())
+            }
+            CellValue::Counter(_) => Err(SampleError::BadValue("a counter has no observations".to_owned())),
+            _ => self.add_or_update(value),
+        }
+    }
+
     pub(super) fn read(&self) -> Reading {
         match &self.value {
             CellValue::Counter(bits) | CellValue::Gauge(bits) => {

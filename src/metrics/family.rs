@@ -35,6 +35,14 @@ impl Series {
         self.cell.add_or_update(value)
     }
 
+    /// Takes an observation that was made `times` times, 1 or more.
+    ///
+    /// # Errors
+    /// As [`Cell::observe`].
+    pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
+        self.cell.observe(value, times)
+    }
+
     /// The value now: a counter's or gauge's own, the number of observations of the others.
     pub fn value(&self) -> f64 {
         match self.cell.read() {

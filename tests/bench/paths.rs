@@ -7,6 +7,7 @@ use pharos::infer::{InferInput, InferRequest};
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Catalog;
 use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::record;
 use pharos::model::{Completion, Draft};
 use pharos::scheduler::{self, Settings, Ticket};
@@ -88,10 +89,36 @@ fn metrics_paths(criterion: &mut Criterion) {
     });
 }
 
+fn emitter_paths(criterion: &mut Criterion) {
+    let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, Hostname]}]\n  histogram: \
+                [{name: Latency, unit: ms, dimensions: [shop]}]\n";
+    let catalog = Catalog::parse(text, "metrics.yaml").expect("a good definition");
+    let cache = std::sync::Arc::new(Cache::new(catalog, Settings::new("host")));
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let line = b"Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:host,1699061430,6d1726a7-172c-4010-b671-01d71bacc451\n";
+    criterion.bench_function("metrics: a line that a worker prints", |bencher| {
+        bencher.iter(|| intake::stdout_line(&cache, &model, line).expect("a good line"));
+    });
+    let mut statsd = Statsd::default();
+    for (name, datagram) in [
+        ("a counter", "Orders:1|c"),
+        ("a counter with tags", "Orders:1|c|@0.5|#shop:a,Level:Model"),
+        ("a timer", "Latency:3.5|ms|#shop:a"),
+    ] {
+        criterion.bench_function(format!("metrics: StatsD, {name}"), |bencher| {
+            bencher.iter(|| statsd.datagram(&cache, datagram.as_bytes(), |_, refusal| unreachable!("{refusal}")));
+        });
+    }
+    let full = ["Orders:1|c|@0.5|#shop:a,Level:Model"; 30].join("\n");
+    criterion.bench_function("metrics: StatsD, 30 counters with tags in a datagram", |bencher| {
+        bencher.iter(|| statsd.datagram(&cache, full.as_bytes(), |_, refusal| unreachable!("{refusal}")));
+    });
+}
+
 criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths
+    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths
 }
 criterion_main!(paths);

@@ -3,10 +3,18 @@
 
 use std::fmt::Debug;
 
+use pharos::id::ModelVersion;
+use pharos::metrics::cache::{Cache, Settings};
+use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel;
+use pharos::metrics::emitter::prometheus_name;
+use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::intake::{self, Statsd};
+use pharos::metrics::statsd::{self, Update};
 use pharos::model::{Completion, Draft};
 use pharos::shm::SharedMemory;
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
+use std::sync::Arc;
 
 /// The check of a target, by its name.
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
@@ -15,6 +23,8 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
         "wire" => wire,
         "ring" => ring,
         "config" => config,
+        "statsd" => statsd,
+        "legacy" => legacy,
         _ => return None,
     })
 }
@@ -74,4 +84,61 @@ pub(crate) fn config(data: &[u8]) {
     if let Ok(config) = draft.complete(&completion) {
         assert!(config.to_json().starts_with('{'));
     }
+}
+
+/// A cache with one metric of each type that takes undeclared ones too, but few.
+fn small_cache() -> Arc<Cache> {
+    let text = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: Level, unit: m}]\n  \
+                histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: B}]\n";
+    let settings = Settings { auto_detect: true, max_series: 4, ..Settings::new("host") };
+    Arc::new(Cache::new(Catalog::parse(text, "metrics.yaml").expect("a good definition"), settings))
+}
+
+/// What a scrape shows has a name and a value on each line, whatever was sent.
+fn scraped_well(cache: &Arc<Cache>) {
+    for line in exposition::render(cache, Format::Text).lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').expect("a series and its value");
+        let name = series.split('{').next().expect("a name");
+        assert_eq!(prometheus_name(name), name, "{line}");
+        assert!(value == "+Inf" || value == "-Inf" || value == "NaN" || value.parse::<f64>().is_ok(), "{line}");
+    }
+}
+
+/// StatsD datagrams: parsing never panics, what it gives is valid, and the cache stays one that can be shown.
+pub(crate) fn statsd(data: &[u8]) {
+    let mut lines = 0_usize;
+    statsd::parse(data, |text, outcome| {
+        lines += 1;
+        assert!(!text.is_empty() && !text.contains(&b'\n'));
+        let Ok(line) = outcome else { return };
+        assert_eq!(prometheus_name(&line.name), line.name);
+        assert!(!line.updates.is_empty() && line.labels.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        for update in line.updates {
+            match update {
+                Update::Set(value) | Update::Change(value) => assert!(value.is_finite()),
+                Update::Observe { value, times, .. } => assert!(value.is_finite() && (1..=1000).contains(&times)),
+                // A rate near 0 may make it infinite: the cache refuses that.
+                Update::Increment(value) => assert!(!value.is_nan()),
+                Update::Member(_) => {}
+            }
+        }
+    });
+    assert!(lines <= data.len());
+    let (cache, mut statsd) = (small_cache(), Statsd::default());
+    statsd.datagram(&cache, data, |_, refusal| assert!(!refusal.to_string().is_empty()));
+    statsd.flush(&cache);
+    scraped_well(&cache);
+}
+
+/// Lines that a worker prints, behind the marker: parsing never panics, and the cache stays one that can be shown.
+pub(crate) fn legacy(data: &[u8]) {
+    let cache = small_cache();
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    for line in data.split_inclusive(|&byte| byte == b'\n') {
+        if let Err(refusal) = intake::stdout_line(&cache, &model, line) {
+            assert!(!refusal.to_string().is_empty());
+        }
+        let _ = intake::stdout_line(&cache, &model, &[line, b"\n"].concat());
+    }
+    scraped_well(&cache);
 }

@@ -113,6 +113,7 @@ def special():
     yield model("add_sub_any", "add_sub", two_to_two("INT32", [-1]), batch=0)
     yield model("fail", "fail", fp32, batch=0)
     yield model("one_string", "identity", one_to_one("BYTES", [1]), batch=0)
+    yield model("print", "print", one_to_one("BYTES", [-1]), batch=0)
     yield model("two_dims", "identity", one_to_one("INT32", [-1, -1]), batch=0)
     yield model("fixed_and_free", "identity", one_to_one("INT32", [2, -1]), batch=0)
     optional = tensor("input", "INPUT1", "FP32", [-1], "    optional: true\n")

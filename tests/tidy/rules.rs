@@ -49,7 +49,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["repository"]),
             apart(&["supervisor"]),
             apart(&["scheduler"]),
-            apart(&["process"]),
+            apart(&["process", "statsd"]),
             apart(&["wire"]),
             apart(&["metrics", "trace", "shared_memory", "listener"]),
             apart(&["memory", "system", "onnxruntime", "log"]),

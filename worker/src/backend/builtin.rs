@@ -9,7 +9,9 @@
 //! | `crash` | identity, but aborts the process when the first byte of input 0 is 1 |
 //! | `panic` | identity, but panics when the first byte of input 0 is 1 |
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
+//! | `print` | identity, and prints each element of input 0, which holds BYTES, as a line on standard output |
 
+use std::io::{self, Write};
 use std::thread;
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use super::elements::{self, Operation};
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print";
 
 enum Function {
     Identity,
@@ -29,6 +31,7 @@ enum Function {
     Crash,
     Panic,
     Hang,
+    Print,
 }
 
 struct Builtin {
@@ -54,6 +57,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some("crash") => Function::Crash,
         Some("panic") => Function::Panic,
         Some("hang") => Function::Hang,
+        Some("print") => Function::Print,
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
         }
@@ -88,10 +92,27 @@ impl Backend for Builtin {
             Function::Hang if marked => loop {
                 thread::park();
             },
+            Function::Print => print(batch)?,
             Function::Identity | Function::Crash | Function::Panic | Function::Hang => {}
         }
         identity(batch, outputs)
     }
+}
+
+/// Prints the elements of a batch, each as a line.
+fn print(batch: &Batch<'_>) -> Result<(), InferError> {
+    let Some(input) = batch.inputs.first().filter(|input| input.datatype == DataType::Bytes) else {
+        return Err(run_error("print needs an input of datatype BYTES"));
+    };
+    let mut text = Vec::new();
+    for element in bytes_elements(input.data) {
+        let line =
+            element.map_err(|at| run_error(format!("input '{}' is not framed as BYTES at byte {at}", input.name)))?;
+        text.extend_from_slice(line);
+        text.push(b'\n');
+    }
+    let mut out = io::stdout().lock();
+    out.write_all(&text).and_then(|()| out.flush()).map_err(|error| run_error(format!("cannot print: {error}")))
 }
 
 fn identity(batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {

@@ -1,0 +1,136 @@
+//! What the text emitters ([`legacy`](super::legacy), [`statsd`](super::statsd)) share: why a line is refused, names that
+//! Prometheus accepts, and how often a fault is worth a line in the log.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use super::catalog::{DEFAULT_BUCKETS, Kind};
+use crate::timeline::Instant;
+
+/// The most characters of a refused line that are shown.
+const SHOWN: usize = 120;
+
+/// Upper bounds of a histogram of milliseconds that nobody has declared: a quarter of a millisecond to ten seconds.
+pub const MILLISECOND_BUCKETS: [f64; 15] =
+    [0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0];
+
+/// Units that mean milliseconds.
+const MILLISECONDS: [&str; 3] = ["ms", "Milliseconds", "milliseconds"];
+
+/// A line that is not in the emitter's grammar, and why: what was expected. The line itself is at hand where it is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// The buckets of a metric that was detected and not declared; empty unless it is a histogram.
+pub fn detected_buckets(kind: Kind, unit: &str) -> Vec<f64> {
+    match kind {
+        Kind::Histogram if MILLISECONDS.contains(&unit) => MILLISECOND_BUCKETS.to_vec(),
+        Kind::Histogram => DEFAULT_BUCKETS.to_vec(),
+        _ => Vec::new(),
+    }
+}
+
+/// A name as Prometheus can show it: every character but ASCII letters, digits and `_` becomes `_`, and a digit in front
+/// gets one before it. Metrics' names and labels' names alike; borrowed when nothing has to change.
+pub fn prometheus_name(name: &str) -> Cow<'_, str> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let leading_digit = name.starts_with(|c: char| c.is_ascii_digit());
+    if !leading_digit && name.chars().all(fits) {
+        return Cow::Borrowed(name);
+    }
+    let front = leading_digit.then_some('_');
+    Cow::Owned(front.into_iter().chain(name.chars().map(|c| if fits(c) { c } else { '_' })).collect())
+}
+
+/// A line from outside as it may stand in the log: cut after [`SHOWN`] characters, control characters escaped.
+pub fn shortened(line: &[u8]) -> String {
+    let cut = line.get(..SHOWN * 4).unwrap_or(line);
+    let text = String::from_utf8_lossy(cut);
+    let mut shown: String = text.chars().take(SHOWN).flat_map(escaped).collect();
+    if cut.len() < line.len() || text.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+fn escaped(c: char) -> impl Iterator<Item = char> {
+    let escape = c.is_control().then(|| c.escape_default());
+    let plain = escape.is_none().then_some(c);
+    escape.into_iter().flatten().chain(plain)
+}
+
+/// Lets one event a second through, and counts those that it held back meanwhile.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Throttle {
+    last: Option<Instant>,
+    held: u64,
+}
+
+impl Throttle {
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// Whether an event at `now` is let through: then with the number of those held back since the last one.
+    pub fn pass(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.ns_since(last) < Self::SECOND_NS) {
+            self.held += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.held))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_valid_ones() {
+        for (name, expected) in [
+            ("plain_1", "plain_1"),
+            ("web.requests", "web_requests"),
+            ("bad-name", "bad_name"),
+            ("2xx", "_2xx"),
+            ("größe", "gr__e"),
+            ("a:b", "a_b"),
+            ("", ""),
+        ] {
+            assert_eq!(prometheus_name(name), expected);
+        }
+    }
+
+    #[test]
+    fn a_refused_line_is_shown_short_and_on_one_line() {
+        assert_eq!(shortened(b"a:1|x\nb"), "a:1|x\\nb");
+        assert_eq!(shortened(&[b'x'; SHOWN]), "x".repeat(SHOWN));
+        assert_eq!(shortened(&[b'x'; 4 * SHOWN + 1]), "x".repeat(SHOWN) + "...");
+        assert_eq!(shortened("é".repeat(SHOWN + 1).as_bytes()), "é".repeat(SHOWN) + "...");
+        assert_eq!(shortened(b"\x1b[31m\xff"), "\\u{1b}[31m\u{fffd}");
+    }
+
+    #[test]
+    fn one_event_a_second_passes() {
+        let mut throttle = Throttle::default();
+        assert_eq!(throttle.pass(Instant(5)), Some(0));
+        assert_eq!(throttle.pass(Instant(6)), None);
+        assert_eq!(throttle.pass(Instant(1_000_000_004)), None);
+        assert_eq!(throttle.pass(Instant(1_000_000_005)), Some(2));
+        assert_eq!(throttle.pass(Instant(9_000_000_000)), Some(0));
+    }
+
+    #[test]
+    fn detected_histograms_get_buckets_of_their_unit() {
+        assert_eq!(detected_buckets(Kind::Histogram, "Milliseconds"), MILLISECOND_BUCKETS);
+        assert_eq!(detected_buckets(Kind::Histogram, "Seconds"), DEFAULT_BUCKETS);
+        assert!(detected_buckets(Kind::Gauge, "ms").is_empty());
+    }
+}

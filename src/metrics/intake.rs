@@ -1,0 +1,402 @@
+//! From lines of text into the cache: what a worker prints ([`legacy`]) and what programs send ([`statsd`]).
+//!
+//! A line reaches the series that the same sample would reach through a worker's ring. What is refused is counted where it
+//! is refused; the caller decides whether it is worth a line in the log.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::builtin::Builtin;
+use super::cache::{Cache, SampleError, Series};
+use super::catalog::{Kind, MetricSpec};
+use super::channel::Definition;
+use super::emitter::{Malformed, prometheus_name};
+use super::legacy;
+use super::record;
+use super::series::ModelSeries;
+use super::statsd::{self, Sets, Update};
+
+/// The longest metric line of a worker, in bytes with marker and end: some 1,700 request ids.
+pub const MAX_LINE: usize = 64 << 10;
+
+/// Label values of the source of lines that workers print.
+const STDOUT: &str = "stdout";
+/// And of datagrams.
+const STATSD: &str = "statsd";
+
+/// Why a line was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It could not be read.
+    Malformed(Malformed),
+    /// It could, but the cache has no place for it.
+    Sample(SampleError),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(error) => error.fmt(f),
+            Self::Sample(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Malformed> for Refusal {
+    fn from(error: Malformed) -> Self {
+        Self::Malformed(error)
+    }
+}
+
+impl From<SampleError> for Refusal {
+    fn from(error: SampleError) -> Self {
+        Self::Sample(error)
+    }
+}
+
+/// Takes the line that a worker of `model` has printed; `body` is what follows the marker ([`legacy::strip`]), with the end
+/// of the line: without one it is the last word of a process that died, or longer than [`MAX_LINE`], and says who knows what.
+///
+/// A declared metric keeps its type and unit, whatever the line says. One that is detected has the dimensions of its first
+/// line, and `Hostname` behind them if the line tells its host.
+///
+/// # Errors
+/// The line is malformed, which is counted by source, or refused, which is counted as a dropped sample of the model.
+pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<(), Refusal> {
+    let whole = body.strip_suffix(b"\n").ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
+    let line = whole.and_then(legacy::parse).inspect_err(|_| count(cache, Builtin::LinesMalformed, STDOUT, 1))?;
+    let result = take_printed(cache, model, &line);
+    match result {
+        Ok(()) => count(cache, Builtin::Samples, STDOUT, 1),
+        Err(_) => record::samples_dropped(model, 1),
+    }
+    result
+}
+
+fn take_printed(cache: &Cache, model: &ModelSeries, line: &legacy::Line<'_>) -> Result<(), Refusal> {
+    let name = prometheus_name(line.name);
+    let definition = match cache.find(&name) {
+        Some((spec, _)) => {
+            let values = legacy::align(line, &spec.dimensions, cache.hostname()).ok_or_else(|| {
+                let given = line.dimensions.iter().map(|(name, _)| (*name).to_owned()).collect();
+                SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
+            })?;
+            declared(&spec, None, &values)
+        }
+        None => {
+            let mut labels: Vec<(String, String)> = line
+                .dimensions
+                .iter()
+                .map(|(name, value)| (prometheus_name(name).into_owned(), (*value).to_owned()))
+                .collect();
+            if let Some(host) = line.hostname.filter(|_| !labels.iter().any(|(name, _)| name == "Hostname")) {
+                labels.push(("Hostname".to_owned(), host.to_owned()));
+            }
+            let unit = legacy::unit_name(line.unit).to_owned();
+            Definition { name: name.into_owned(), kind: Some(legacy::kind_of(line)?), unit, labels }
+        }
+    };
+    let series = cache.resolve(&definition)?;
+    model.own(&series);
+    Ok(series.add_or_update(line.value)?)
+}
+
+/// What a sample of a declared metric is called, with these label values in the declared order.
+fn declared(spec: &MetricSpec, kind: Option<Kind>, values: &[&str]) -> Definition {
+    let labels = spec.dimensions.iter().cloned().zip(values.iter().map(|value| (*value).to_owned())).collect();
+    Definition { name: spec.name.clone(), kind, unit: spec.unit.clone(), labels }
+}
+
+/// Takes datagrams, and keeps the sets of the current interval.
+#[derive(Debug, Default)]
+pub struct Statsd {
+    sets: Sets,
+}
+
+impl Statsd {
+    /// Takes a datagram. `refused` is told of every line that was not taken; they are counted by source.
+    pub fn datagram<'a>(&mut self, cache: &Cache, datagram: &'a [u8], mut refused: impl FnMut(&'a [u8], Refusal)) {
+        if datagram.len() > statsd::MAX_DATAGRAM {
+            count(cache, Builtin::LinesMalformed, STATSD, 1);
+            return refused(datagram, Malformed("the datagram is longer than 65536 bytes").into());
+        }
+        let (mut samples, mut lines) = (0, 0);
+        statsd::parse(datagram, |text, outcome| {
+            let outcome = outcome.map_err(Refusal::from).and_then(|line| self.line(cache, line));
+            match outcome {
+                Ok(taken) => samples += taken,
+                Err(refusal) => {
+                    lines += 1;
+                    refused(text, refusal);
+                }
+            }
+        });
+        count(cache, Builtin::Samples, STATSD, samples);
+        count(cache, Builtin::LinesMalformed, STATSD, lines);
+    }
+
+    /// Whether sets wait for the end of the interval.
+    pub fn has_sets(&self) -> bool {
+        !self.sets.is_empty()
+    }
+
+    /// Ends the interval of sets: each one's gauge is the number of members that it was given. To be called at equal times
+    /// while [`Statsd::has_sets`].
+    pub fn flush(&mut self, cache: &Cache) {
+        for ((name, labels), count) in self.sets.flush() {
+            // The definition may have changed since the members came: then nobody wants the number any more.
+            if let Ok(series) = find(cache, &name, &labels, Update::Set(0.0)) {
+                let _ = series.add_or_update(count as f64);
+            }
+        }
+    }
+
+    /// Takes a line; gives the number of its samples.
+    fn line(&mut self, cache: &Cache, line: statsd::Line) -> Result<u64, Refusal> {
+        let Some(first) = line.updates.first() else { return Ok(0) };
+        let series = find(cache, &line.name, &line.labels, *first)?;
+        for update in &line.updates {
+            match *update {
+                Update::Increment(value) | Update::Set(value) => series.add_or_update(value)?,
+                Update::Change(delta) => series.add_or_update(series.value() + delta)?,
+                Update::Observe { value, times, .. } => series.observe(value, times)?,
+                Update::Member(member) => {
+                    self.sets.insert((line.name, line.labels), member)?;
+                    return Ok(1);
+                }
+            }
+        }
+        Ok(line.updates.len() as u64)
+    }
+}
+
+/// The series that a line means, if its metric is of a type that the update fits.
+fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) -> Result<Arc<Series>, SampleError> {
+    // The types that it fits; the first is that of a metric that is detected.
+    let (kinds, unit): (&[Kind], &str) = match update {
+        Update::Increment(_) => (&[Kind::Counter], "Count"),
+        Update::Set(_) | Update::Change(_) => (&[Kind::Gauge], ""),
+        Update::Member(_) => (&[Kind::Gauge], "Count"),
+        Update::Observe { milliseconds, .. } => {
+            let unit = if milliseconds { "Milliseconds" } else { "" };
+            (&[Kind::Histogram, Kind::Summary, Kind::Gauge], unit)
+        }
+    };
+    let wanted = kinds.first().copied();
+    let Some((spec, _)) = cache.find(name) else {
+        let (name, unit, labels) = (name.to_owned(), unit.to_owned(), labels.to_vec());
+        return cache.resolve(&Definition { name, kind: wanted, unit, labels });
+    };
+    let kind = if kinds.contains(&spec.kind) { Some(spec.kind) } else { wanted };
+    let values = statsd::align(labels, &spec.dimensions, cache.hostname()).map_err(|_| {
+        let given = labels.iter().map(|(name, _)| name.clone()).collect();
+        SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
+    })?;
+    cache.resolve(&declared(&spec, kind, &values))
+}
+
+/// Counts by source, if the definition has the metric.
+fn count(cache: &Cache, builtin: Builtin, source: &str, by: u64) {
+    if by > 0
+        && let Ok(counter) = cache.counter(builtin.name(), &[source])
+    {
+        let _ = counter.add_or_update(by as f64);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::id::ModelVersion;
+    use crate::metrics::cache::Settings;
+    use crate::metrics::catalog::Catalog;
+    use crate::metrics::exposition::{self, Format};
+
+    const OWN: &str = "
+ts_metrics:
+  counter:
+    - {name: pharos_metric_samples_total, unit: Count, dimensions: [source]}
+    - {name: pharos_metric_lines_malformed_total, unit: Count, dimensions: [source]}
+    - {name: pharos_metric_samples_dropped_total, unit: Count, dimensions: [model, version]}
+    - {name: pharos_requests_total, unit: Count, dimensions: [protocol, route, code]}
+model_metrics:
+  counter:
+    - {name: Orders, unit: Count, dimensions: [shop, Hostname]}
+  gauge:
+    - {name: Level, unit: m, dimensions: [tank]}
+  histogram:
+    - {name: Size, unit: B, buckets: [1, 10]}
+  summary:
+    - {name: Spread, unit: B}
+";
+
+    fn cache(auto_detect: bool) -> Arc<Cache> {
+        let settings = Settings { auto_detect, ..Settings::new("here") };
+        Arc::new(Cache::new(Catalog::parse(OWN, "m.yaml").unwrap(), settings))
+    }
+
+    /// The samples of a metric as a scrape shows them.
+    fn shown(cache: &Arc<Cache>, name: &str) -> Vec<String> {
+        let text = exposition::render(cache, Format::Text);
+        text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
+    }
+
+    fn print(cache: &Cache, model: &ModelSeries, line: &str) -> Result<(), Refusal> {
+        stdout_line(cache, model, format!("{line}\n").as_bytes())
+    }
+
+    fn send(cache: &Cache, statsd: &mut Statsd, datagram: &str) -> Vec<String> {
+        let mut refusals = Vec::new();
+        statsd.datagram(cache, datagram.as_bytes(), |_, refusal| refusals.push(refusal.to_string()));
+        refusals
+    }
+
+    fn value(cache: &Cache, name: &str, labels: &[&str]) -> f64 {
+        let (spec, _) = cache.find(name).unwrap();
+        let values: Vec<(String, String)> =
+            spec.dimensions.iter().cloned().zip(labels.iter().map(|label| (*label).to_owned())).collect();
+        let definition = Definition { name: name.to_owned(), kind: None, unit: String::new(), labels: values };
+        cache.resolve(&definition).unwrap().value()
+    }
+
+    #[test]
+    fn every_emitter_reaches_the_same_series() {
+        let cache = cache(false);
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        let by_position = "Orders.whatever:2|#store:a|#type:GAUGE|#hostname:here,1,id";
+        print(&cache, &model, by_position).unwrap();
+        print(&cache, &model, "Orders.Count:3|#shop:a").unwrap();
+        let refused =
+            send(&cache, &mut Statsd::default(), "Orders:1|c|@0.25|#shop:a\nOrders:1:1|c|#shop:a,Hostname:here");
+        assert!(refused.is_empty(), "{refused:?}");
+        let labels = vec![("shop".to_owned(), "a".to_owned())];
+        let ring =
+            Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels };
+        cache.resolve(&ring).unwrap().add_or_update(10.0).unwrap();
+        assert_eq!(shown(&cache, "Orders"), ["Orders{Hostname=\"here\",shop=\"a\"} 21"]);
+        assert_eq!(cache.counter(Builtin::Samples.name(), &["stdout"]).unwrap().value(), 2.0);
+        assert_eq!(cache.counter(Builtin::Samples.name(), &["statsd"]).unwrap().value(), 3.0);
+    }
+
+    #[test]
+    fn gauges_distributions_and_sets() {
+        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let lines = "Level:5|g|#tank:x\nLevel:+2:-3.5|g|#tank:x\nSize:0.5|h\nSize:5|ms|@0.1\nSpread:7|d|@0.5\nLevel:9|ms|#tank:y\n";
+        assert!(send(&cache, &mut statsd, lines).is_empty());
+        assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Level", &["y"])), (3.5, 9.0));
+        let expected = [
+            "Size_sum{} 50.5",
+            "Size_count{} 11",
+            "Size_bucket{le=\"1.0\"} 1",
+            "Size_bucket{le=\"10.0\"} 11",
+            "Size_bucket{le=\"+Inf\"} 11",
+        ];
+        assert_eq!(shown(&cache, "Size"), expected);
+        assert_eq!(value(&cache, "Spread", &[]), 2.0);
+        assert!(!statsd.has_sets());
+        assert!(send(&cache, &mut statsd, "Level:ann|s|#tank:z\nLevel:bob|s|#tank:z\nLevel:ann|s|#tank:z").is_empty());
+        assert_eq!(value(&cache, "Level", &["z"]), 0.0);
+        for expected in [2.0, 0.0] {
+            assert!(statsd.has_sets());
+            statsd.flush(&cache);
+            assert_eq!(value(&cache, "Level", &["z"]), expected);
+        }
+        assert!(!statsd.has_sets());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_counted() {
+        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        for (line, expected) in [
+            ("Orders:1|g|#shop:a", "`Orders` is a counter, not a gauge"),
+            ("Level:1|c|#tank:a", "`Level` is a gauge, not a counter"),
+            ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
+            ("Size:a|s", "`Size` is a histogram, not a gauge"),
+            ("Orders:-1|c|#shop:a", "not by -1"),
+            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], [extra, shop] were given"),
+            ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
+            ("pharos_requests_total:1|c", "recorded by the server itself"),
+            ("Orders", "name:value|type"),
+        ] {
+            let refusals = send(&cache, &mut statsd, line);
+            assert!(matches!(refusals.as_slice(), [text] if text.contains(expected)), "{line}: {refusals:?}");
+        }
+        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 9.0);
+
+        for (line, expected) in [
+            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], [a, b, c] were given"),
+            ("Orders.Count:-1|#shop:a", "not by -1"),
+            ("Unknown.ms:1|#", "`Unknown` is not defined in metrics.yaml"),
+            ("pharos_requests_total.Count:1|#", "recorded by the server itself"),
+            ("Orders.Count:nan|#", "NaN"),
+        ] {
+            let refusal = print(&cache, &model, line).unwrap_err().to_string();
+            assert!(refusal.contains(expected), "{line}: {refusal}");
+        }
+        assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["stdout"]).unwrap().value(), 1.0);
+        assert_eq!(
+            shown(&cache, "pharos_metric_samples_dropped_total{model=\"m\""),
+            ["pharos_metric_samples_dropped_total{model=\"m\",version=\"1\"} 4"]
+        );
+    }
+
+    #[test]
+    fn undeclared_metrics_are_detected() {
+        let (cache, mut statsd) = (cache(true), Statsd::default());
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        let line = "bad-name.ms:3|#dash-label:x,Level:Model|#type:HISTOGRAM|#hostname:there,1,id";
+        print(&cache, &model, line).unwrap();
+        let (spec, _) = cache.find("bad_name").unwrap();
+        assert_eq!((spec.kind, spec.unit.as_str()), (Kind::Histogram, "Milliseconds"));
+        assert_eq!(spec.dimensions, ["dash_label", "Level", "Hostname"]);
+        assert_eq!(spec.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        print(&cache, &model, "Calls.Count:1|#a:b").unwrap();
+        assert_eq!(cache.find("Calls").unwrap().0.kind, Kind::Counter);
+
+        let lines = "web.hits:1|c|#b:2,a:1\nweb.temp:3|g\nweb.time:3|ms\nweb.users:ann|s";
+        assert!(send(&cache, &mut statsd, lines).is_empty());
+        let found = |name: &str| {
+            let (spec, _) = cache.find(name).unwrap();
+            (spec.kind, spec.unit.clone(), spec.dimensions.clone())
+        };
+        assert_eq!(found("web_hits"), (Kind::Counter, "Count".into(), vec!["a".into(), "b".into()]));
+        assert_eq!(found("web_temp"), (Kind::Gauge, "unit".into(), vec![]));
+        assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
+        assert_eq!(cache.find("web_time").unwrap().0.buckets, super::super::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
+        // The first line has said what the labels are.
+        let refusals = send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1");
+        assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], [c]")), "{refusals:?}");
+        for bad in ["x:1|h|#le:1", "x:1|c|#__a:1"] {
+            assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
+        }
+        assert!(print(&cache, &model, "x.ms:1|#a:1,a:2").is_err());
+    }
+
+    #[test]
+    fn what_is_cut_off_or_too_long_is_not_half_taken() {
+        let (cache, mut statsd) = (cache(false), Statsd::default());
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        assert!(stdout_line(&cache, &model, b"Orders.Count:12|#shop:a").is_err());
+        let long = "Orders:1|c|#shop:a\n".repeat(statsd::MAX_DATAGRAM / 19 + 1);
+        assert!(send(&cache, &mut statsd, &long)[0].contains("65536"));
+        assert!(shown(&cache, "Orders{").is_empty());
+        for source in [STDOUT, STATSD] {
+            assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &[source]).unwrap().value(), 1.0);
+        }
+    }
+
+    #[test]
+    fn series_of_printed_lines_go_with_the_model() {
+        let cache = cache(false);
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        print(&cache, &model, "Orders.Count:1|#shop:a").unwrap();
+        assert_eq!(shown(&cache, "Orders{").len(), 1);
+        cache.model_unloaded(&model);
+        assert!(shown(&cache, "Orders{").is_empty());
+    }
+}

@@ -1,0 +1,351 @@
+//! Metric lines as a worker of TorchServe prints them on its standard output.
+//!
+//! ```text
+//! line  = ["INFO > "] "[METRICS]" name "." unit ":" value [ "|#" dims ] [ "|#type:" type ] [ "|#hostname:" host ["," epoch ["," ids]] ]
+//! dims  = [ dim *("," dim) ]        dim = dimension ":" value        ids = id *("," id)
+//! ```
+//!
+//! Everything that TorchServe's own regular expression accepts is accepted, of both eras: the type came with 0.8, and lines
+//! of its C++ workers and of `emit_metrics` still have none. What it dropped in silence is kept: numbers such as `1e+16` and
+//! `inf`, names with `-` or `.` (both become `_`), units with `/`, empty dimension values, and dimension values with `:`
+//! (the first colon ends the name) or with `,`. A comma is ambiguous: it begins a new dimension when a word and a colon
+//! follow (`a:x,b:y`), and else belongs to the value before it (`path:/a,/b` is one value). A value that itself holds
+//! `,word:` cannot be told from two dimensions.
+//!
+//! Pure: bytes in, borrowed pieces out.
+
+use super::catalog::Kind;
+use super::emitter::Malformed;
+
+/// What a metric line begins with.
+pub const MARKER: &str = "[METRICS]";
+/// What the C++ workers' logger writes before it.
+const LOGGER: &str = "INFO > ";
+/// The most dimensions of one line.
+const MAX_DIMENSIONS: usize = 64;
+/// The dimension that is filled in when a line does not give it, in both of its spellings.
+const HOSTNAME: [&str; 2] = ["Hostname", "hostname"];
+
+/// One line, parsed. The pieces are as written, trimmed of blanks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line<'a> {
+    /// The metric's name; letters, digits, `_`, `-` and `.` only.
+    pub name: &'a str,
+    /// The unit as the worker calls it. For a declared metric the definition's unit counts, not this.
+    pub unit: &'a str,
+    /// The sample: a counter's increment, a gauge's value, an observation. Never NaN.
+    pub value: f64,
+    /// Dimensions in the order of the line.
+    pub dimensions: Vec<(&'a str, &'a str)>,
+    /// The type as written (`COUNTER`), if there is one; see [`kind_of`].
+    pub kind: Option<&'a str>,
+    /// The machine that the worker says it runs on.
+    pub hostname: Option<&'a str>,
+    /// Ids of the requests that it belongs to, joined by commas; empty if none are given.
+    pub request_ids: &'a str,
+}
+
+/// What follows the marker if `line` is a metric line.
+pub fn strip(line: &[u8]) -> Option<&[u8]> {
+    line.strip_prefix(LOGGER.as_bytes()).unwrap_or(line).strip_prefix(MARKER.as_bytes())
+}
+
+/// Parses what follows the marker.
+///
+/// # Errors
+/// What the line lacks.
+pub fn parse(body: &[u8]) -> Result<Line<'_>, Malformed> {
+    let text = str::from_utf8(body).map_err(|_| Malformed("the line is not UTF-8"))?;
+    let mut sections = text.split("|#");
+    let (name, unit, value) = head(sections.next().unwrap_or(""))?;
+    let mut line = Line { name, unit, value, dimensions: Vec::new(), kind: None, hostname: None, request_ids: "" };
+    for (at, section) in sections.enumerate() {
+        if let Some(kind) = section.strip_prefix("type:") {
+            line.kind = Some(kind.trim());
+        } else if let Some(origin) = section.strip_prefix("hostname:") {
+            (line.hostname, line.request_ids) = self::origin(origin);
+        } else if at == 0 {
+            line.dimensions = dimensions(section)?;
+        } else {
+            return Err(Malformed("after the dimensions only `|#type:` and `|#hostname:` may follow"));
+        }
+    }
+    Ok(line)
+}
+
+/// `name.unit:value`: the value is what follows the first colon, the unit what follows the last dot before it.
+fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
+    let missing = Malformed("a metric line begins with Name.Unit:value");
+    let (metric, value) = text.split_once(':').ok_or(missing)?;
+    let (name, unit) = metric.rsplit_once('.').ok_or(missing)?;
+    let (name, unit) = (name.trim(), unit.trim());
+    if name.is_empty() || unit.is_empty() {
+        return Err(missing);
+    }
+    if name.contains(char::is_whitespace) {
+        return Err(Malformed("a metric's name has no spaces: Prometheus cannot show such a name"));
+    }
+    if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
+        return Err(Malformed("a metric's name consists of letters, digits, `_`, `-` and `.`"));
+    }
+    Ok((name, unit, number(value)?))
+}
+
+/// A number as Python or C++ prints it.
+fn number(text: &str) -> Result<f64, Malformed> {
+    let text = text.trim().trim_end_matches('|');
+    let value: f64 = text.parse().map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05 or inf"))?;
+    if value.is_nan() { Err(Malformed("the value is NaN, which can be neither added nor compared")) } else { Ok(value) }
+}
+
+/// See the head of the module for what a comma means.
+fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
+    // `|#|` is how some emitters write no dimensions.
+    let section = section.trim().trim_end_matches('|');
+    let mut found: Vec<(&str, &str)> = Vec::new();
+    let mut rest = section;
+    while !rest.is_empty() {
+        let Some((name, after)) = rest.split_once(':').filter(|(name, _)| is_word(name.trim())) else {
+            return Err(Malformed("dimensions are written name:value,name:value"));
+        };
+        let end = value_end(after);
+        if found.len() == MAX_DIMENSIONS {
+            return Err(Malformed("the line has more than 64 dimensions"));
+        }
+        found.push((name.trim(), after.get(..end).unwrap_or(after).trim()));
+        rest = after.get(end + 1..).unwrap_or("");
+    }
+    Ok(found)
+}
+
+/// Where a dimension's value ends: at the first comma that a word and a colon follow, or that is the last character.
+fn value_end(text: &str) -> usize {
+    let begins_dimension = |at: usize| {
+        let rest = text.get(at + 1..).unwrap_or("");
+        // No further than the next comma, so that a line of commas costs no more than its length.
+        let piece = rest.split(',').next().unwrap_or("");
+        rest.is_empty() || piece.split_once(':').is_some_and(|(name, _)| is_word(name.trim()))
+    };
+    text.match_indices(',').find(|&(at, _)| begins_dimension(at)).map_or(text.len(), |(at, _)| at)
+}
+
+/// Whether a dimension can be called so: as a label's name, and `-` and `.`, which become `_`.
+fn is_word(name: &str) -> bool {
+    let mut characters = name.chars();
+    characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        && characters.all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+}
+
+/// `host[,epoch[,ids]]`. A line of TorchServe's log (`host[,requestID:ids],timestamp:epoch`) is understood too.
+fn origin(section: &str) -> (Option<&str>, &str) {
+    let section = section.trim();
+    let (host, rest) = section.split_once(',').unwrap_or((section, ""));
+    let ids = match rest.strip_prefix("requestID:") {
+        Some(ids) => ids.rsplit_once(",timestamp:").map_or(ids, |(ids, _)| ids),
+        None => rest.split_once(',').map_or("", |(_, ids)| ids),
+    };
+    let host = host.trim();
+    ((!host.is_empty()).then_some(host), if ids == "null" { "" } else { ids.trim() })
+}
+
+/// The type of a metric that nobody has declared: the one that the line gives. Lines without a type (C++ workers,
+/// `emit_metrics`) are counters if they count (unit `Count`), and gauges else.
+///
+/// # Errors
+/// The type is none of TorchServe's.
+pub fn kind_of(line: &Line<'_>) -> Result<Kind, Malformed> {
+    match line.kind.map(str::to_ascii_lowercase).as_deref() {
+        Some("counter") => Ok(Kind::Counter),
+        Some("gauge") => Ok(Kind::Gauge),
+        Some("histogram") => Ok(Kind::Histogram),
+        Some(_) => Err(Malformed("the type is none of COUNTER, GAUGE and HISTOGRAM")),
+        None if line.unit.eq_ignore_ascii_case("count") => Ok(Kind::Counter),
+        None => Ok(Kind::Gauge),
+    }
+}
+
+/// The full name of a unit that a worker may give in short. For metrics that nobody has declared.
+pub fn unit_name(unit: &str) -> &str {
+    match unit {
+        "ms" => "Milliseconds",
+        "s" => "Seconds",
+        "percent" => "Percent",
+        "count" => "Count",
+        "MB" => "Megabytes",
+        "GB" => "Gigabytes",
+        "kB" => "Kilobytes",
+        "B" => "Bytes",
+        other => other,
+    }
+}
+
+/// The values of a metric's declared dimensions for a line, in the declared order; `host` is this machine's name.
+///
+/// When every name that the line gives is a declared one, the names decide, and a dimension that the line leaves out is
+/// empty. Else the position decides, as it always did in TorchServe, and the number must be right. `Hostname` is filled from
+/// the line, or with `host`, when the line gives no dimension of that name.
+///
+/// # Errors
+/// `None`: the names do not match, and the number is not right either.
+pub fn align<'a>(line: &Line<'a>, declared: &[String], host: &'a str) -> Option<Vec<&'a str>> {
+    let given = &line.dimensions;
+    let host = line.hostname.unwrap_or(host);
+    let is_host = |name: &String| HOSTNAME.contains(&name.as_str());
+    let declares = |name: &str| declared.iter().any(|other| other == name);
+    let twice = |at: usize, name: &str| given.iter().skip(at + 1).any(|(other, _)| *other == name);
+    if given.iter().enumerate().all(|(at, (name, _))| declares(name) && !twice(at, name)) {
+        let value = |name: &String| given.iter().find(|(other, _)| other == name).map(|(_, value)| *value);
+        return Some(
+            declared.iter().map(|name| value(name).unwrap_or(if is_host(name) { host } else { "" })).collect(),
+        );
+    }
+    let mut values = given.iter().map(|(_, value)| *value);
+    if given.len() == declared.len() {
+        return Some(values.collect());
+    }
+    let fits = given.len() + declared.iter().filter(|name| is_host(name)).count() == declared.len();
+    fits.then(|| declared.iter().map(|name| if is_host(name) { host } else { values.next().unwrap_or("") }).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn line(text: &str) -> Line<'_> {
+        parse(text.as_bytes()).unwrap_or_else(|error| unreachable!("{text}: {error}"))
+    }
+
+    #[test]
+    fn the_lines_of_both_eras_are_read() {
+        let now = line(
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#type:GAUGE|#hostname:test-host,1699061430,6d17-7,8e-1",
+        );
+        let expected = Line {
+            name: "HandlerTime",
+            unit: "Milliseconds",
+            value: 71.77,
+            dimensions: vec![("ModelName", "mnist"), ("Level", "Model")],
+            kind: Some("GAUGE"),
+            hostname: Some("test-host"),
+            request_ids: "6d17-7,8e-1",
+        };
+        assert_eq!(now, expected);
+        let early = line(
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,1699061430,6d17-7,8e-1",
+        );
+        assert_eq!(early, Line { kind: None, ..expected.clone() });
+        let logged = line(
+            "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#hostname:test-host,requestID:6d17-7,8e-1,timestamp:1",
+        );
+        assert_eq!(logged, early);
+        let short = line("SizeMetric.Gigabytes:25|#ModelName:test_add_size_pass,Level:Error");
+        assert_eq!((short.hostname, short.request_ids, short.dimensions.len()), (None, "", 2));
+        for text in
+            ["LoopCountError.unit:5|#|", "LoopCountError.unit:5|#", "LoopCountError.unit:5", "  LoopCountError.unit:5 "]
+        {
+            let bare = line(text);
+            assert_eq!((bare.name, bare.unit, bare.value, bare.dimensions), ("LoopCountError", "unit", 5.0, vec![]));
+        }
+        let host = line("InfReq.Count:1.0|#|#hostname:vm,requestID:null,timestamp:1795189800");
+        assert_eq!((host.hostname, host.request_ids), (Some("vm"), ""));
+    }
+
+    #[test]
+    fn what_torchserve_lost_is_kept() {
+        assert_eq!(line("a.Count:1e+16|#").value, 1e16);
+        assert_eq!(line("a.Count:inf|#").value, f64::INFINITY);
+        assert_eq!(line("a.Count:-2.5e-3|#").value, -0.0025);
+        let rate = line("bad-name.tokens/s:3|#");
+        assert_eq!((rate.name, rate.unit), ("bad-name", "tokens/s"));
+        assert_eq!(line("a.b.ms:3|#").name, "a.b");
+        let dims = |text: &'static str| line(text).dimensions;
+        assert_eq!(dims("a.ms:1|#url:http://h:80/x,Level:Model"), [("url", "http://h:80/x"), ("Level", "Model")]);
+        assert_eq!(dims("a.ms:1|#ip:fe80::1"), [("ip", "fe80::1")]);
+        assert_eq!(dims("a.ms:1|#path:/a,/b,Level:Model"), [("path", "/a,/b"), ("Level", "Model")]);
+        assert_eq!(dims("a.ms:1|#empty:,Level:Model,last:"), [("empty", ""), ("Level", "Model"), ("last", "")]);
+        assert_eq!(dims("a.ms:1|#dash-label:x, spaced : y ,"), [("dash-label", "x"), ("spaced", "y")]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let check = |text: &str, expected: &str| {
+            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        };
+        check("Failed to update metric with name:X", "Name.Unit:value");
+        check("", "Name.Unit:value");
+        check(".ms:1|#", "Name.Unit:value");
+        check("a.:1|#", "Name.Unit:value");
+        check("Two Words.ms:1|#", "no spaces");
+        check("a\"b.ms:1|#", "letters, digits");
+        check("a.ms:nan|#", "NaN");
+        check("a.ms:None|#", "not a number");
+        check("a.ms:1,000.5|#", "not a number");
+        check("a.ms:1|#word", "name:value,name:value");
+        check("a.ms:1|#2:x", "name:value,name:value");
+        check("a.ms:1|#a:b|#c:d", "only `|#type:`");
+        check(&format!("a.ms:1|#{}", "d:v,".repeat(65)), "64 dimensions");
+        assert!(parse(b"a.ms:1|#a:\xff").is_err());
+    }
+
+    #[test]
+    fn only_marked_lines_are_metric_lines() {
+        assert_eq!(strip(b"[METRICS]a.ms:1"), Some(&b"a.ms:1"[..]));
+        assert_eq!(strip(b"INFO > [METRICS]a.ms:1"), Some(&b"a.ms:1"[..]));
+        assert_eq!(strip(b"say [METRICS]a.ms:1"), None);
+        assert_eq!(strip(b"[METRIC]a.ms:1"), None);
+    }
+
+    #[test]
+    fn the_type_of_an_undeclared_metric() {
+        let kind = |text: &str| kind_of(&line(text));
+        assert_eq!(kind("a.ms:1|#|#type:HISTOGRAM"), Ok(Kind::Histogram));
+        assert_eq!(kind("a.ms:1|#|#type:counter"), Ok(Kind::Counter));
+        assert_eq!((kind("a.Count:1|#"), kind("a.ms:1|#")), (Ok(Kind::Counter), Ok(Kind::Gauge)));
+        assert!(kind("a.ms:1|#|#type:METER").is_err());
+    }
+
+    #[test]
+    fn dimensions_go_by_name_or_by_position() {
+        let check = |dims: &str, declared: &[&str], expected: Option<&[&str]>| {
+            let text = format!("a.ms:1|#{dims}|#hostname:w,1");
+            let declared: Vec<String> = declared.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(align(&line(&text), &declared, "here").as_deref(), expected, "{dims} for {declared:?}");
+        };
+        check("b:2,a:1", &["a", "b"], Some(&["1", "2"]));
+        check("b:2", &["a", "b", "Hostname"], Some(&["", "2", "w"]));
+        check("x:1,y:2", &["a", "b"], Some(&["1", "2"]));
+        check("x:1,a:2", &["a", "b"], Some(&["1", "2"]));
+        check("x:1,y:2", &["a", "b", "Hostname"], Some(&["1", "2", "w"]));
+        check("x:1,y:2", &["Hostname", "a", "b"], Some(&["w", "1", "2"]));
+        check("a:1,Hostname:z", &["a", "Hostname"], Some(&["1", "z"]));
+        check("a:1,a:2", &["a", "b"], Some(&["1", "2"]));
+        check("", &["a"], Some(&[""]));
+        check("x:1", &["a", "b"], None);
+        check("x:1,y:2,z:3", &["a", "b"], None);
+        let bare = parse(b"a.ms:1").unwrap();
+        assert_eq!(align(&bare, &["hostname".to_owned()], "here"), Some(vec!["here"]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_panics(text in "[ -~|#:,.]{0,60}") {
+            if let Ok(line) = parse(text.as_bytes()) {
+                prop_assert!(!line.value.is_nan());
+                prop_assert!(line.dimensions.iter().all(|(name, _)| is_word(name)));
+                let _ = (kind_of(&line), align(&line, &["a".to_owned(), "Hostname".to_owned()], "h"));
+            }
+        }
+
+        #[test]
+        fn what_is_written_is_read(value in any::<f64>(), first in "[a-z/:]{0,8}(,[/0-9 ]{1,3})?", second in "[A-Z:.]{0,8}") {
+            prop_assume!(!value.is_nan());
+            let text = format!("n.u:{value:e}|#a:{first},b:{second}|#type:GAUGE|#hostname:h,1,r");
+            let line = parse(text.as_bytes()).unwrap();
+            prop_assert_eq!(line.value, value);
+            prop_assert_eq!(line.dimensions, vec![("a", first.trim()), ("b", second.as_str())]);
+        }
+    }
+}

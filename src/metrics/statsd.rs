@@ -1,0 +1,317 @@
+//! StatsD datagrams, with the tags of DogStatsD, as samples.
+//!
+//! ```text
+//! datagram = line *(LF line)
+//! line     = name ":" values "|" type ["|@" rate] ["|#" tag *("," tag)]      values = value *(":" value)
+//!          | name ":" value "|" type ["|@" rate] *(":" value "|" type ["|@" rate])
+//! tag      = key [":" value]
+//! ```
+//!
+//! | type | what it becomes |
+//! |---|---|
+//! | `c`, `m` | an increment by value / rate |
+//! | `g` | the gauge's new value; with a sign, a change of it |
+//! | `ms`, `h`, `d` | observations, as many as 1 / rate (rounded) |
+//! | `s` | a member of a set; see [`Sets`] |
+//!
+//! `statsd-parser` (0.3) reads a single line in its simplest form. What it gets wrong is settled before it sees one: it takes
+//! names that begin with `_sc` for service checks and panics on some of those, loses tags that follow a field it does not
+//! know and a rate that follows tags, ends the tags at the first empty one, does not tell `+1` from `1`, knows neither `d` nor
+//! `s` nor several values or lines, and takes `nan`, `inf` and any rate.
+//!
+//! Pure: bytes in, samples out. Events and service checks are refused: they have no value.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use statsd_parser::Metric;
+
+use super::emitter::{Malformed, prometheus_name};
+
+/// The largest datagram, in bytes: UDP has no larger ones.
+pub const MAX_DATAGRAM: usize = 64 << 10;
+/// The most observations that one value stands for; a timer's rate may not be lower than the inverse.
+pub const MAX_TIMES: u32 = 1000;
+/// The most tags of one line.
+pub const MAX_TAGS: usize = 64;
+/// The longest name of a metric, in bytes.
+pub const MAX_NAME: usize = 256;
+/// The most members that all sets together may have in one interval.
+pub const MAX_MEMBERS: usize = 1 << 18;
+
+/// What one line says of one series.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// The metric's name, valid for Prometheus.
+    pub name: String,
+    /// Its labels by name, valid for Prometheus, sorted. Of equal tags the last counts.
+    pub labels: Vec<(String, String)>,
+    /// What is done to the metric, in order; at least one. All go to metrics of the same type.
+    pub updates: Vec<Update>,
+}
+
+/// What a value does to its metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Update {
+    /// A counter grows.
+    Increment(f64),
+    /// A gauge has this value now.
+    Set(f64),
+    /// A gauge goes up or down.
+    Change(f64),
+    /// This value was observed so many times, 1 to [`MAX_TIMES`].
+    Observe {
+        /// What was observed.
+        value: f64,
+        /// How many times.
+        times: u32,
+        /// Whether the line says that it is a duration in milliseconds.
+        milliseconds: bool,
+    },
+    /// A set has this member (its hash).
+    Member(u64),
+}
+
+/// Calls `each` with the text of every line of a datagram, in its order, and what it says or lacks. (A chain of several
+/// pieces is told piece by piece.) Costs no more than in proportion to the datagram's length, whatever is in it.
+pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line, Malformed>)) {
+    for line in datagram.split(|&byte| byte == b'\n') {
+        let line = line.trim_ascii();
+        if line.is_empty() {
+            continue;
+        }
+        let text = str::from_utf8(line).map_err(|_| Malformed("the line is not UTF-8"));
+        if let Err(fault) = text.and_then(|text| parse_line(text, &mut |found| each(line, Ok(found)))) {
+            each(line, Err(fault));
+        }
+    }
+}
+
+/// Parses a line; what a chain says before a fault stands.
+fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> {
+    if line.starts_with("_e{") || line.starts_with("_sc|") {
+        return Err(Malformed("an event or a service check has no value to be measured"));
+    }
+    let form = Malformed("a line is name:value|type, with |@rate and |#tags where needed");
+    let (name, rest) = line.split_once(':').ok_or(form)?;
+    if name.is_empty() || name.contains('|') {
+        return Err(form);
+    }
+    if name.len() > MAX_NAME {
+        return Err(Malformed("the name has more than 256 bytes"));
+    }
+    let name = prometheus_name(name);
+    if !rest.contains("|#") && is_chain(rest) {
+        for piece in rest.split(':') {
+            each(Fields::of(piece)?.line(&name)?);
+        }
+        return Ok(());
+    }
+    each(Fields::of(rest)?.line(&name)?);
+    Ok(())
+}
+
+/// Whether these are several `value|type` in a row, the oldest way to save bytes: then a colon follows a type or a rate.
+fn is_chain(rest: &str) -> bool {
+    let mut fields = rest.split('|').skip(1);
+    let after_type = fields.next().is_some_and(|kind| kind.contains(':'));
+    after_type || fields.any(|field| field.starts_with('@') && field.contains(':'))
+}
+
+/// The types that are understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    Counter,
+    Gauge,
+    Timer,
+    Distribution,
+    Set,
+}
+
+/// What stands behind the name, taken apart.
+struct Fields<'a> {
+    values: &'a str,
+    kind: Type,
+    rate: Option<&'a str>,
+    tags: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    fn of(text: &'a str) -> Result<Self, Malformed> {
+        let mut fields = text.split('|');
+        let (values, kind) = (fields.next().unwrap_or(""), fields.next());
+        let kind = match kind {
+            Some("c" | "m") => Type::Counter,
+            Some("g") => Type::Gauge,
+            Some("ms") => Type::Timer,
+            Some("h" | "d") => Type::Distribution,
+            Some("s") => Type::Set,
+            Some(_) => return Err(Malformed("the type is none of c, g, ms, h, d, m and s")),
+            None => return Err(Malformed("the value has no |type")),
+        };
+        let mut found = Self { values, kind, rate: None, tags: "" };
+        for field in fields {
+            // Others (a container's id, a time) say nothing that a series has a place for; later versions may have more.
+            match field.as_bytes().first() {
+                Some(b'@') => found.rate = field.get(1..),
+                Some(b'#') => found.tags = field.get(1..).unwrap_or(""),
+                _ => {}
+            }
+        }
+        if found.tags.bytes().filter(|&byte| byte == b',').count() > MAX_TAGS {
+            return Err(Malformed("the line has more than 64 tags"));
+        }
+        Ok(found)
+    }
+
+    fn line(&self, name: &str) -> Result<Line, Malformed> {
+        if self.kind == Type::Set {
+            let mut hasher = DefaultHasher::new();
+            self.values.hash(&mut hasher);
+            let (labels, ..) = self.read(name, "1")?;
+            return Ok(Line { name: name.to_owned(), labels, updates: vec![Update::Member(hasher.finish())] });
+        }
+        let mut values = self.values.split(':');
+        let first = values.next().unwrap_or("");
+        let (labels, number, rate) = self.read(name, first)?;
+        let mut updates = vec![self.update(first, number, rate)?];
+        for value in values {
+            let number = value.parse().map_err(|_| Malformed("the value is not a number"))?;
+            updates.push(self.update(value, number, rate)?);
+        }
+        Ok(Line { name: name.to_owned(), labels, updates })
+    }
+
+    fn update(&self, value: &str, number: f64, rate: f64) -> Result<Update, Malformed> {
+        if !number.is_finite() {
+            return Err(Malformed("the value is not a finite number"));
+        }
+        Ok(match self.kind {
+            Type::Counter => Update::Increment(number / rate),
+            Type::Gauge if value.starts_with(['+', '-']) => Update::Change(number),
+            Type::Gauge => Update::Set(number),
+            _ => Update::Observe { value: number, times: times(rate)?, milliseconds: self.kind == Type::Timer },
+        })
+    }
+
+    /// One value, the rate and the tags through the parser.
+    fn read(&self, name: &str, value: &str) -> Result<(Vec<(String, String)>, f64, f64), Malformed> {
+        let mut line = String::with_capacity(name.len() + value.len() + self.tags.len() + 24);
+        // Its own name would make the parser take it for a service check.
+        line.push_str(if name.starts_with("_sc") { "_" } else { name });
+        line.push(':');
+        line.push_str(value);
+        // The one type that has all of a value, a rate and tags, and no meaning of its own to the parser.
+        line.push_str("|h");
+        if let Some(rate) = self.rate {
+            line.push_str("|@");
+            line.push_str(rate);
+        }
+        for (at, tag) in self.tags.split(',').filter(|tag| !tag.is_empty()).enumerate() {
+            line.push_str(if at == 0 { "|#" } else { "," });
+            line.push_str(tag);
+        }
+        let message = statsd_parser::parse(line).map_err(|error| match error {
+            statsd_parser::ParseError::SampleRateNotFloat => Malformed("the rate is not a number"),
+            _ => Malformed("the value is not a number"),
+        })?;
+        let Metric::Histogram(number) = message.metric else {
+            return Err(Malformed("the type is none of c, g, ms, h, d, m and s"));
+        };
+        let rate = number.sample_rate.unwrap_or(1.0);
+        if !(rate > 0.0 && rate <= 1.0) {
+            return Err(Malformed("the rate is not a number above 0 and at most 1"));
+        }
+        Ok((labels(message.tags), number.value, rate))
+    }
+}
+
+fn labels(tags: Option<BTreeMap<String, String>>) -> Vec<(String, String)> {
+    let mut labels: Vec<(String, String)> = Vec::new();
+    for (key, value) in tags.into_iter().flatten() {
+        let name = match prometheus_name(&key) {
+            Cow::Borrowed(_) => key,
+            Cow::Owned(name) => name,
+        };
+        match labels.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, old)) => *old = value,
+            None => labels.push((name, value)),
+        }
+    }
+    labels.sort_unstable();
+    labels
+}
+
+/// How many observations a sampled one stands for.
+fn times(rate: f64) -> Result<u32, Malformed> {
+    let times = (1.0 / rate).round();
+    if times > f64::from(MAX_TIMES) {
+        return Err(Malformed("a timer, histogram or distribution has a rate of at least 0.001"));
+    }
+    Ok(times as u32)
+}
+
+/// What a sample makes of the declared labels: the value of each, in their order. A label that the sample does not carry is
+/// empty, but `Hostname` is `host`.
+///
+/// # Errors
+/// The first tag that is no declared label.
+pub fn align<'a>(labels: &'a [(String, String)], declared: &[String], host: &'a str) -> Result<Vec<&'a str>, &'a str> {
+    if let Some((extra, _)) = labels.iter().find(|(name, _)| !declared.contains(name)) {
+        return Err(extra);
+    }
+    let value = |name: &String| match labels.iter().find(|(other, _)| other == name) {
+        Some((_, value)) => value.as_str(),
+        None if name == "Hostname" || name == "hostname" => host,
+        None => "",
+    };
+    Ok(declared.iter().map(value).collect())
+}
+
+/// Which set: the metric's name and its labels.
+pub type SetKey = (String, Vec<(String, String)>);
+
+/// The members that sets were given in the current interval. At its end a set's gauge becomes their number; a set without
+/// members falls to 0 once and is then forgotten.
+#[derive(Debug, Default)]
+pub struct Sets {
+    current: HashMap<SetKey, HashSet<u64>>,
+    members: usize,
+}
+
+impl Sets {
+    /// Adds a member.
+    ///
+    /// # Errors
+    /// All sets together have [`MAX_MEMBERS`] already.
+    pub fn insert(&mut self, key: SetKey, member: u64) -> Result<(), Malformed> {
+        let full = self.members >= MAX_MEMBERS;
+        if full && !self.current.get(&key).is_some_and(|set| set.contains(&member)) {
+            return Err(Malformed("the sets together have more than 262144 members in this interval"));
+        }
+        if self.current.entry(key).or_default().insert(member) {
+            self.members += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends the interval: every set with its number of members. Sets that had members in the last interval and have none
+    /// now come a last time, with 0.
+    pub fn flush(&mut self) -> Vec<(SetKey, usize)> {
+        let counts: Vec<(SetKey, usize)> = self.current.iter().map(|(key, set)| (key.clone(), set.len())).collect();
+        self.current.retain(|_, set| !set.is_empty());
+        self.current.values_mut().for_each(|set| *set = HashSet::new());
+        self.members = 0;
+        counts
+    }
+
+    /// Whether a flush would have nothing to say.
+    pub fn is_empty(&self) -> bool {
+        self.current.is_empty()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
