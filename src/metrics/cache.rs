@@ -537,7 +537,8 @@ model_metrics:
 
     #[test]
     fn a_first_sample_does_not_register_what_the_definition_has_no_room_for() {
-        let catalog = Catalog::parse(&format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"), "m.yaml").unwrap();
+        let catalog =
+            Catalog::parse(&format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"), "m.yaml").unwrap();
         let cache = Cache::new(catalog, Settings { auto_detect: true, ..Settings::new("host") });
         let refused = |name| cache.resolve(&definition(name, Kind::Gauge, &[])).unwrap_err();
         assert_eq!(refused("Off"), SampleError::Disabled("Off".to_owned()));
@@ -555,8 +556,13 @@ model_metrics:
         }
         let file = "model_metrics:\n  counter:\n    - {name: Named, unit: c, dimensions: [a]}\n  histogram:\n    - {name: Size2, unit: B}\n";
         let difference = cache.reload(Catalog::parse(file, "m.yaml").unwrap());
-        assert_eq!((difference.added.join(","), difference.changed.join(",")), ("Size2".to_owned(), "Named".to_owned()));
-        assert!(difference.removed.contains(&"Size2_sum".to_owned()) && difference.removed.contains(&"Orders".to_owned()));
+        assert_eq!(
+            (difference.added.join(","), difference.changed.join(",")),
+            ("Size2".to_owned(), "Named".to_owned())
+        );
+        assert!(
+            difference.removed.contains(&"Size2_sum".to_owned()) && difference.removed.contains(&"Orders".to_owned())
+        );
         let value = |name| cache.resolve(&definition(name, Kind::Counter, &[("a", "1")])).map(|series| series.value());
         assert_eq!((value("Kept"), value("Named")), (Ok(2.0), Ok(2.0)));
         assert!(matches!(value("Size2_sum"), Err(SampleError::Collision(_))));

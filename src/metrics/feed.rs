@@ -32,8 +32,8 @@ enum Place {
     Series(Arc<Series>),
     /// The metric is switched off: nowhere, and nobody misses them.
     Off,
-    /// The cache refused the series: they are counted as dropped.
-    Refused,
+    /// The cache refused the series, and why: they are counted as dropped.
+    Refused(SampleError),
 }
 
 /// What one call of [`Feed::drain`] did.
@@ -62,21 +62,18 @@ impl Feed {
     /// When the channel is corrupt: the worker is not to be trusted any more. Samples before that are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
-        let find = |definition: &Definition, drained: &mut Drained| match cache.resolve(definition) {
+        let find = |definition: &Definition| match cache.resolve(definition) {
             Ok(series) => {
                 model.own(&series);
                 Place::Series(series)
             }
             Err(SampleError::Disabled(_)) => Place::Off,
-            Err(error) => {
-                drained.refusal.get_or_insert(error);
-                Place::Refused
-            }
+            Err(error) => Place::Refused(error),
         };
         let generation = cache.generation();
         if self.generation != generation {
             self.generation = generation;
-            self.series.iter_mut().for_each(|told| told.place = find(&told.definition, &mut drained));
+            self.series.iter_mut().for_each(|told| told.place = find(&told.definition));
         }
         let Self { reader, series, dropped, .. } = self;
         let counted = reader.dropped();
@@ -85,7 +82,7 @@ impl Feed {
         *dropped = counted.max(*dropped);
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
-                let place = find(&definition, &mut drained);
+                let place = find(&definition);
                 series.push(Told { definition, place });
             }
             Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.place) {
@@ -97,7 +94,11 @@ impl Feed {
                         drained.refusal.get_or_insert(error);
                     }
                 },
-                Some(Place::Refused) | None => drained.refused += 1,
+                Some(Place::Refused(error)) => {
+                    drained.refused += 1;
+                    drained.refusal.get_or_insert_with(|| error.clone());
+                }
+                None => drained.refused += 1,
             },
         });
         let lost = drained.refused.saturating_add(drained.dropped);
@@ -169,6 +170,7 @@ mod tests {
         push(&mut writer, series, 1.0);
         feed.drain(&cache, &model).unwrap();
         cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
+        assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "nothing was sent, so nothing is refused");
         push(&mut writer, series, 2.0);
         assert!(matches!(feed.drain(&cache, &model).unwrap().refusal, Some(SampleError::Undeclared(_))));
         cache.reload(Catalog::parse(ORDERS, "m.yaml").unwrap());

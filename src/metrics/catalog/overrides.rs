@@ -49,9 +49,8 @@ impl Setting {
             Self::CounterLatencies(on) => switch(catalog, Kind::Counter, *on),
             Self::HistogramLatencies(on) => switch(catalog, Kind::Histogram, *on),
             Self::SummaryLatencies(on) => switch(catalog, Kind::Summary, *on),
-            Self::SummaryQuantiles(quantiles) => {
-                latencies(Kind::Summary).fold(catalog, |catalog, summary| catalog.with_quantiles(summary.name(), quantiles))
-            }
+            Self::SummaryQuantiles(quantiles) => latencies(Kind::Summary)
+                .fold(catalog, |catalog, summary| catalog.with_quantiles(summary.name(), quantiles)),
         }
     }
 }
@@ -136,7 +135,9 @@ mod tests {
         for off in ["nv_inference_queue_duration_us", "nv_inference_request_duration_histogram_us"] {
             assert!(!names.contains(&off), "{off}");
         }
-        for on in ["nv_inference_count", "nv_inference_request_success", "nv_inference_queue_summary_us", "pharos_batch_size"] {
+        for on in
+            ["nv_inference_count", "nv_inference_request_success", "nv_inference_queue_summary_us", "pharos_batch_size"]
+        {
             assert!(names.contains(&on), "{on}");
         }
         assert_eq!(names.len(), Catalog::shipped().len() - 5 - 6 + 5);

@@ -26,7 +26,12 @@ const MAX_DEPTH: usize = 1000;
 
 /// Parses the text of a `metrics.yaml`.
 pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
-    check_size(text).map_err(|(line, column, message)| CatalogError { file: file.to_owned(), line, column, message })?;
+    check_size(text).map_err(|(line, column, message)| CatalogError {
+        file: file.to_owned(),
+        line,
+        column,
+        message,
+    })?;
     let deserializer = serde_yaml::Deserializer::from_str(text);
     Seed(File).deserialize(deserializer).map_err(|error| {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
