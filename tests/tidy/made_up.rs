@@ -192,7 +192,8 @@ fn dashboards_and_rules_name_declared_metrics() {
         assert!(found[0].starts_with(&format!("grafana/a.json:2: no metric is called `{name}`")), "{found:#?}");
     }
     let rules = "groups:\n  - rules:\n      - record: pharos:a\n        expr: rate(nv_a[5m])\n      - alert: X\n        expr: |\n          \
-                 pharos:a > 0\n            and nv_c > 1\n        for: 5m\n";
+                 pharos:a > 0\n            and nv_c > 1\n        for: 5m\n      - expr: \"nv_a{a=\\\"nv_x\\\"} > 0\"\n        \
+                 nv_y: 1\n";
     let found = with_metrics("grafana/rules.yaml", rules);
     assert_eq!(found.len(), 1, "{found:#?}");
     assert!(found[0].starts_with("grafana/rules.yaml:6: no metric is called `nv_c`"), "{found:#?}");

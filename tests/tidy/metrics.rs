@@ -124,18 +124,21 @@ fn expressions(text: &str) -> Vec<(usize, String)> {
                 let rest = line[at + quoted.len()..].trim_start().strip_prefix(':').map(str::trim_start);
                 found.extend(rest.and_then(json_string).map(|value| (index + 1, value)));
             }
-            let trimmed = line.trim_start().trim_start_matches("- ");
-            if let Some(value) = trimmed.strip_prefix(key).and_then(|rest| rest.strip_prefix(':')) {
-                let indent = line.len() - line.trim_start().len();
-                let deeper = |line: &&&str| line.trim().is_empty() || line.len() - line.trim_start().len() > indent;
-                let block: Vec<&str> = lines[index + 1..].iter().take_while(deeper).copied().collect();
-                let value = value.trim();
-                let more = value.is_empty() || value.starts_with(['|', '>']);
-                found.push((index + 1, if more { block.join(" ") } else { value.trim_matches('\'').to_owned() }));
-            }
+            found.extend(yaml_value(&lines, index, key).map(|value| (index + 1, value)));
         }
     }
     found
+}
+
+/// The value of a key in YAML, on its line and on those below that are deeper than the key.
+fn yaml_value(lines: &[&str], index: usize, key: &str) -> Option<String> {
+    let depth = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
+    let rest = lines[index].trim_start_matches([' ', '-']).strip_prefix(key)?.strip_prefix(':')?.trim();
+    let deeper = |line: &&&str| line.trim().is_empty() || depth(line) > depth(lines[index]);
+    let below = lines[index + 1..].iter().take_while(deeper);
+    let first = if rest.starts_with(['|', '>']) { "" } else { rest };
+    let value = [first].into_iter().chain(below.copied()).collect::<Vec<_>>().join(" ");
+    Some(json_string(value.trim()).unwrap_or_else(|| value.trim().trim_matches('\'').to_owned()))
 }
 
 /// The string at the beginning of a text in JSON.
