@@ -2,15 +2,21 @@
 //! (the command line wins). Parsing gives plain [`Options`]; whatever can be checked without the machine is checked here.
 //!
 //! Differences from Triton, on purpose: `--metrics-port` is 8082, the port of the `ts_*` families' former home, so that
-//! scrapers of either find their families in one place; `--metrics-config` names the YAML file that defines the metrics,
-//! not a `key=value` setting.
+//! scrapers of either find their families in one place; `--metrics-config` takes the YAML file that defines the metrics
+//! beside Triton's `key=value` settings.
 
-use std::ffi::OsString;
+mod definition;
+
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
+use pharos::metrics::catalog::{Mode, Overrides};
+
+pub use definition::{Command, MetricsCommand, MetricsConfig};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -29,6 +35,8 @@ const LOG: &str = "Log";
     long_about = None,
     max_term_width = 120,
     args_override_self = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true,
     after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it."
 )]
 pub struct Options {
@@ -53,6 +61,9 @@ pub struct Options {
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
+    /// What to do in place of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
 }
 
 /// Of the server as a whole.
@@ -188,9 +199,14 @@ pub struct Metrics {
     /// The port to listen on; 0 lets the system choose
     #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", help_heading = METRICS)]
     pub port: u16,
-    /// The file that defines the metrics [default: the metrics.yaml built in]
-    #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE", env = "PHAROS_METRICS_CONFIG", help_heading = METRICS)]
-    pub config: Option<PathBuf>,
+    /// The file that defines the metrics [default: the metrics.yaml built in], or a setting over it: KEY=VALUE; may be
+    /// given several times, or several separated by ';'. Settings: counter_latencies, histogram_latencies,
+    /// summary_latencies (BOOL), summary_quantiles (such as 0.5:0.05,0.9:0.01). SIGHUP reads the file again
+    #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE|SETTING", env = "PHAROS_METRICS_CONFIG", value_parser = OsStringValueParser::new().try_map(MetricsConfig::parse), value_delimiter = ';', help_heading = METRICS)]
+    pub config: Vec<MetricsConfig>,
+    /// How metrics leave the server, over what the file says: tslog, prometheus, both, log or legacy
+    #[arg(id = "metrics-mode", long = "metrics-mode", value_name = "MODE", env = "PHAROS_METRICS_MODE", value_parser = definition::mode, help_heading = METRICS)]
+    pub mode: Option<Mode>,
     /// Register metrics that a model sends and the file does not define
     #[arg(id = "model-metrics-auto-detect", long = "model-metrics-auto-detect", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_METRICS_AUTO_DETECT", value_parser = boolean, help_heading = METRICS)]
     pub auto_detect: bool,
@@ -235,7 +251,15 @@ impl Options {
     /// What is wrong, with the flag, the value and what is allowed; also `--help` and `--version`. The caller prints it and
     /// exits with its code (`clap::Error::exit`).
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(args)
+        let is_set = |name: &OsStr| std::env::var_os(name).is_some();
+        let command = definition::with_torchserves_variables(Self::command(), is_set);
+        let mut matches = command.clone().try_get_matches_from(args)?;
+        Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))
+    }
+
+    /// The file that defines the metrics, if there is one, and what is said over it.
+    pub fn metrics_definition(&self) -> (Option<PathBuf>, Overrides) {
+        definition::definition(&self.metrics.config, self.metrics.mode)
     }
 
     /// The address that metrics are served on.
@@ -325,6 +349,8 @@ fn backend_setting(text: &str) -> Result<BackendSetting, String> {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
+    use pharos::metrics::catalog::Setting;
+    use pharos::metrics::catalog::listing::Form;
 
     fn parse(args: &[&str]) -> Result<Options, String> {
         let args = ["pharos", "--model-repository", "models"].iter().chain(args);
@@ -400,6 +426,10 @@ mod tests {
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
+            (&["--metrics-mode=all"], &["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),
+            (&["--metrics-config=latencies=1"], &["--metrics-config", "'latencies'", "counter_latencies", "or a file"]),
+            (&["--metrics-config=summary_latencies=x"], &["--metrics-config", "summary_latencies is 'x'", "true"]),
+            (&["--metrics-config=summary_quantiles=2"], &["--metrics-config", "'2'", "between 0 and 1"]),
         ] {
             let message = parse(args).unwrap_err();
             for part in expected {
@@ -410,8 +440,59 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_configured_by_a_file_and_by_settings() {
+        let options = parse(&[
+            "--metrics-config=a.yaml",
+            "--metrics-config",
+            "summary_quantiles=0.5:0.05,0.9:0.01",
+            "--metrics-config=./b=c.yaml;summary_latencies=true",
+            "--metrics-mode=LOG",
+        ]);
+        let (file, overrides) = options.unwrap().metrics_definition();
+        assert_eq!(file, Some(PathBuf::from("./b=c.yaml")));
+        let settings = [Setting::SummaryQuantiles(vec![0.5, 0.9]), Setting::SummaryLatencies(true)];
+        assert_eq!(overrides, Overrides { settings: settings.into(), mode: Some(Mode::Tslog) });
+        assert_eq!(parse(&[]).unwrap().metrics_definition(), (None, Overrides::default()));
+    }
+
+    #[test]
+    fn torchserves_variables_stand_in_for_ours() {
+        let variables = |set: &[&str]| {
+            let set: Vec<OsString> = set.iter().map(OsString::from).collect();
+            let is_set = |name: &OsStr| set.iter().any(|set| set == name);
+            let command = definition::with_torchserves_variables(Options::command(), is_set);
+            let arg = command.get_arguments().find(|arg| arg.get_id() == "metrics-mode").unwrap().get_env().unwrap();
+            arg.to_str().unwrap().to_owned()
+        };
+        assert_eq!(variables(&["TS_METRICS_MODE"]), "TS_METRICS_MODE");
+        assert_eq!(variables(&["TS_METRICS_MODE", "PHAROS_METRICS_MODE"]), "PHAROS_METRICS_MODE");
+        assert_eq!(variables(&[]), "PHAROS_METRICS_MODE");
+    }
+
+    #[test]
+    fn commands_need_no_repository() {
+        let command = |args: &[&str]| Options::from_args(["pharos"].iter().chain(args)).map(|o| o.command.unwrap());
+        let Ok(Command::Metrics(MetricsCommand::Check { file })) = command(&["metrics", "check", "m.yaml"]) else {
+            panic!("no check");
+        };
+        assert_eq!(file, PathBuf::from("m.yaml"));
+        let list = command(&["metrics", "list", "--format=json"]).unwrap();
+        let Command::Metrics(MetricsCommand::List { file: None, format: Form::Json }) = list else {
+            panic!("{list:?}")
+        };
+        for (args, expected) in [
+            (&["metrics", "list", "--format=xml"][..], "allowed are table, json, markdown"),
+            (&["metrics", "check"], "<FILE>"),
+            (&["metrics", "chck"], "check"),
+            (&["serve"], "serve"),
+        ] {
+            let message = command(args).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
     fn every_flag_has_help_a_group_and_a_variable_of_its_name() {
-        use clap::CommandFactory;
         let command = Options::command();
         for arg in command.get_arguments().filter(|arg| !matches!(arg.get_id().as_str(), "help" | "version")) {
             let flag = arg.get_long().unwrap();

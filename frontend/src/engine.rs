@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
+use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
+use pharos::metrics::catalog::Difference;
 use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
@@ -17,7 +19,7 @@ use pharos::timeline::Instant;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 
 use crate::clock;
-use crate::metrics::Definition;
+use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
 
@@ -82,6 +84,16 @@ impl Drop for OpenStream {
     }
 }
 
+/// Counts that the definition of the metrics was read again, with or without success. Both series are there from the
+/// start, as far as the definition has them.
+fn count_reload(cache: &Cache, succeeded: Option<bool>) {
+    for (result, wanted) in [("success", true), ("failure", false)] {
+        if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[result]) {
+            let _ = reloads.add_or_update(if succeeded == Some(wanted) { 1.0 } else { 0.0 });
+        }
+    }
+}
+
 /// The server. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
@@ -93,6 +105,7 @@ impl Engine {
     /// No thread is left.
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
+        count_reload(&cache, None);
         let timer = Timer::start()?;
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
@@ -107,6 +120,22 @@ impl Engine {
         self.0.repository.load_all().await?;
         let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
         Ok(self.0.repository.failures())
+    }
+
+    /// Reads the definition of the metrics again, for the frontend and all workers, and says what it changes.
+    ///
+    /// # Errors
+    /// It cannot be read or is wrong; then nothing has changed.
+    pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
+        let read = source.read();
+        let succeeded = read.is_ok();
+        let result = read.map(|Definition { text, catalog }| {
+            let difference = self.0.cache.reload(catalog);
+            self.0.repository.redefine_metrics(text.into());
+            difference
+        });
+        count_reload(&self.0.cache, Some(succeeded));
+        result
     }
 
     /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of

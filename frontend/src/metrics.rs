@@ -1,12 +1,12 @@
 //! The frontend's end of the metrics: reads the definition, and drains what workers send.
 
+mod definition;
+
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use pharos::metrics::cache::Cache;
-use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel;
 use pharos::metrics::emitter::{Throttle, shortened};
 use pharos::metrics::feed::Feed;
@@ -15,32 +15,10 @@ use pharos::metrics::series::ModelSeries;
 
 use crate::clock;
 
+pub(crate) use definition::{Definition, Source, run};
+
 /// The size of a worker's ring in bytes: some 4,000 samples with request ids between two drains.
 const RING_BYTES: usize = 256 << 10;
-
-/// The metrics' definition: its text, which workers read too, and what it means.
-pub struct Definition {
-    /// The file's text.
-    pub text: String,
-    /// Its metrics.
-    pub catalog: Catalog,
-}
-
-impl Definition {
-    /// Reads `file`, or the shipped definition.
-    ///
-    /// # Errors
-    /// The file cannot be read, or is wrong: with file, line, column, the offending name and what is allowed.
-    pub fn read(file: Option<&Path>) -> Result<Self, String> {
-        let Some(path) = file else {
-            return Ok(Self { text: pharos::metrics::catalog::SHIPPED.to_owned(), catalog: Catalog::shipped() });
-        };
-        let text =
-            std::fs::read_to_string(path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
-        let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
-        Ok(Self { text, catalog })
-    }
-}
 
 /// Says in the log that metric lines are refused, at most once a second and always with one of them.
 pub(crate) struct Complaints {

@@ -15,6 +15,7 @@ use pharos::error::InferError;
 use pharos::metrics::cache::Cache;
 use pharos::model::ModelConfig;
 use pharos::repository::{IndexEntry, State, States};
+use tokio::sync::watch;
 
 use crate::process::Program;
 use crate::scheduler::{Driver, Timer};
@@ -59,8 +60,8 @@ pub(crate) struct Table {
 pub(crate) struct Repository {
     settings: Settings,
     cache: Arc<Cache>,
-    /// The text of `metrics.yaml`.
-    metrics: Arc<str>,
+    /// The text of `metrics.yaml`, watched by every instance.
+    metrics: watch::Sender<Arc<str>>,
     timer: Arc<Timer>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
@@ -69,7 +70,12 @@ pub(crate) struct Repository {
 impl Repository {
     /// A repository that has loaded nothing yet.
     pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
-        Self { settings, cache, metrics, timer, table: RwLock::default() }
+        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, table: RwLock::default() }
+    }
+
+    /// Another text of `metrics.yaml`, for the workers that run and for those to come.
+    pub(crate) fn redefine_metrics(&self, text: Arc<str>) {
+        self.metrics.send_replace(text);
     }
 
     fn table(&self) -> Arc<Table> {

@@ -7,14 +7,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use pharos::metrics::cache;
+use pharos::metrics::catalog::listing;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::cli::Options;
+use crate::cli::{Command, Options};
 use crate::engine::{self, Engine};
-use crate::metrics::Definition;
+use crate::metrics::{self, Source};
 use crate::process::Program;
 use crate::{grpc, http, log, onnxruntime, repository, statsd};
 
@@ -27,6 +28,9 @@ pub fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => error.exit(),
     };
+    if let Some(Command::Metrics(command)) = &options.command {
+        return metrics::run(command);
+    }
     log::start(&options.log);
     raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -61,7 +65,11 @@ fn failed(reason: &str) -> ExitCode {
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
 async fn serve(options: &Options) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
-    let metrics = Definition::read(options.metrics.config.as_deref())?;
+    let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
+    let (file, overrides) = options.metrics_definition();
+    let source = Source { file, overrides };
+    let metrics = source.read()?;
+    tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
         auto_detect: options.metrics.auto_detect,
@@ -69,6 +77,7 @@ async fn serve(options: &Options) -> Result<(), String> {
         ..cache::Settings::new(&hostname())
     };
     let engine = Engine::new(settings(options, library)?, metrics, labels).map_err(|error| error.to_string())?;
+    tokio::spawn(reload_metrics(hangup, engine.clone(), source));
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
     let loaded = tokio::select! {
@@ -88,6 +97,18 @@ async fn serve(options: &Options) -> Result<(), String> {
     match unanswered {
         0 => Ok(()),
         count => Err(format!("Exit timeout expired. Exiting immediately. {count} requests were not answered")),
+    }
+}
+
+/// Reads the definition of the metrics again at every SIGHUP. A bad one changes nothing.
+async fn reload_metrics(mut hangup: Signal, engine: Engine, source: Source) {
+    while hangup.recv().await.is_some() {
+        let (engine, read) = (engine.clone(), source.clone());
+        let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
+        match result.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(difference) => tracing::info!("metrics read again from {source}: {difference}"),
+            Err(reason) => tracing::error!("the metrics stay as they were: {reason}"),
+        }
     }
 }
 

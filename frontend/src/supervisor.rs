@@ -36,8 +36,8 @@ pub(crate) struct Plan {
     pub(crate) threads: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
-    /// The text of `metrics.yaml`.
-    pub(crate) metrics: Arc<str>,
+    /// The text of `metrics.yaml`; it changes when the file is read again.
+    pub(crate) metrics: watch::Receiver<Arc<str>>,
 }
 
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
@@ -190,6 +190,7 @@ impl Instance {
         let mut machine = Supervisor::new(self.plan.settings, clock::now());
         let mut running: Option<Running> = None;
         let mut stopping = false;
+        let mut metrics = self.plan.metrics.clone();
         loop {
             while let Some(action) = machine.poll_action() {
                 self.perform(action, &mut machine, &mut running);
@@ -203,6 +204,7 @@ impl Instance {
             tokio::select! {
                 event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
                 () = sleep_until(due) => self.tick(&mut machine, &mut running),
+                Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
                 // A dropped sender means that nobody wants the instance any more either.
                 _ = stop.changed(), if !stopping => {
                     stopping = true;
@@ -253,7 +255,7 @@ impl Instance {
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             threads: self.plan.threads,
-            metrics: self.plan.metrics.to_string(),
+            metrics: self.plan.metrics.borrow().to_string(),
         }));
         let (sender, events) = mpsc::unbounded_channel();
         tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
@@ -349,6 +351,13 @@ impl Instance {
         if machine.poll_timeout().is_some_and(|at| at <= clock::now()) {
             machine.handle_timeout(clock::now());
         }
+    }
+}
+
+/// Tells a running worker the new text of `metrics.yaml`; one that is only starting reads it after its model.
+fn redefine(running: &Option<Running>, text: &str) {
+    if let Some(running) = running {
+        running.link.send(&ToWorker::Metrics(text.to_owned()));
     }
 }
 

@@ -158,6 +158,23 @@ impl Builtin {
         }
     }
 
+    /// Whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.
+    pub fn is_latency(self) -> bool {
+        let durations = [
+            Self::RequestDuration,
+            Self::QueueDuration,
+            Self::ComputeInputDuration,
+            Self::ComputeInferDuration,
+            Self::ComputeOutputDuration,
+        ];
+        match self.kind() {
+            Kind::Counter => durations.contains(&self),
+            Kind::Gauge => false,
+            Kind::Histogram => self != Self::BatchSize,
+            Kind::Summary => true,
+        }
+    }
+
     /// Whether TorchServe's legacy mode shows it in a scrape.
     pub fn is_legacy_scrape(self) -> bool {
         matches!(self, Self::TsRequests | Self::TsLatency | Self::TsQueueLatency)

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Kind, MetricSpec, Views, is_label_name, is_metric_name};
+use super::catalog::{Catalog, Difference, Kind, MetricSpec, Views, check_reserved, is_label_name, is_metric_name};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::series::{ModelSeries, RequestSeries};
@@ -41,8 +41,12 @@ pub const OTHER: &str = "other";
 pub enum SampleError {
     /// No metric has this name, and metrics are not detected.
     Undeclared(Box<Definition>),
+    /// The definition switches this metric off.
+    Disabled(String),
     /// The server records this metric itself.
     Reserved(String),
+    /// A name that is kept for something else or looks like another metric's: why.
+    Collision(String),
     /// A name that the views cannot show.
     BadName(String),
     /// The metric is of another type.
@@ -80,6 +84,8 @@ impl fmt::Display for SampleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Undeclared(definition) => write_undeclared(f, definition),
+            Self::Disabled(metric) => write!(f, "metric `{metric}` is switched off in metrics.yaml (`enabled: false`)"),
+            Self::Collision(why) => f.write_str(why),
             Self::Reserved(metric) => write!(f, "metric `{metric}` is recorded by the server itself"),
             Self::BadName(name) => write!(
                 f,
@@ -169,14 +175,22 @@ impl Cache {
         Arc::clone(&self.registry.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes another definition. Series of metrics that mean the same in both go on with their values.
-    pub fn reload(&self, catalog: Catalog) {
+    /// Takes another definition and says what it changes. Series of metrics that mean the same in both go on with their
+    /// values; so do metrics that were detected and that the new definition leaves room for.
+    pub fn reload(&self, catalog: Catalog) -> Difference {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let detected = registry.catalog().iter().map(|(_, spec)| spec).filter(|spec| spec.detected);
+        let catalog = detected.fold(catalog, |catalog, spec| match catalog.check_collisions(&spec.name, spec.kind) {
+            Ok(()) => catalog.with_metric(spec.clone()),
+            Err(_) => catalog,
+        });
+        let difference = Difference::between(registry.catalog(), &catalog);
         *registry = Arc::new(registry.renewed(catalog));
         for model in self.models() {
             model.define(&registry, &self.clock);
         }
         self.generation.fetch_add(1, Ordering::Release);
+        difference
     }
 
     /// Changes with every [`Cache::reload`].
@@ -276,6 +290,9 @@ impl Cache {
     fn handle(&self, kind: Kind, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         let registry = self.registry();
         let Some(family) = registry.family(name) else {
+            if registry.catalog().is_disabled(name) {
+                return Err(SampleError::Disabled(name.to_owned()));
+            }
             let labels = labels.iter().map(|value| ("_".to_owned(), (*value).to_owned())).collect();
             let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: String::new(), labels };
             return Err(SampleError::Undeclared(Box::new(definition)));
@@ -369,6 +386,9 @@ impl Cache {
     /// Registers the metric of a first sample: with its type, unit and labels.
     fn detect(&self, definition: &Definition) -> Result<Arc<Registry>, SampleError> {
         let Definition { name, kind, unit, labels } = definition;
+        if self.registry().catalog().is_disabled(name) {
+            return Err(SampleError::Disabled(name.clone()));
+        }
         if !self.settings.auto_detect {
             return Err(SampleError::Undeclared(Box::new(definition.clone())));
         }
@@ -390,15 +410,17 @@ impl Cache {
             let text = format!("the label `{label}` of metric `{name}` is given twice, or reserved for its type");
             return Err(SampleError::BadValue(text));
         }
+        let kind = kind.unwrap_or(Kind::Gauge);
+        check_reserved(name).map_err(SampleError::Collision)?;
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         if registry.catalog().find(name).is_some() {
             return Ok(Arc::clone(&registry));
         }
+        registry.catalog().check_collisions(name, kind).map_err(SampleError::Collision)?;
         let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
         if detected >= MAX_DETECTED {
             return Err(SampleError::TooManyMetrics(name.clone()));
         }
-        let kind = kind.unwrap_or(Kind::Gauge);
         let dimensions = labels.iter().map(|(label, _)| label.clone()).collect();
         *registry = Arc::new(registry.with_detected(MetricSpec::detected(name, kind, unit, dimensions)));
         Ok(Arc::clone(&registry))
@@ -550,6 +572,40 @@ model_metrics:
             let _ = cache.resolve(&definition(&format!("n{at}"), Kind::Gauge, &[]));
         }
         assert!(matches!(cache.resolve(&definition("more", Kind::Gauge, &[])), Err(SampleError::TooManyMetrics(_))));
+    }
+
+    #[test]
+    fn a_first_sample_does_not_register_what_the_definition_has_no_room_for() {
+        let catalog =
+            Catalog::parse(&format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"), "m.yaml").unwrap();
+        let cache = Cache::new(catalog, Settings { auto_detect: true, ..Settings::new("host") });
+        let refused = |name| cache.resolve(&definition(name, Kind::Gauge, &[])).unwrap_err();
+        assert_eq!(refused("Off"), SampleError::Disabled("Off".to_owned()));
+        assert!(matches!(cache.histogram("Off", &[]), Err(SampleError::Disabled(_))));
+        for name in ["Size_sum", "pharos_mine", "__mine", "cpuutilization"] {
+            assert!(matches!(refused(name), SampleError::Collision(_)), "{name}");
+        }
+    }
+
+    #[test]
+    fn detected_metrics_survive_a_reload_unless_it_defines_them() {
+        let cache = cache_with(|settings| settings.auto_detect = true);
+        for (name, kind) in [("Kept", Kind::Counter), ("Size2_sum", Kind::Gauge), ("Named", Kind::Counter)] {
+            cache.resolve(&definition(name, kind, &[("a", "1")])).unwrap().add_or_update(2.0).unwrap();
+        }
+        let file = "model_metrics:\n  counter:\n    - {name: Named, unit: c, dimensions: [a]}\n  histogram:\n    - {name: Size2, unit: B}\n";
+        let difference = cache.reload(Catalog::parse(file, "m.yaml").unwrap());
+        assert_eq!(
+            (difference.added.join(","), difference.changed.join(",")),
+            ("Size2".to_owned(), "Named".to_owned())
+        );
+        assert!(
+            difference.removed.contains(&"Size2_sum".to_owned()) && difference.removed.contains(&"Orders".to_owned())
+        );
+        let value = |name| cache.resolve(&definition(name, Kind::Counter, &[("a", "1")])).map(|series| series.value());
+        assert_eq!((value("Kept"), value("Named")), (Ok(2.0), Ok(2.0)));
+        assert!(matches!(value("Size2_sum"), Err(SampleError::Collision(_))));
+        assert!(!cache.registry().catalog().find("Named").unwrap().1.detected);
     }
 
     #[test]

@@ -2,8 +2,12 @@
 //!
 //! A catalog that exists is valid. A metric's place in it is its [`MetricId`].
 
+mod difference;
 mod fields;
+pub mod listing;
+mod names;
 mod node;
+mod overrides;
 mod parse;
 
 use std::collections::HashMap;
@@ -11,8 +15,12 @@ use std::fmt;
 
 use super::builtin::Builtin;
 use super::emitter::detected_buckets;
+use names::Names;
 
-pub(super) use fields::{is_label_name, is_metric_name};
+pub use difference::Difference;
+pub(super) use names::{check_reserved, is_label_name, is_metric_name};
+pub use overrides::{Overrides, Setting};
+pub use parse::MAX_BYTES;
 
 /// The shipped `metrics.yaml`.
 pub const SHIPPED: &str = include_str!("../../metrics.yaml");
@@ -22,6 +30,12 @@ pub const DEFAULT_QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
 /// Upper bounds of a histogram that names none: Prometheus' customary ones, in seconds.
 pub const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// The most quantiles of one summary.
+const MAX_QUANTILES: usize = 100;
+
+/// The metrics that the worker's runtime records for every backend, by name: it has no enum of built-ins.
+pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
 /// How metrics leave the server: the key `mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +63,16 @@ impl Mode {
             "legacy" => Self::Legacy,
             _ => return None,
         })
+    }
+
+    /// The mode's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tslog => "tslog",
+            Self::Prometheus => "prometheus",
+            Self::Both => "both",
+            Self::Legacy => "legacy",
+        }
     }
 }
 
@@ -179,6 +203,8 @@ pub struct Catalog {
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
     by_name: HashMap<String, MetricId>,
+    /// Of all metrics, those that are switched off included.
+    names: Names,
 }
 
 impl Catalog {
@@ -197,7 +223,9 @@ impl Catalog {
     fn new(mode: Mode, specs: Vec<MetricSpec>, disabled: Vec<MetricSpec>) -> Self {
         let ids = (0..).map(MetricId);
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
-        Self { mode, specs, disabled, by_name }
+        let mut names = Names::default();
+        specs.iter().chain(&disabled).for_each(|spec| names.insert(&spec.name, spec.kind));
+        Self { mode, specs, disabled, by_name, names }
     }
 
     /// The same catalog with the metric `name` switched on or off, whatever the file says. Unknown names change nothing.
@@ -220,9 +248,20 @@ impl Catalog {
         self
     }
 
-    /// The same catalog with one more metric, which a model has sent. It must not be there yet.
+    /// The same catalog with other quantiles of the summary `name`: between 0 and 1, ascending. Another metric is left as
+    /// it is.
     #[must_use]
-    pub fn with_detected(mut self, spec: MetricSpec) -> Self {
+    pub fn with_quantiles(mut self, name: &str, quantiles: &[f64]) -> Self {
+        let mut all = self.specs.iter_mut().chain(&mut self.disabled);
+        if let Some(spec) = all.find(|spec| spec.name == name && spec.kind == Kind::Summary) {
+            spec.quantiles = quantiles.to_vec();
+        }
+        self
+    }
+
+    /// The same catalog with one more metric, such as one that a model has sent. It must not be there yet.
+    #[must_use]
+    pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
         Self::new(self.mode, self.specs, self.disabled)
     }
@@ -254,6 +293,16 @@ impl Catalog {
     /// The metrics that the file defines and switches off (`enabled: false`).
     pub fn disabled(&self) -> &[MetricSpec] {
         &self.disabled
+    }
+
+    /// Whether the file defines the metric and switches it off.
+    pub fn is_disabled(&self, name: &str) -> bool {
+        self.disabled.iter().any(|spec| spec.name == name)
+    }
+
+    /// Whether a metric has room beside those of the catalog; the text says what it collides with.
+    pub(super) fn check_collisions(&self, name: &str, kind: Kind) -> Result<(), String> {
+        self.names.check(name, kind)
     }
 
     /// Every metric with its id, in the file's order.
@@ -295,7 +344,8 @@ mod tests {
 
     fn check(text: &str, expected: &str) {
         let message = error(text);
-        assert!(message.contains(expected), "{text}\ngave: {message}\nwant: {expected}");
+        let shown: String = text.chars().take(200).collect();
+        assert!(message.contains(expected), "{shown}\ngave: {message}\nwant: {expected}");
     }
 
     #[test]
@@ -308,8 +358,7 @@ mod tests {
             assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
         for (id, spec) in catalog.iter() {
-            // The worker's own runtime records two metrics, by name: it has no enum of built-ins.
-            let recorded = spec.builtin.is_some() || ["HandlerTime", "PredictionTime"].contains(&&*spec.name);
+            let recorded = spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
             assert!(recorded, "{} is recorded by no code", spec.name);
             assert!(!spec.help.is_empty());
             assert_eq!(catalog.find(&spec.name).unwrap().0, id);
@@ -427,6 +476,105 @@ model_metrics:
         check("dimensions:\n  a: 'x y'\n", "m.yaml:2:6: ");
         check("ts_metrics: [1\n", "m.yaml:");
         check("", "m.yaml:1:1: ");
+    }
+
+    #[test]
+    fn texts_that_are_too_much_are_refused() {
+        check("# only a comment\n", "m.yaml:2:1: found nothing where a mapping with mode");
+        check("---\nmode: both\n---\nmode: both\n", "m.yaml:1:1: ");
+        check(&format!("# {}\n", "x".repeat(MAX_BYTES)), "the file has more than 1048576 bytes");
+        check(&format!("mode: both\nx: {}", "[".repeat(400_000)), "m.yaml:2:1004: lists and mappings are nested");
+        let deep = format!("x: {}1{}\n", "[".repeat(900), "]".repeat(900));
+        check(&deep, "unknown key `x`");
+        check(&format!("dimensions: {deep}").replace("x: ", ""), "expected");
+        check(&format!("{}a", "- ".repeat(300_000)), "m.yaml:");
+        let metric = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{name: a, unit: {entry}}}\n");
+        check(
+            &metric(&format!("s, dimensions: [{}]", (0..65).map(|n| format!("l{n},")).collect::<String>())),
+            "64 labels",
+        );
+        check(&metric("'a|b'"), "m.yaml:3:22: model_metrics.gauge[0].unit: `a|b` is no unit; allowed are up to 64");
+        check(&metric(&"s".repeat(65)), "is no unit");
+        check(&metric("s").replace("name: a", &format!("name: {}", "a".repeat(256))), "aaa...` is no metric name");
+    }
+
+    /// Every level names the one before ten times: a billion laughs. And a list that is long, named often.
+    #[test]
+    fn aliases_do_not_multiply() {
+        let levels = (1..10).map(|at| format!("  l{at}: &l{at} [{}]\n", format!("*l{}, ", at - 1).repeat(10)));
+        let laughs: String = ["  l0: &l0 [lol]\n".to_owned()].into_iter().chain(levels).collect();
+        check(
+            &format!("dimensions:\n{laughs}"),
+            "m.yaml:2:7: dimensions.l0: found a list where a label name is expected",
+        );
+        let levels = laughs.replace("  l", "- &").replace(": &", "x &");
+        check(&format!("dimensions:\n{levels}"), "m.yaml:");
+        let key = format!("dimensions:\n  ? [{}]\n  : x\n", "a, ".repeat(9));
+        check(&key, "found a list where an alias is expected");
+        let labels: Vec<String> = (0..60).map(|at| format!("l{at}")).collect();
+        let metrics: String =
+            (0..9_000).map(|at| format!("    - {{name: m{at}, unit: s, dimensions: *d}}\n")).collect();
+        let first = format!("    - {{name: a, unit: s, dimensions: &d [{}]}}\n", labels.join(", "));
+        let many = format!("model_metrics:\n  gauge:\n{first}{metrics}");
+        assert_eq!(Catalog::parse(&many, "m.yaml").unwrap().len(), 9_001);
+        let more = metrics.replace("name: m", "name: n").replace("*d", "[]");
+        check(&format!("{many}{more}"), "more than 10000 metrics");
+    }
+
+    #[test]
+    fn samples_of_one_metric_must_not_look_like_another() {
+        let two = |first: (&str, &str), second: (&str, &str)| {
+            let (kind, name) = first;
+            let (other_kind, other) = second;
+            format!(
+                "ts_metrics:\n  {kind}: [{{name: {name}, unit: s}}]\nmodel_metrics:\n  {other_kind}: [{{name: {other}, unit: s}}]\n"
+            )
+        };
+        for suffix in ["sum", "count", "bucket", "created"] {
+            let name = format!("x_{suffix}");
+            let expected =
+                format!("metric `{name}` collides with the histogram `x`: a scrape would show both as `{name}`");
+            check(&two(("histogram", "x"), ("counter", &name)), &expected);
+            check(&two(("gauge", &name), ("histogram", "x")), "metric `x` collides with the gauge");
+        }
+        check(&two(("counter", "x_total"), ("gauge", "x")), "would show both as `x`");
+        check(
+            &two(("gauge", "x"), ("counter", "x_total")),
+            "m.yaml:4:20: model_metrics.counter[0].name: metric `x_total`",
+        );
+        check(&two(("summary", "x"), ("summary", "x_count")), "collides with the summary `x`");
+        assert!(Catalog::parse(&two(("gauge", "x"), ("gauge", "x_sum")), "m.yaml").is_ok());
+        assert!(Catalog::parse(&two(("summary", "x"), ("gauge", "x_bucket")), "m.yaml").is_ok());
+    }
+
+    #[test]
+    fn reserved_and_confusable_names_are_refused() {
+        let gauge = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{name: {entry}}}\n");
+        check(&gauge("__a, unit: s"), "begins with `__`, which is reserved");
+        check(
+            &gauge("pharos_a, unit: s"),
+            "there is no built-in metric `pharos_a`, and names that begin with `pharos_`",
+        );
+        check(&gauge("cpuutilization, unit: s"), "differs only in case from the built-in metric `CPUUtilization`");
+        check(
+            &gauge("a, unit: s, dimensions: [Hostname, hostname]"),
+            "labels `Hostname` and `hostname` differ only in case",
+        );
+        check(
+            "model_metrics:\n  summary:\n    - {name: a, unit: s, dimensions: [Quantile]}\n",
+            "label `Quantile` is reserved",
+        );
+    }
+
+    /// As shipped with TorchServe 0.12: the list form of dimensions, label names in two styles.
+    #[test]
+    fn torchserves_file_is_read_as_it_is() {
+        let text = include_str!("testdata/torchserve.yaml");
+        let catalog = Catalog::parse(text, "metrics.yaml").unwrap();
+        assert_eq!((catalog.len(), catalog.mode()), (21, Mode::Both));
+        assert_eq!(catalog.iter().filter(|(_, spec)| spec.builtin.is_some()).count(), 19);
+        assert_eq!(catalog.find("WorkerLoadTime").unwrap().1.dimensions, ["WorkerName", "Level", "Hostname"]);
+        assert_eq!(catalog.find("HandlerTime").unwrap().1.dimensions, ["ModelName", "Level"]);
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Registry {
 
     /// The same families and a new one, of a metric that is not there yet.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
-        let catalog = self.catalog.clone().with_detected(spec.clone());
+        let catalog = self.catalog.clone().with_metric(spec.clone());
         let new = Arc::new(Family::new(&catalog, &spec));
         let families = self.families.iter().cloned().chain([new]).collect();
         Self { catalog, families }

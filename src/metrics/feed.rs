@@ -19,11 +19,21 @@ pub struct Feed {
     dropped: u64,
 }
 
-/// What a worker told, and where it is counted: `None` if the cache refused it, then its samples are counted as dropped.
+/// What a worker told, and where it is counted.
 #[derive(Debug)]
 struct Told {
     definition: Definition,
-    series: Option<Arc<Series>>,
+    place: Place,
+}
+
+/// Where samples go.
+#[derive(Debug)]
+enum Place {
+    Series(Arc<Series>),
+    /// The metric is switched off: nowhere, and nobody misses them.
+    Off,
+    /// The cache refused the series, and why: they are counted as dropped.
+    Refused(SampleError),
 }
 
 /// What one call of [`Feed::drain`] did.
@@ -52,20 +62,18 @@ impl Feed {
     /// When the channel is corrupt: the worker is not to be trusted any more. Samples before that are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
-        let find = |definition: &Definition, drained: &mut Drained| match cache.resolve(definition) {
+        let find = |definition: &Definition| match cache.resolve(definition) {
             Ok(series) => {
                 model.own(&series);
-                Some(series)
+                Place::Series(series)
             }
-            Err(error) => {
-                drained.refusal.get_or_insert(error);
-                None
-            }
+            Err(SampleError::Disabled(_)) => Place::Off,
+            Err(error) => Place::Refused(error),
         };
         let generation = cache.generation();
         if self.generation != generation {
             self.generation = generation;
-            self.series.iter_mut().for_each(|told| told.series = find(&told.definition, &mut drained));
+            self.series.iter_mut().for_each(|told| told.place = find(&told.definition));
         }
         let Self { reader, series, dropped, .. } = self;
         let counted = reader.dropped();
@@ -74,17 +82,22 @@ impl Feed {
         *dropped = counted.max(*dropped);
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
-                let found = find(&definition, &mut drained);
-                series.push(Told { definition, series: found });
+                let place = find(&definition);
+                series.push(Told { definition, place });
             }
-            Event::Sample(sample) => match series.get(sample.series as usize).and_then(|told| told.series.as_ref()) {
-                Some(series) => match series.add_or_update(sample.value) {
+            Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.place) {
+                Some(Place::Off) => {}
+                Some(Place::Series(series)) => match series.add_or_update(sample.value) {
                     Ok(()) => drained.samples += 1,
                     Err(error) => {
                         drained.refused += 1;
                         drained.refusal.get_or_insert(error);
                     }
                 },
+                Some(Place::Refused(error)) => {
+                    drained.refused += 1;
+                    drained.refusal.get_or_insert_with(|| error.clone());
+                }
                 None => drained.refused += 1,
             },
         });
@@ -157,11 +170,21 @@ mod tests {
         push(&mut writer, series, 1.0);
         feed.drain(&cache, &model).unwrap();
         cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
+        assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "nothing was sent, so nothing is refused");
         push(&mut writer, series, 2.0);
         assert!(matches!(feed.drain(&cache, &model).unwrap().refusal, Some(SampleError::Undeclared(_))));
         cache.reload(Catalog::parse(ORDERS, "m.yaml").unwrap());
         push(&mut writer, series, 4.0);
         assert_eq!(feed.drain(&cache, &model).unwrap().samples, 1);
+        let off = cache.registry().catalog().clone().with_enabled("Orders", false);
+        let on = cache.registry().catalog().clone();
+        cache.reload(off);
+        push(&mut writer, series, 8.0);
+        assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()), "switched off: neither counted nor lost");
+        assert!(cache.counter("Orders", &["a"]).is_err());
+        cache.reload(on);
+        feed.drain(&cache, &model).unwrap();
+        cache.counter("Orders", &["a"]).unwrap().add_or_update(4.0).unwrap();
         assert_eq!(cache.counter("Orders", &["a"]).unwrap().value(), 4.0);
     }
 

@@ -41,6 +41,10 @@ impl ToWorker {
                 offsets.put(out);
             }
             Self::Shutdown => out.push(4),
+            Self::Metrics(text) => {
+                out.push(5);
+                text.put(out);
+            }
         });
     }
 }
@@ -76,6 +80,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             2 => ToWorker::Execute(Wire::get(input)?),
             3 => ToWorker::Release(Wire::get(input)?),
             4 => ToWorker::Shutdown,
+            5 => ToWorker::Metrics(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -353,7 +358,8 @@ mod tests {
             threads: 2,
             metrics: "mode: prometheus".into(),
         });
-        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown] {
+        let metrics = ToWorker::Metrics("mode: both".into());
+        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));

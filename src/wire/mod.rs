@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -36,6 +36,8 @@ pub enum ToWorker {
     Release(Vec<u64>),
     /// Finish and exit.
     Shutdown,
+    /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
+    Metrics(String),
 }
 
 /// The model instance that a worker process runs.
@@ -55,7 +57,7 @@ pub struct Load {
     pub config: Vec<u8>,
     /// Threads that one execution may use.
     pub threads: u32,
-    /// The text of `metrics.yaml`, from which both processes number the metrics.
+    /// The text of `metrics.yaml`.
     pub metrics: String,
 }
 

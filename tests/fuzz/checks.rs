@@ -2,10 +2,11 @@
 //! go through the same functions as an ordinary test (`frontend/tests/corpus.rs`).
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use pharos::id::ModelVersion;
 use pharos::metrics::cache::{Cache, Settings};
-use pharos::metrics::catalog::Catalog;
+use pharos::metrics::catalog::{Catalog, Difference, Mode, Overrides, Setting, listing};
 use pharos::metrics::channel;
 use pharos::metrics::emitter::prometheus_name;
 use pharos::metrics::exposition::{self, Format};
@@ -14,7 +15,6 @@ use pharos::metrics::statsd::{self, Update};
 use pharos::model::{Completion, Draft};
 use pharos::shm::SharedMemory;
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
-use std::sync::Arc;
 
 /// The check of a target, by its name.
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
@@ -25,6 +25,7 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
         "config" => config,
         "statsd" => statsd,
         "legacy" => legacy,
+        "metrics" => metrics,
         _ => return None,
     })
 }
@@ -141,4 +142,29 @@ pub(crate) fn legacy(data: &[u8]) {
         let _ = intake::stdout_line(&cache, &model, &[line, b"\n"].concat());
     }
     scraped_well(&cache);
+}
+
+/// metrics.yaml: parsing never panics, and ends soon; a catalog can be listed, switched, compared, served from and put in
+/// place of another one.
+pub(crate) fn metrics(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let catalog = match Catalog::parse(text, "metrics.yaml") {
+        Ok(catalog) => catalog,
+        Err(error) => return assert!(error.line > 0 && error.column > 0 && !error.message.is_empty(), "{error}"),
+    };
+    for (id, spec) in catalog.iter() {
+        assert_eq!(catalog.find(&spec.name).map(|(found, _)| found), Some(id));
+        assert!(!spec.unit.is_empty() && spec.buckets.is_sorted() && spec.quantiles.is_sorted());
+    }
+    for form in listing::Form::NAMES.into_iter().filter_map(listing::Form::from_name) {
+        assert!(listing::list(&catalog, form).lines().count() >= catalog.len().min(1));
+    }
+    let settings = vec![Setting::CounterLatencies(false), Setting::SummaryLatencies(true)];
+    let switched = Overrides { settings, mode: Some(Mode::Legacy) }.apply(catalog.clone());
+    assert_eq!(Difference::between(&catalog, &catalog), Difference::default());
+    let cache = Arc::new(Cache::new(catalog, Settings::new("host")));
+    cache.reload(switched);
+    for format in [Format::Text, Format::OpenMetrics] {
+        let _ = exposition::render(&cache, format);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::metrics;
 use crate::rules::{
     BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES, NO_METRIC_NAMES,
     PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
@@ -23,6 +24,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
         }
     }
     found.extend(stale_unsafe(files));
+    found.extend(metrics::check(files));
     found
 }
 

@@ -155,3 +155,58 @@ fn functions_and_tests_are_found() {
     assert_eq!(found, [("b".to_owned(), 1, 1), ("c".to_owned(), 2, 3)]);
     assert_eq!(lines_without_tests("a\n#[cfg(test)]\nmod sim;\nb\n#[cfg(test)]\n#[x]\nmod tests {\n}\n"), 4);
 }
+
+/// A definition of four metrics, an enum, and one more file.
+fn with_metrics(path: &str, text: &str) -> Vec<String> {
+    let definition = "ts_metrics:\n  counter:\n    - name: nv_a\n    - name: Requests2XX\n  histogram:\n    - name: nv_h\n\
+                      model_metrics:\n  gauge:\n    - name: HandlerTime\n";
+    let rows = "//! x\n    A = \"nv_a\" Counter [\"model\"] Cells;\n    B = \"Requests2XX\" Counter [] Cells;\n    \
+                C = \"nv_h\" Histogram [] Cells;\n";
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    all(&[file("metrics.yaml", definition), file("src/metrics/builtin.rs", rows), file(path, text)])
+}
+
+#[test]
+fn dashboards_and_rules_name_declared_metrics() {
+    let json = |expression: &str| format!("{{\n\"expr\": \"{expression}\"}}");
+    for expression in [
+        "sum by (model) (rate(nv_a{model=~\\\"$nv_model\\\", x!='ts_y'}[$__rate_interval])) > 0",
+        "histogram_quantile(0.9, sum by (le) (rate(nv_h_bucket[5m]))) + nv_h_sum / nv_h_count",
+        "label_values(Requests2XX, Hostname)",
+        "HandlerTime{Level='Model'} and up{job='x'}",
+        "avg_over_time(scrape_duration_seconds[5m])",
+    ] {
+        assert_eq!(with_metrics("grafana/a.json", &json(expression)), Vec::<String>::new(), "{expression}");
+    }
+    for (expression, name) in [
+        ("rate(nv_b[5m])", "nv_b"),
+        ("nv_h", "nv_h"),
+        ("nv_a_bucket", "nv_a_bucket"),
+        ("sum(ts_x)", "ts_x"),
+        ("Requests3XX{a='b'}", "Requests3XX"),
+        ("label_values(Requests9XX, Hostname)", "Requests9XX"),
+        ("pharos:missing", "pharos:missing"),
+    ] {
+        let found = with_metrics("grafana/a.json", &json(expression));
+        assert_eq!(found.len(), 1, "{expression}: {found:#?}");
+        assert!(found[0].starts_with(&format!("grafana/a.json:2: no metric is called `{name}`")), "{found:#?}");
+    }
+    let rules = "groups:\n  - rules:\n      - record: pharos:a\n        expr: rate(nv_a[5m])\n      - alert: X\n        expr: |\n          \
+                 pharos:a > 0\n            and nv_c > 1\n        for: 5m\n      - expr: \"nv_a{a=\\\"nv_x\\\"} > 0\"\n        \
+                 nv_y: 1\n";
+    let found = with_metrics("grafana/rules.yaml", rules);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].starts_with("grafana/rules.yaml:6: no metric is called `nv_c`"), "{found:#?}");
+}
+
+#[test]
+fn the_enum_and_the_definition_hold_together() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let definition = "ts_metrics:\n  counter:\n    - name: nv_a\n    - name: nv_b\n";
+    let rows = "//! x\n    A = \"nv_a\" Gauge [] Cells;\n    C = \"nv_c\" Counter [] Cells;\n";
+    let found = all(&[file("metrics.yaml", definition), file("src/metrics/builtin.rs", rows)]);
+    assert_eq!(found.len(), 3, "{found:#?}");
+    assert!(found[0].starts_with("metrics.yaml:3: `nv_a` is a gauge"), "{found:#?}");
+    assert!(found[1].starts_with("src/metrics/builtin.rs:3: `nv_c` is not in metrics.yaml"), "{found:#?}");
+    assert!(found[2].starts_with("metrics.yaml:4: no code records `nv_b`"), "{found:#?}");
+}

@@ -49,6 +49,14 @@ impl Instance {
         Loaded { engine: self.backend.engine(), memory: resident_memory() }
     }
 
+    /// Takes another text of `metrics.yaml`, which the frontend has checked.
+    ///
+    /// # Errors
+    /// It is wrong after all: the processes do not understand each other.
+    pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
+        self.metrics.redefine(text)
+    }
+
     /// Gives output blocks back, and memory that nobody uses to the system.
     pub(crate) fn release(&mut self, offsets: &[u64]) {
         self.outputs.release(offsets);

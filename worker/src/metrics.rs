@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::Duration;
 
-use pharos::metrics::catalog::Catalog;
+use pharos::metrics::catalog::{Catalog, RECORDED_BY_WORKER};
 use pharos::metrics::channel::{Definition, Sample, Writer};
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
@@ -17,6 +17,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// Samples on their way to the frontend.
 pub(crate) struct Metrics {
     writer: Writer,
+    model: String,
     /// The series of `HandlerTime` and `PredictionTime`, as far as the definition has them.
     handler_time: Option<u32>,
     prediction_time: Option<u32>,
@@ -29,11 +30,23 @@ impl Metrics {
     /// # Errors
     /// It is no ring, or the definition of the metrics is wrong.
     pub(crate) fn open(descriptor: &OwnedFd, load: &Load) -> io::Result<Self> {
-        let catalog = Catalog::parse(&load.metrics, "metrics.yaml").map_err(io::Error::other)?;
-        let mut writer = Writer::open(descriptor)?;
-        let mut series = |name| of_backend(&catalog, name, &load.model).and_then(|series| writer.intern(&series).ok());
-        let (handler_time, prediction_time) = (series("HandlerTime"), series("PredictionTime"));
-        Ok(Self { writer, handler_time, prediction_time, request_ids: String::new() })
+        let (writer, model) = (Writer::open(descriptor)?, load.model.clone());
+        let mut metrics = Self { writer, model, handler_time: None, prediction_time: None, request_ids: String::new() };
+        metrics.redefine(&load.metrics)?;
+        Ok(metrics)
+    }
+
+    /// Takes another text of `metrics.yaml`.
+    ///
+    /// # Errors
+    /// The text is no definition of metrics; then nothing has changed.
+    pub(crate) fn redefine(&mut self, text: &str) -> io::Result<()> {
+        let catalog = Catalog::parse(text, "metrics.yaml").map_err(io::Error::other)?;
+        let Self { writer, model, .. } = self;
+        // A series that is told already keeps its number.
+        let series = RECORDED_BY_WORKER.map(|name| writer.intern(&of_backend(&catalog, name, model)?).ok());
+        [self.handler_time, self.prediction_time] = series;
+        Ok(())
     }
 
     /// One batch that had come at `arrived` is done: TorchServe's `HandlerTime` (in the backend) and `PredictionTime` (with

@@ -144,7 +144,7 @@ impl Repository {
                 ..supervisor::Settings::default()
             },
             cache: self.cache.clone(),
-            metrics: self.metrics.clone(),
+            metrics: self.metrics.subscribe(),
         });
         match Instances::start(plan, &names, &driver).await {
             Ok((instances, loaded)) => {

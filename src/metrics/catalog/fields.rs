@@ -1,18 +1,16 @@
 //! The fields of a metric, checked one by one.
 
-use std::collections::HashSet;
-
 use serde::de::{self, SeqAccess};
 
+use super::names::{self, Names, is_label_name, shortened};
 use super::node::{Node, Seed};
-use super::{Kind, Section, Views};
-use crate::metrics::builtin::Builtin;
+use super::{Kind, MAX_QUANTILES, Section, Views};
 
 /// A metric's name, not used before; a built-in one must stand where it belongs.
 pub(super) struct Name<'a> {
     pub(super) kind: Kind,
     pub(super) section: Section,
-    pub(super) taken: &'a mut HashSet<String>,
+    pub(super) taken: &'a mut Names,
 }
 
 impl Node<'_> for Name<'_> {
@@ -27,38 +25,15 @@ impl Node<'_> for Name<'_> {
         if text.is_empty() {
             return self.empty();
         }
-        if !is_metric_name(text) {
-            let allowed = "allowed are letters, digits (not first), `_` and `:`";
-            return Err(E::custom(format!("`{text}` is no metric name; {allowed}")));
-        }
-        if let Some(builtin) = Builtin::from_name(text)
-            && (builtin.kind() != self.kind || self.section != Section::Frontend)
-        {
-            let kind = builtin.kind().as_str();
-            return Err(E::custom(format!("the built-in metric `{text}` must be a {kind} in ts_metrics")));
-        }
-        if !self.taken.insert(text.to_owned()) {
-            return Err(E::custom(format!("metric `{text}` is defined twice")));
-        }
+        names::check(text, self.kind, self.section).map_err(E::custom)?;
+        self.taken.check(text, self.kind).map_err(E::custom)?;
+        self.taken.insert(text, self.kind);
         Ok(text.to_owned())
     }
 }
 
-/// Whether Prometheus takes it as a metric's name.
-pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
-    is_name(text, |c| c == '_' || c == ':')
-}
-
-/// Whether Prometheus takes it as a label's name.
-pub(in crate::metrics) fn is_label_name(text: &str) -> bool {
-    is_name(text, |c| c == '_') && !text.starts_with("__")
-}
-
-fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
-    !text.starts_with(|c: char| c.is_ascii_digit())
-        && !text.is_empty()
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || special(c))
-}
+/// The longest unit, in bytes: a unit is part of every line of the metric log.
+const MAX_UNIT: usize = 64;
 
 pub(super) struct Unit;
 
@@ -71,7 +46,15 @@ impl Node<'_> for Unit {
         Err(E::custom("a metric's unit is empty"))
     }
     fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
-        if text.is_empty() { self.empty() } else { Ok(text.to_owned()) }
+        if text.is_empty() {
+            return self.empty();
+        }
+        // A log line ends the unit with `:` and its dimensions with `|`.
+        if text.len() > MAX_UNIT || text.chars().any(|c| c.is_control() || c == ':' || c == '|') {
+            let allowed = format!("allowed are up to {MAX_UNIT} bytes without `:`, `|` and control characters");
+            return Err(E::custom(format!("`{}` is no unit; {allowed}", shortened(text))));
+        }
+        Ok(text.to_owned())
     }
 }
 
@@ -115,14 +98,27 @@ impl Node<'_> for Label<'_> {
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         if !is_label_name(text) {
             let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
-            return Err(E::custom(format!("`{text}` is no label name; {allowed}")));
+            return Err(E::custom(format!("`{}` is no label name; {allowed}", shortened(text))));
         }
-        if self.0.iter().any(|label| label == text) {
-            return Err(E::custom(format!("label `{text}` is given twice")));
+        // Labels for the host are filled in whatever their case.
+        match self.0.iter().find(|label| label.eq_ignore_ascii_case(text)) {
+            Some(label) if label == text => return Err(E::custom(format!("label `{text}` is given twice"))),
+            Some(label) => return Err(E::custom(format!("labels `{label}` and `{text}` differ only in case"))),
+            None => {}
         }
+        within(self.0.len(), MAX_LABELS, "labels")?;
         self.0.push(text.to_owned());
         Ok(())
     }
+}
+
+/// The most labels and buckets of one metric. Without a bound, aliases of a long list could fill the memory.
+const MAX_LABELS: usize = 64;
+const MAX_BUCKETS: usize = 1000;
+
+/// Room for one more.
+fn within<E: de::Error>(count: usize, most: usize, what: &str) -> Result<(), E> {
+    if count < most { Ok(()) } else { Err(E::custom(format!("a metric has at most {most} {what}"))) }
 }
 
 pub(super) struct Buckets;
@@ -155,6 +151,7 @@ impl Node<'_> for Bound<'_> {
         if let Some(last) = self.0.last().filter(|&&last| last >= bound) {
             return Err(E::custom(format!("buckets must ascend, {bound} follows {last}")));
         }
+        within(self.0.len(), MAX_BUCKETS, "buckets")?;
         self.0.push(bound);
         Ok(())
     }
@@ -190,6 +187,7 @@ impl Node<'_> for Quantile<'_> {
         if let Some(last) = self.0.last().filter(|&&last| last >= quantile) {
             return Err(E::custom(format!("quantiles must ascend, {quantile} follows {last}")));
         }
+        within(self.0.len(), MAX_QUANTILES, "quantiles")?;
         self.0.push(quantile);
         Ok(())
     }

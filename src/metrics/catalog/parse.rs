@@ -1,11 +1,10 @@
 //! YAML to checked specs: the file, its sections and their metrics. Everything is checked while the YAML reader stands on
 //! it, since only then is the position known.
 
-use std::collections::HashSet;
-
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
+use super::names::Names;
 use super::node::{Key, Node, Seed};
 use super::{CatalogError, DEFAULT_BUCKETS, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, Section, Views};
 use crate::metrics::builtin::Builtin;
@@ -17,8 +16,22 @@ pub(super) struct Parsed {
     pub(super) disabled: Vec<MetricSpec>,
 }
 
+/// The longest file, in bytes, and the most metrics in it.
+pub const MAX_BYTES: usize = 1 << 20;
+const MAX_METRICS: usize = 10_000;
+
+/// How deep brackets may be nested: the time that the YAML reader takes grows with the product of depth and length.
+/// Far more than is needed, because brackets that quotes make part of a text count as well.
+const MAX_DEPTH: usize = 1000;
+
 /// Parses the text of a `metrics.yaml`.
 pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
+    check_size(text).map_err(|(line, column, message)| CatalogError {
+        file: file.to_owned(),
+        line,
+        column,
+        message,
+    })?;
     let deserializer = serde_yaml::Deserializer::from_str(text);
     Seed(File).deserialize(deserializer).map_err(|error| {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
@@ -27,6 +40,26 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
         let message = message.strip_suffix(&suffix).unwrap_or(&message).to_owned();
         CatalogError { file: file.to_owned(), line, column, message }
     })
+}
+
+/// What would make the YAML reader itself take long; line, column and message.
+fn check_size(text: &str) -> Result<(), (usize, usize, String)> {
+    if text.len() > MAX_BYTES {
+        return Err((1, 1, format!("the file has more than {MAX_BYTES} bytes")));
+    }
+    let (mut line, mut column, mut depth) = (1, 1, 0_usize);
+    for c in text.chars() {
+        match c {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err((line, column, format!("lists and mappings are nested deeper than {MAX_DEPTH}")));
+        }
+        (line, column) = if c == '\n' { (line + 1, 1) } else { (line, column + 1) };
+    }
+    Ok(())
 }
 
 struct File;
@@ -38,7 +71,7 @@ impl<'de> Node<'de> for File {
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let mut parsed = Parsed { mode: Mode::Both, specs: Vec::new(), disabled: Vec::new() };
-        let (mut seen, mut names) = (Vec::new(), HashSet::new());
+        let (mut seen, mut names) = (Vec::new(), Names::default());
         let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
@@ -85,9 +118,22 @@ impl<'de> Node<'de> for Aliases {
         Ok(())
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while map.next_key::<de::IgnoredAny>()?.is_some() {
+        while map.next_key_seed(Seed(AnyText))?.is_some() {
             map.next_value_seed(Seed(Label(&mut Vec::new())))?;
         }
+        Ok(())
+    }
+}
+
+/// A name that means nothing here.
+struct AnyText;
+
+impl Node<'_> for AnyText {
+    type Out = ();
+    fn takes(&self) -> &'static str {
+        "an alias"
+    }
+    fn text<E: de::Error>(self, _: &str) -> Result<(), E> {
         Ok(())
     }
 }
@@ -96,7 +142,7 @@ impl<'de> Node<'de> for Aliases {
 struct Target<'a> {
     section: Section,
     parsed: &'a mut Parsed,
-    names: &'a mut HashSet<String>,
+    names: &'a mut Names,
 }
 
 impl Target<'_> {
@@ -195,6 +241,9 @@ impl<'de> Node<'de> for Metric<'_> {
         let disabled = fields.disabled;
         let spec = fields.into_spec(self.kind, self.target.section).map_err(de::Error::custom)?;
         let Parsed { specs, disabled: switched_off, .. } = self.target.parsed;
+        if specs.len() + switched_off.len() >= MAX_METRICS {
+            return Err(de::Error::custom(format!("there are more than {MAX_METRICS} metrics")));
+        }
         if disabled {
             switched_off.push(spec)
         } else {
@@ -260,9 +309,9 @@ impl Fields {
             Kind::Summary => ("quantile", "quantiles of the summary"),
             Kind::Counter | Kind::Gauge => return Ok(()),
         };
-        match self.dimensions.iter().any(|label| label == reserved.0) {
-            true => Err(format!("label `{}` is reserved for the {} `{name}`", reserved.0, reserved.1)),
-            false => Ok(()),
+        match self.dimensions.iter().find(|label| label.eq_ignore_ascii_case(reserved.0)) {
+            Some(label) => Err(format!("label `{label}` is reserved for the {} `{name}`", reserved.1)),
+            None => Ok(()),
         }
     }
 }

@@ -1,0 +1,116 @@
+//! The definition of the metrics as it is read: at the start, at SIGHUP, and by `pharos metrics`.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use pharos::metrics::catalog::{self, Catalog, Overrides, listing};
+
+use crate::cli::MetricsCommand;
+
+/// The metrics' definition: its text, which workers read too, and what it means.
+pub struct Definition {
+    /// The file's text.
+    pub text: String,
+    /// Its metrics.
+    pub catalog: Catalog,
+}
+
+/// Where the definition comes from and what the command line says over it.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    /// The file; `None` for the shipped definition.
+    pub file: Option<PathBuf>,
+    /// What is said over the file.
+    pub overrides: Overrides,
+}
+
+impl Source {
+    /// Reads the definition as it is now.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is wrong: with file, line, column, the offending name and what is allowed.
+    pub fn read(&self) -> Result<Definition, String> {
+        let (text, catalog) = read(self.file.as_deref())?;
+        Ok(Definition { text, catalog: self.overrides.apply(catalog) })
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => write!(f, "'{}'", file.display()),
+            None => f.write_str("the metrics.yaml built in"),
+        }
+    }
+}
+
+/// The text of a file and what it defines.
+fn read(file: Option<&Path>) -> Result<(String, Catalog), String> {
+    let Some(path) = file else {
+        return Ok((catalog::SHIPPED.to_owned(), Catalog::shipped()));
+    };
+    let mut bytes = Vec::new();
+    // One byte more than is allowed, so that the parser sees what is too long; a device file would have no end.
+    let most = catalog::MAX_BYTES as u64 + 1;
+    let result = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    result.map_err(|error| format!("--metrics-config '{}' cannot be read: {error}", path.display()))?;
+    let text =
+        String::from_utf8(bytes).map_err(|error| not_utf8(path, error.as_bytes(), error.utf8_error().valid_up_to()))?;
+    let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
+    Ok((text, catalog))
+}
+
+/// The position of the first byte that is no text.
+fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> String {
+    let before = String::from_utf8_lossy(&bytes[..at]);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    let byte = bytes.get(at).copied().unwrap_or_default();
+    format!("{}:{line}:{column}: the byte 0x{byte:02x} is not UTF-8; a metrics.yaml is UTF-8 text", path.display())
+}
+
+/// Performs `pharos metrics ...`.
+pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
+    let answer = match command {
+        MetricsCommand::Check { file } => {
+            read(Some(file)).map(|(_, catalog)| format!("{}: {}\n", file.display(), listing::summary(&catalog)))
+        }
+        MetricsCommand::List { file, format } => {
+            read(file.as_deref()).map(|(_, catalog)| listing::list(&catalog, *format))
+        }
+    };
+    match answer {
+        Ok(text) => {
+            // Whoever reads may stop early, such as `head`.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("{}", reason.trim_start_matches("--metrics-config "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_text_has_a_position() {
+        let message = not_utf8(Path::new("m.yaml"), b"mode: both\n# \xc3\xa4 \xff", 16);
+        assert!(message.starts_with("m.yaml:2:5: the byte 0xff is not UTF-8"), "{message}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let source = Source { file: Some("no/such.yaml".into()), ..Source::default() };
+        let message = source.read().err().unwrap();
+        assert!(message.starts_with("--metrics-config 'no/such.yaml' cannot be read: No such file"), "{message}");
+        assert_eq!(Source::default().read().unwrap().text, catalog::SHIPPED);
+    }
+}

@@ -1,0 +1,78 @@
+//! What a new definition changes, in words for the log.
+
+use std::fmt;
+
+use super::{Catalog, MetricSpec, Mode};
+
+/// How two catalogs differ, by the metrics' names. Switching one on or off adds or removes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Only in the new one, in its order.
+    pub added: Vec<String>,
+    /// Only in the old one, in its order.
+    pub removed: Vec<String>,
+    /// In both, but not the same, in the new one's order.
+    pub changed: Vec<String>,
+    /// The modes, if they are not the same: before and now.
+    pub mode: Option<(Mode, Mode)>,
+}
+
+impl Difference {
+    /// From `old` to `new`.
+    pub fn between(old: &Catalog, new: &Catalog) -> Self {
+        let names = |catalog: &Catalog, wanted: &dyn Fn(&MetricSpec) -> bool| {
+            let specs = catalog.iter().map(|(_, spec)| spec).filter(|spec| wanted(spec));
+            specs.map(|spec| spec.name.clone()).collect()
+        };
+        let differs = |spec: &MetricSpec| old.find(&spec.name).is_some_and(|(_, before)| before != spec);
+        Self {
+            added: names(new, &|spec| old.find(&spec.name).is_none()),
+            removed: names(old, &|spec| new.find(&spec.name).is_none()),
+            changed: names(new, &differs),
+            mode: (old.mode() != new.mode()).then_some((old.mode(), new.mode())),
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        for (what, names) in [("added", &self.added), ("removed", &self.removed), ("changed", &self.changed)] {
+            if !names.is_empty() {
+                parts.push(format!("{what} {}", names.join(", ")));
+            }
+        }
+        if let Some((before, now)) = self.mode {
+            parts.push(format!("mode {} instead of {}", now.as_str(), before.as_str()));
+        }
+        if parts.is_empty() {
+            parts.push("nothing has changed".to_owned());
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn between(old: &str, new: &str) -> String {
+        let catalog = |metrics: &str| {
+            let text = format!("mode: both\nmodel_metrics:\n  gauge:{metrics}");
+            Catalog::parse(&text, "m.yaml").unwrap()
+        };
+        Difference::between(&catalog(old), &catalog(new)).to_string()
+    }
+
+    #[test]
+    fn metrics_come_go_and_change() {
+        let old = "\n    - {name: a, unit: ms}\n    - {name: b, unit: ms}\n    - {name: c, unit: ms}\n";
+        let new = "\n    - {name: d, unit: ms}\n    - {name: b, unit: s}\n    - {name: c, unit: ms, enabled: false}\n";
+        assert_eq!(between(old, new), "added d; removed a, c; changed b");
+        assert_eq!(between(old, old), "nothing has changed");
+        let shipped = Catalog::shipped();
+        let difference = Difference::between(&shipped, &shipped.clone().with_mode(Mode::Tslog));
+        assert_eq!(difference.to_string(), "mode tslog instead of both");
+    }
+}

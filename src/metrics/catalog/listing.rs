@@ -1,0 +1,176 @@
+//! A catalog for readers: one line for the whole, a table of its metrics.
+
+use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, Section, Views};
+
+/// The forms of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Columns for a terminal.
+    Table,
+    /// An array of objects.
+    Json,
+    /// A table in Markdown.
+    Markdown,
+}
+
+impl Form {
+    /// The names of the forms.
+    pub const NAMES: [&str; 3] = ["table", "json", "markdown"];
+
+    /// The form of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "table" => Self::Table,
+            "json" => Self::Json,
+            "markdown" => Self::Markdown,
+            _ => return None,
+        })
+    }
+}
+
+const HEADS: [&str; 8] = ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "RECORDED BY", "HELP"];
+
+/// The catalog in one line: how many metrics of which type, and the mode.
+pub fn summary(catalog: &Catalog) -> String {
+    let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
+    let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
+    let count = |kind: Kind| catalog.iter().filter(|(_, spec)| spec.kind == kind).count();
+    let counts: Vec<String> = kinds.map(|(kind, name)| format!("{} {name}", count(kind))).collect();
+    let (mode, off) = (catalog.mode().as_str(), catalog.disabled().len());
+    format!("{} metrics ({}), {off} switched off, mode {mode}", catalog.len(), counts.join(", "))
+}
+
+/// Every metric, those that are switched off last.
+pub fn list(catalog: &Catalog, form: Form) -> String {
+    let on = catalog.iter().map(|(_, spec)| (spec, true));
+    let metrics: Vec<_> = on.chain(catalog.disabled().iter().map(|spec| (spec, false))).collect();
+    match form {
+        Form::Json => json(catalog, &metrics),
+        Form::Markdown => markdown(&rows(catalog, &metrics)),
+        Form::Table => table(&rows(catalog, &metrics)),
+    }
+}
+
+/// Who records it: `server` itself, the `worker` for every backend, the `models`, or other `programs` (StatsD).
+fn recorded_by(spec: &MetricSpec) -> &'static str {
+    match spec.section {
+        _ if spec.builtin.is_some() => "server",
+        Section::Model if RECORDED_BY_WORKER.contains(&&*spec.name) => "worker",
+        Section::Model => "models",
+        Section::Frontend => "programs",
+    }
+}
+
+fn modes(catalog: &Catalog, spec: &MetricSpec) -> Vec<&'static str> {
+    let Views { tslog, prometheus } = catalog.views(spec);
+    [(tslog, "tslog"), (prometheus, "prometheus")].into_iter().filter_map(|(on, name)| on.then_some(name)).collect()
+}
+
+fn rows(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> Vec<[String; 8]> {
+    let row = |(spec, on): &(&MetricSpec, bool)| {
+        [
+            spec.name.clone(),
+            spec.kind.as_str().to_owned(),
+            spec.unit.clone(),
+            spec.dimensions.join(","),
+            modes(catalog, spec).join(","),
+            if *on { "on" } else { "off" }.to_owned(),
+            recorded_by(spec).to_owned(),
+            spec.help.replace('\n', " "),
+        ]
+    };
+    metrics.iter().map(row).collect()
+}
+
+fn table(rows: &[[String; 8]]) -> String {
+    let heads = HEADS.map(str::to_owned);
+    let mut widths = [0; 8];
+    for row in rows.iter().chain([&heads]) {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in [&heads].into_iter().chain(rows) {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn markdown(rows: &[[String; 8]]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(&HEADS.map(|head| head.to_lowercase()));
+    text.push_str(&line(&HEADS.map(|_| "---".to_owned())));
+    for row in rows {
+        text.push_str(&line(&row.clone().map(|cell| cell.replace('|', "\\|"))));
+    }
+    text
+}
+
+fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
+    let object = |(spec, on): &(&MetricSpec, bool)| {
+        let mut object = serde_json::json!({
+            "name": spec.name,
+            "type": spec.kind.as_str(),
+            "unit": spec.unit,
+            "dimensions": spec.dimensions,
+            "modes": modes(catalog, spec),
+            "enabled": on,
+            "recorded_by": recorded_by(spec),
+            "help": spec.help,
+        });
+        match spec.kind {
+            Kind::Histogram => object["buckets"] = spec.buckets.clone().into(),
+            Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
+            Kind::Counter | Kind::Gauge => {}
+        }
+        object
+    };
+    let list: Vec<_> = metrics.iter().map(object).collect();
+    format!("{:#}\n", serde_json::Value::Array(list))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+mode: tslog
+ts_metrics:
+  gauge:
+    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname], help: CPU}
+    - {name: Own, unit: ms, enabled: false}
+model_metrics:
+  histogram:
+    - {name: Size, unit: B, buckets: [1, 2.5], modes: [prometheus], help: 'a | b'}
+";
+
+    #[test]
+    fn the_forms_say_the_same() {
+        let catalog = Catalog::parse(TEXT, "m.yaml").unwrap();
+        let expected = "\
+NAME            TYPE       UNIT     DIMENSIONS      MODES  ON   RECORDED BY  HELP
+CPUUtilization  gauge      Percent  Level,Hostname  tslog  on   server       CPU
+Size            histogram  B                               on   models       a | b
+Own             gauge      ms                       tslog  off  programs     Own (ms)
+";
+        assert_eq!(list(&catalog, Form::Table), expected);
+        let markdown = list(&catalog, Form::Markdown);
+        assert!(markdown.ends_with("| Own | gauge | ms |  | tslog | off | programs | Own (ms) |\n"), "{markdown}");
+        assert!(markdown.contains("a \\| b |\n"));
+        let json: serde_json::Value = serde_json::from_str(&list(&catalog, Form::Json)).unwrap();
+        assert_eq!(json[1]["buckets"], serde_json::json!([1.0, 2.5]));
+        assert_eq!((&json[0]["modes"][0], &json[2]["enabled"]), (&"tslog".into(), &false.into()));
+        let expected = "2 metrics (0 counters, 1 gauges, 1 histograms, 0 summaries), 1 switched off, mode tslog";
+        assert_eq!(summary(&catalog), expected);
+    }
+
+    #[test]
+    fn forms_have_names() {
+        assert!(Form::NAMES.iter().all(|name| Form::from_name(name).is_some()));
+        assert_eq!(Form::from_name("yaml"), None);
+    }
+}

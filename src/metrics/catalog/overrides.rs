@@ -1,0 +1,177 @@
+//! What the command line says over the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
+
+use super::{Catalog, Kind, Mode};
+use crate::metrics::builtin::Builtin;
+
+/// One `KEY=VALUE`, with Triton's keys.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Setting {
+    /// `counter_latencies`: whether the counters of durations are kept. Unlike in Triton, the counts of requests and
+    /// inferences go on without them.
+    CounterLatencies(bool),
+    /// `histogram_latencies`: whether durations are counted in buckets.
+    HistogramLatencies(bool),
+    /// `summary_latencies`: whether quantiles of durations are kept.
+    SummaryLatencies(bool),
+    /// `summary_quantiles`: which ones, between 0 and 1, ascending.
+    SummaryQuantiles(Vec<f64>),
+}
+
+impl Setting {
+    /// The keys.
+    pub const KEYS: [&str; 4] = ["counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"];
+
+    /// The setting of this key and value.
+    ///
+    /// # Errors
+    /// An unknown key or a bad value: with what is allowed.
+    pub fn parse(key: &str, value: &str) -> Result<Self, String> {
+        let switch = || match value.to_ascii_lowercase().as_str() {
+            "true" | "on" | "yes" | "1" => Ok(true),
+            "false" | "off" | "no" | "0" => Ok(false),
+            _ => Err(format!("{key} is '{value}'; allowed are true, false, on, off, yes, no, 1 and 0")),
+        };
+        match key {
+            "counter_latencies" => switch().map(Self::CounterLatencies),
+            "histogram_latencies" => switch().map(Self::HistogramLatencies),
+            "summary_latencies" => switch().map(Self::SummaryLatencies),
+            "summary_quantiles" => quantiles(value).map(Self::SummaryQuantiles),
+            _ => Err(format!("unknown setting '{key}'; allowed are {}, or a file", Self::KEYS.join(", "))),
+        }
+    }
+
+    fn apply(&self, catalog: Catalog) -> Catalog {
+        let latencies = |kind: Kind| Builtin::ALL.iter().copied().filter(move |b| b.is_latency() && b.kind() == kind);
+        let switch = |catalog: Catalog, kind: Kind, on: bool| {
+            latencies(kind).fold(catalog, |catalog, builtin| switched(catalog, builtin.name(), on))
+        };
+        match self {
+            Self::CounterLatencies(on) => switch(catalog, Kind::Counter, *on),
+            Self::HistogramLatencies(on) => switch(catalog, Kind::Histogram, *on),
+            Self::SummaryLatencies(on) => switch(catalog, Kind::Summary, *on),
+            Self::SummaryQuantiles(quantiles) => latencies(Kind::Summary)
+                .fold(catalog, |catalog, summary| catalog.with_quantiles(summary.name(), quantiles)),
+        }
+    }
+}
+
+/// Triton's form: quantiles with their allowed errors, `0.5:0.05,0.9:0.01`. The errors may be left out and are only
+/// checked: the error of a quantile here does not depend on the quantile.
+fn quantiles(value: &str) -> Result<Vec<f64>, String> {
+    let allowed = "allowed are up to 100 numbers between 0 and 1, each with its allowed error if wanted, \
+                   for example 0.5:0.05,0.9:0.01";
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+    let one = |text: &str| match text.split_once(':') {
+        Some((quantile, error)) => number(error).and_then(|_| number(quantile)),
+        None => number(text),
+    };
+    let parsed: Option<Vec<f64>> = value.split(',').map(one).collect();
+    let mut quantiles = parsed
+        .filter(|quantiles| quantiles.len() <= super::MAX_QUANTILES)
+        .ok_or_else(|| format!("summary_quantiles is '{value}'; {allowed}"))?;
+    quantiles.sort_by(f64::total_cmp);
+    quantiles.dedup();
+    Ok(quantiles)
+}
+
+/// Switches a built-in metric on or off. One that the file leaves out is taken from the shipped file to be switched on.
+fn switched(catalog: Catalog, name: &str, on: bool) -> Catalog {
+    let there = catalog.find(name).is_some() || catalog.is_disabled(name);
+    if !on || there {
+        return catalog.with_enabled(name, on);
+    }
+    let shipped = Catalog::shipped();
+    let spec = shipped.find(name).map(|(_, spec)| spec);
+    match spec.or_else(|| shipped.disabled().iter().find(|spec| spec.name == name)) {
+        Some(spec) => catalog.with_metric(spec.clone()),
+        None => catalog,
+    }
+}
+
+/// Everything that the command line says over the file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// The settings in the order given; of equal keys the last wins.
+    pub settings: Vec<Setting>,
+    /// The mode.
+    pub mode: Option<Mode>,
+}
+
+impl Overrides {
+    /// The catalog of a file with all of it applied.
+    pub fn apply(&self, catalog: Catalog) -> Catalog {
+        let catalog = self.settings.iter().fold(catalog, |catalog, setting| setting.apply(catalog));
+        // Whether quantiles came before or after the switch makes no difference.
+        let quantiles = self.settings.iter().filter(|setting| matches!(setting, Setting::SummaryQuantiles(_)));
+        let catalog = quantiles.fold(catalog, |catalog, setting| setting.apply(catalog));
+        match self.mode {
+            Some(mode) => catalog.with_mode(mode),
+            None => catalog,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn names(catalog: &Catalog) -> Vec<&str> {
+        catalog.iter().map(|(_, spec)| spec.name.as_str()).collect()
+    }
+
+    fn applied(catalog: Catalog, settings: &[(&str, &str)]) -> Catalog {
+        let settings = settings.iter().map(|(key, value)| Setting::parse(key, value).unwrap()).collect();
+        Overrides { settings, mode: None }.apply(catalog)
+    }
+
+    #[test]
+    fn latencies_are_switched_and_counts_stay() {
+        let catalog = applied(
+            Catalog::shipped(),
+            &[("counter_latencies", "false"), ("histogram_latencies", "off"), ("summary_latencies", "true")],
+        );
+        let names = names(&catalog);
+        for off in ["nv_inference_queue_duration_us", "nv_inference_request_duration_histogram_us"] {
+            assert!(!names.contains(&off), "{off}");
+        }
+        for on in
+            ["nv_inference_count", "nv_inference_request_success", "nv_inference_queue_summary_us", "pharos_batch_size"]
+        {
+            assert!(names.contains(&on), "{on}");
+        }
+        assert_eq!(names.len(), Catalog::shipped().len() - 5 - 6 + 5);
+    }
+
+    #[test]
+    fn quantiles_are_tritons_in_any_order() {
+        let settings = [("summary_quantiles", "0.9:0.01, 0.5:0.05,0.9"), ("summary_latencies", "1")];
+        let catalog = applied(Catalog::shipped(), &settings);
+        assert_eq!(catalog.find("nv_inference_request_summary_us").unwrap().1.quantiles, [0.5, 0.9]);
+    }
+
+    #[test]
+    fn what_the_file_leaves_out_is_taken_from_the_shipped_one() {
+        let empty = || Catalog::parse("mode: both", "m.yaml").unwrap();
+        let settings = [("summary_quantiles", "0.5"), ("summary_latencies", "true"), ("counter_latencies", "false")];
+        let catalog = applied(empty(), &settings);
+        assert_eq!(names(&catalog).len(), 5);
+        assert!(catalog.iter().all(|(_, spec)| spec.kind == Kind::Summary && spec.quantiles == [0.5]));
+        let mode = Overrides { settings: Vec::new(), mode: Some(Mode::Legacy) };
+        assert_eq!(mode.apply(empty()).mode(), Mode::Legacy);
+    }
+
+    #[test]
+    fn a_bad_setting_says_what_is_allowed() {
+        for (key, value, expected) in [
+            ("latencies", "true", "unknown setting 'latencies'; allowed are counter_latencies, "),
+            ("summary_latencies", "maybe", "summary_latencies is 'maybe'; allowed are true, false,"),
+            ("summary_quantiles", "0.5:0.05,2", "'0.5:0.05,2'; allowed are up to 100 numbers between 0 and 1"),
+            ("summary_quantiles", "0.5:x", "for example 0.5:0.05,0.9:0.01"),
+            ("summary_quantiles", "", "summary_quantiles is ''"),
+        ] {
+            let message = Setting::parse(key, value).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Metric names hold together: `metrics.yaml`, the enum of built-ins, and every expression of dashboards and rules.
+//!
+//! A name in an expression that nobody declares is a panel that stays empty, and a rule that never fires.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::tree::File;
+
+/// The definition and the enum.
+const DEFINITION: &str = "metrics.yaml";
+const ENUM: &str = "src/metrics/builtin.rs";
+
+/// Where expressions are: dashboards, rules and their tests.
+const WATCHED: &[&str] = &["grafana/", "deploy/", "prometheus.yaml"];
+
+/// Keys whose values are expressions, in JSON and in YAML.
+const KEYS: &[&str] = &["expr", "query", "definition", "series"];
+
+/// Beginnings of our names; `pharos:` begins those of recording rules.
+const PREFIXES: &[&str] = &["nv_", "ts_", "pharos_", "process_", "pharos:"];
+
+/// The worker's runtime has no enum.
+const OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime"];
+
+/// What Prometheus itself knows.
+const OF_PROMETHEUS: &[&str] = &["up", "ALERTS", "ALERTS_FOR_STATE"];
+
+/// Violations; none where a file is not there.
+pub(crate) fn check(files: &[File]) -> Vec<String> {
+    let file = |path: &str| files.iter().find(|file| file.path == path);
+    let Some(definition) = file(DEFINITION) else { return Vec::new() };
+    let declared = declared(&definition.text);
+    let mut found = Vec::new();
+    if let Some(builtins) = file(ENUM) {
+        found.extend(enum_and_definition(&builtins.text, &declared));
+    }
+    let watched = || files.iter().filter(|file| WATCHED.iter().any(|folder| file.path.starts_with(folder)));
+    let recorded: BTreeSet<&str> = watched().flat_map(|file| recorded(&file.text)).collect();
+    let known = |name: &str| {
+        let of_scrapes = name.starts_with("scrape_") || OF_PROMETHEUS.contains(&name);
+        of_scrapes || recorded.contains(name) || is_sample(name, &declared)
+    };
+    for file in watched() {
+        for (line, expression) in expressions(&file.text) {
+            for name in metrics(&expression).into_iter().filter(|name| !known(name)) {
+                let advice = "declare it in metrics.yaml, or record it by a rule";
+                found.push(format!("{}:{line}: no metric is called `{name}`: {advice}", file.path));
+            }
+        }
+    }
+    found
+}
+
+/// Every name of the definition with its type and line.
+fn declared(text: &str) -> BTreeMap<&str, (&str, usize)> {
+    let (mut kind, mut found) = ("", BTreeMap::new());
+    for (index, line) in text.lines().enumerate() {
+        if let Some(key) = line.strip_prefix("  ").filter(|rest| !rest.starts_with([' ', '#'])) {
+            kind = key.split(':').next().unwrap_or_default();
+        } else if let Some(name) = line.trim().strip_prefix("- name: ") {
+            found.insert(name.trim(), (kind, index + 1));
+        }
+    }
+    found
+}
+
+fn enum_and_definition(builtins: &str, declared: &BTreeMap<&str, (&str, usize)>) -> Vec<String> {
+    // A row of the table: `Variant = "name" Kind [...] ...;`
+    let row = |line: &'_ str| {
+        let (_, rest) = line.split_once(" = \"")?;
+        let (name, rest) = rest.split_once("\" ")?;
+        let kind = rest.split_once(" [")?.0.to_lowercase();
+        line.trim_end().ends_with(';').then(|| (name.to_owned(), kind))
+    };
+    let rows: BTreeMap<String, (String, usize)> = builtins
+        .lines()
+        .enumerate()
+        .filter_map(|(index, line)| row(line).map(|(name, kind)| (name, (kind, index + 1))))
+        .collect();
+    let mut found = Vec::new();
+    for (name, (kind, line)) in &rows {
+        match declared.get(name.as_str()) {
+            None => {
+                found.push(format!("{ENUM}:{line}: `{name}` is not in {DEFINITION}: define it there, with its help"))
+            }
+            Some((other, at)) if other != kind => {
+                found.push(format!("{DEFINITION}:{at}: `{name}` is a {kind} in {ENUM}: move it to that section"));
+            }
+            Some(_) => {}
+        }
+    }
+    let unknown = declared.iter().filter(|(name, _)| !rows.contains_key(**name) && !OF_THE_WORKER.contains(name));
+    found.extend(unknown.map(|(name, (_, line))| {
+        format!("{DEFINITION}:{line}: no code records `{name}`: add it to the enum in {ENUM}, or delete it")
+    }));
+    found
+}
+
+/// Whether a scrape shows samples of this name.
+fn is_sample(name: &str, declared: &BTreeMap<&str, (&str, usize)>) -> bool {
+    let kind = |name: &str| declared.get(name).map_or("", |(kind, _)| kind);
+    let of = |suffix: &str, kinds: &[&str]| name.strip_suffix(suffix).is_some_and(|stem| kinds.contains(&kind(stem)));
+    let plain = matches!(kind(name), "counter" | "gauge" | "summary");
+    plain
+        || of("_bucket", &["histogram"])
+        || of("_sum", &["histogram", "summary"])
+        || of("_count", &["histogram", "summary"])
+}
+
+/// The names that recording rules make.
+fn recorded(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| Some(line.trim().trim_start_matches("- ").strip_prefix("record:")?.trim()))
+}
+
+/// The expressions of a JSON or YAML file with their lines. A YAML block (`expr: |`) is one expression.
+fn expressions(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        for key in KEYS {
+            // JSON, also several keys on one line.
+            let quoted = format!("\"{key}\"");
+            for (at, _) in line.match_indices(&quoted) {
+                let rest = line[at + quoted.len()..].trim_start().strip_prefix(':').map(str::trim_start);
+                found.extend(rest.and_then(json_string).map(|value| (index + 1, value)));
+            }
+            found.extend(yaml_value(&lines, index, key).map(|value| (index + 1, value)));
+        }
+    }
+    found
+}
+
+/// The value of a key in YAML, on its line and on those below that are deeper than the key.
+fn yaml_value(lines: &[&str], index: usize, key: &str) -> Option<String> {
+    let depth = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
+    let rest = lines[index].trim_start_matches([' ', '-']).strip_prefix(key)?.strip_prefix(':')?.trim();
+    let deeper = |line: &&&str| line.trim().is_empty() || depth(line) > depth(lines[index]);
+    let below = lines[index + 1..].iter().take_while(deeper);
+    let first = if rest.starts_with(['|', '>']) { "" } else { rest };
+    let value = [first].into_iter().chain(below.copied()).collect::<Vec<_>>().join(" ");
+    Some(json_string(value.trim()).unwrap_or_else(|| value.trim().trim_matches('\'').to_owned()))
+}
+
+/// The string at the beginning of a text in JSON.
+fn json_string(text: &str) -> Option<String> {
+    let mut chars = text.strip_prefix('"')?.chars();
+    let mut value = String::new();
+    loop {
+        match chars.next()? {
+            '"' => return Some(value),
+            '\\' => value.push(match chars.next()? {
+                'n' | 't' | 'r' => ' ',
+                other => other,
+            }),
+            other => value.push(other),
+        }
+    }
+}
+
+/// The metrics that an expression reads: what begins as ours do, what a selector follows, and what `label_values` is asked
+/// about. Names of labels stand in braces or after `by`, and count only if they begin as our metrics do.
+fn metrics(expression: &str) -> BTreeSet<String> {
+    let text = without_labels(expression);
+    let (mut found, mut previous) = (BTreeSet::new(), "");
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut rest = text.as_str();
+    while let Some(start) = rest.find(is_part) {
+        let before = &rest[..start];
+        rest = &rest[start..];
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        let first = previous == "label_values" && before.trim() == "(" && after.trim_start().starts_with(',');
+        let selected = after.starts_with(['{', '[']);
+        let ours = PREFIXES.iter().any(|prefix| word.starts_with(prefix));
+        let named = word.starts_with(|c: char| !c.is_ascii_digit()) && !before.ends_with(['$', '.']);
+        if named && (ours || first || selected) {
+            found.insert(word.to_owned());
+        }
+        (previous, rest) = (word, after);
+    }
+    found
+}
+
+/// The expression with what is in braces and quotes left out.
+fn without_labels(expression: &str) -> String {
+    let (mut text, mut quote, mut depth) = (String::new(), None, 0_usize);
+    for c in expression.chars() {
+        match (quote, c) {
+            (Some(open), _) if open == c => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'' | '`') => quote = Some(c),
+            (None, '{') => {
+                depth += 1;
+                text.push(c);
+            }
+            (None, '}') => {
+                depth = depth.saturating_sub(1);
+                text.push(c);
+            }
+            (None, _) if depth == 0 => text.push(c),
+            (None, _) => {}
+        }
+    }
+    text
+}
