@@ -15,7 +15,9 @@ use pharos::metrics::series::ModelSeries;
 
 use crate::clock;
 
-pub(crate) use definition::{Definition, Source, run};
+#[cfg(not(test))]
+pub(crate) use definition::run;
+pub(crate) use definition::{Definition, Source};
 
 /// The size of a worker's ring in bytes: some 4,000 samples with request ids between two drains.
 const RING_BYTES: usize = 256 << 10;
