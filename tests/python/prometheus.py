@@ -127,6 +127,7 @@ class Prometheus:
     def ready(self) -> bool:
         """Whether it has scraped the target."""
         try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=30).close()
             return any(float(sample["value"][1]) == 1 for sample in self.query("up"))
         except OSError:
             return False

@@ -186,7 +186,7 @@ function showTip(tip, cursor, x, width, lines) {
 
 function timeAxis(parent, x, y, from, to) {
   const span = (to - from) / 1000;
-  const step = span <= 150 ? 30 : span <= 400 ? 60 : 300;
+  const step = span <= 90 ? 30 : span <= 420 ? 60 : 300;
   const name = (back) => (back === 0 ? "now" : back < 60 ? `-${back} s` : `-${trimmed((back / 60).toFixed(1))} min`);
   for (let back = 0; back <= span; back += step) {
     const at = x(to - back * 1000), anchor = back === 0 ? "end" : back === span ? "start" : "middle";
