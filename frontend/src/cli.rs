@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser};
+use pharos::metrics::catalog::Mode;
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -18,6 +19,7 @@ const WORKERS: &str = "Workers";
 const HTTP: &str = "HTTP";
 const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
+const TSLOG: &str = "Metric logs";
 const LOG: &str = "Log";
 
 /// Everything that the server is told at start.
@@ -50,6 +52,9 @@ pub struct Options {
     /// The metrics listener and what it shows.
     #[command(flatten)]
     pub metrics: Metrics,
+    /// Metrics as log lines.
+    #[command(flatten)]
+    pub tslog: Tslog,
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
@@ -199,6 +204,56 @@ pub struct Metrics {
     pub max_series: u32,
 }
 
+/// Metrics as log lines.
+#[derive(Clone, Debug, Args)]
+pub struct Tslog {
+    /// How metrics leave the server, whatever the file that defines them says: tslog (or log), prometheus, both or legacy
+    /// [default: TS_METRICS_MODE, else what the file says]
+    #[arg(id = "metrics-mode", long = "metrics-mode", value_name = "MODE", env = "PHAROS_METRICS_MODE", value_parser = metrics_mode, help_heading = TSLOG)]
+    pub mode: Option<Mode>,
+    /// The directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else that of --log-location]
+    #[arg(id = "metrics-location", long = "metrics-location", value_name = "DIR", env = "PHAROS_METRICS_LOCATION", help_heading = TSLOG)]
+    pub metrics_location: Option<PathBuf>,
+    /// The directory of all logs in files [default: LOG_LOCATION, else logs]
+    #[arg(id = "log-location", long = "log-location", value_name = "DIR", env = "PHAROS_LOG_LOCATION", help_heading = TSLOG)]
+    pub log_location: Option<PathBuf>,
+    /// The size at which a metric log is compressed and a new one begun; 0 for never
+    #[arg(id = "tslog-max-bytes", long = "tslog-max-bytes", value_name = "BYTES", default_value_t = 100_000_000, env = "PHAROS_TSLOG_MAX_BYTES", help_heading = TSLOG)]
+    pub max_bytes: u64,
+    /// Compressed metric logs that are kept of each kind
+    #[arg(id = "tslog-keep", long = "tslog-keep", value_name = "N", default_value_t = 5, env = "PHAROS_TSLOG_KEEP", help_heading = TSLOG)]
+    pub keep: u32,
+    /// The most lines of metrics in a second; 0 for no bound. Beyond it counters are summed, other samples skipped
+    #[arg(id = "tslog-lines-per-second", long = "tslog-lines-per-second", value_name = "N", default_value_t = 10_000, env = "PHAROS_TSLOG_LINES_PER_SECOND", help_heading = TSLOG)]
+    pub lines_per_second: u32,
+    /// Write the lines to standard output too, with the logger's name
+    #[arg(id = "tslog-stdout", long = "tslog-stdout", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_TSLOG_STDOUT", value_parser = boolean, help_heading = TSLOG)]
+    pub stdout: bool,
+    /// The form of the lines: text (TorchServe's) or json
+    #[arg(id = "tslog-format", long = "tslog-format", value_name = "FORMAT", default_value = "text", env = "PHAROS_TSLOG_FORMAT", value_parser = ["text", "json"], help_heading = TSLOG)]
+    pub format: String,
+}
+
+impl Tslog {
+    /// The mode that is asked for, by the flag or by TorchServe's variable, which `variable` looks up.
+    ///
+    /// # Errors
+    /// The variable has another value than a mode.
+    pub fn mode(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Mode>, String> {
+        let Some(text) = variable("TS_METRICS_MODE").filter(|_| self.mode.is_none()) else { return Ok(self.mode) };
+        let text = text.to_string_lossy();
+        metrics_mode(&text).map(Some).map_err(|allowed| format!("TS_METRICS_MODE is '{text}'; {allowed}"))
+    }
+
+    /// The directory of the metric logs: a flag's, or that of one of TorchServe's variables, which `variable` looks up.
+    pub fn location(&self, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let metrics = self.metrics_location.clone().or_else(|| given("METRICS_LOCATION"));
+        let logs = || self.log_location.clone().or_else(|| given("LOG_LOCATION"));
+        metrics.or_else(logs).unwrap_or_else(|| PathBuf::from("logs"))
+    }
+}
+
 /// What is logged.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
@@ -273,6 +328,10 @@ fn control_mode(text: &str) -> Result<ControlMode, String> {
     }
 }
 
+fn metrics_mode(text: &str) -> Result<Mode, String> {
+    Mode::from_name(text).ok_or_else(|| format!("allowed are {}", Mode::NAMES.join(", ")))
+}
+
 fn backend_setting(text: &str) -> Result<BackendSetting, String> {
     let form = "allowed are KEY=VALUE and BACKEND,KEY=VALUE, for example default-max-batch-size=8";
     let (backend, setting) = match text.split_once(',') {
@@ -336,6 +395,26 @@ mod tests {
     }
 
     #[test]
+    fn torchserves_variables_stand_behind_the_flags() {
+        let none = |_: &str| None;
+        let variable = |name: &str| match name {
+            "TS_METRICS_MODE" => Some(OsString::from(" Log ")),
+            "METRICS_LOCATION" => Some(OsString::from("m")),
+            _ => None,
+        };
+        let logs = |name: &str| (name == "LOG_LOCATION").then(|| OsString::from("l"));
+        let plain = parse(&[]).unwrap().tslog;
+        assert_eq!((plain.mode(none), plain.location(none)), (Ok(None), PathBuf::from("logs")));
+        assert_eq!((plain.mode(variable), plain.location(variable)), (Ok(Some(Mode::Tslog)), PathBuf::from("m")));
+        assert_eq!(plain.location(logs), PathBuf::from("l"));
+        assert!(plain.mode(|_| Some("x".into())).unwrap_err().contains("TS_METRICS_MODE is 'x'; allowed are tslog"));
+        let given = parse(&["--metrics-mode=legacy", "--log-location=a"]).unwrap().tslog;
+        assert_eq!((given.mode(variable), given.location(none)), (Ok(Some(Mode::Legacy)), PathBuf::from("a")));
+        let given = parse(&["--metrics-location=b", "--log-location=a"]).unwrap().tslog;
+        assert_eq!(given.location(variable), PathBuf::from("b"));
+    }
+
+    #[test]
     fn a_bad_value_names_flag_value_and_what_is_allowed() {
         for (args, expected) in [
             (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
@@ -346,6 +425,8 @@ mod tests {
             (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
             (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),
             (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
+            (&["--metrics-mode=all"], &["--metrics-mode", "all", "allowed are tslog, prometheus, both"]),
+            (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
         ] {
             let message = parse(args).unwrap_err();

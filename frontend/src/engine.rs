@@ -237,6 +237,11 @@ impl Engine {
         self.0.repository.index(ready_only)
     }
 
+    /// Where every series lives.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.0.cache
+    }
+
     /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
         self.0.repository.observe();

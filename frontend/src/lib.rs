@@ -22,4 +22,5 @@ mod scheduler;
 #[cfg(not(test))]
 pub mod start;
 mod supervisor;
+pub mod tslog;
 mod wire;

@@ -12,11 +12,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::cli::Options;
+use crate::cli::{Options, Tslog};
 use crate::engine::{self, Engine};
 use crate::metrics::Definition;
 use crate::process::Program;
-use crate::{grpc, http, log, onnxruntime, repository};
+use crate::{grpc, http, log, onnxruntime, repository, tslog};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -61,7 +61,10 @@ fn failed(reason: &str) -> ExitCode {
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
 async fn serve(options: &Options) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
-    let metrics = Definition::read(options.metrics.config.as_deref())?;
+    let mut metrics = Definition::read(options.metrics.config.as_deref())?;
+    if let Some(mode) = options.tslog.mode(|name| std::env::var_os(name))? {
+        metrics.catalog = metrics.catalog.with_mode(mode);
+    }
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
         auto_detect: options.metrics.auto_detect,
@@ -69,6 +72,8 @@ async fn serve(options: &Options) -> Result<(), String> {
         ..cache::Settings::new(&hostname())
     };
     let engine = Engine::new(settings(options, library)?, metrics, labels).map_err(|error| error.to_string())?;
+    let tslog =
+        tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
     let loaded = tokio::select! {
@@ -84,10 +89,23 @@ async fn serve(options: &Options) -> Result<(), String> {
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
     }
+    tslog.stop();
     loaded?;
     match unanswered {
         0 => Ok(()),
         count => Err(format!("Exit timeout expired. Exiting immediately. {count} requests were not answered")),
+    }
+}
+
+fn metric_logs(options: &Options) -> tslog::Settings {
+    let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
+    tslog::Settings {
+        location: options.tslog.location(|name| std::env::var_os(name)),
+        max_bytes: *max_bytes,
+        keep: *keep as usize,
+        stdout: *stdout,
+        json: format == "json",
+        lines_per_second: *lines_per_second,
     }
 }
 

@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Kind, MetricSpec, Views, is_label_name, is_metric_name};
+use super::catalog::{Catalog, Kind, MetricSpec, Mode, Views, is_label_name, is_metric_name};
 use super::channel::Definition;
 use super::family::{Family, Registry};
-use super::series::{ModelSeries, RequestSeries};
+use super::journal::Journal;
+use super::series::{HostTimes, ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
@@ -149,19 +150,26 @@ pub struct Cache {
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
+    journal: Arc<Journal>,
 }
 
 impl Cache {
     /// An empty cache for the metrics of `catalog`.
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
-        Self {
+        let journal = Arc::new(Journal::new(&settings.hostname));
+        journal.want(catalog.mode() != Mode::Prometheus);
+        let cache = Self {
             settings,
-            registry: RwLock::new(Arc::new(Registry::new(catalog))),
+            registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
+            journal,
             generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: RequestSeries::new(),
             clock: Arc::default(),
-        }
+        };
+        // Their labels are known, so they are shown from the start.
+        let _ = cache.host_times();
+        cache
     }
 
     /// The definition of now, and its families.
@@ -171,12 +179,29 @@ impl Cache {
 
     /// Takes another definition. Series of metrics that mean the same in both go on with their values.
     pub fn reload(&self, catalog: Catalog) {
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        *registry = Arc::new(registry.renewed(catalog));
-        for model in self.models() {
-            model.define(&registry, &self.clock);
+        let wanted = catalog.mode() != Mode::Prometheus;
+        {
+            let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+            *registry = Arc::new(registry.renewed(catalog));
+            for model in self.models() {
+                model.define(&registry, &self.clock);
+            }
+            self.generation.fetch_add(1, Ordering::Release);
         }
-        self.generation.fetch_add(1, Ordering::Release);
+        let times = self.host_times();
+        self.models().iter().for_each(|series| series.set_times(times.clone()));
+        self.journal.want(wanted);
+    }
+
+    /// The gauges that every executed batch writes.
+    fn host_times(&self) -> HostTimes {
+        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
+        HostTimes { queue: gauge(Builtin::QueueTime), worker_thread: gauge(Builtin::WorkerThreadTime) }
+    }
+
+    /// What waits for the metric logs.
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.journal
     }
 
     /// Changes with every [`Cache::reload`].
@@ -206,10 +231,13 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags, buckets));
+        let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
         series.define(&self.registry(), &self.clock);
+        series.set_times(self.host_times());
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        models.insert(model.clone(), Arc::clone(&series));
+        if let Some(replaced) = models.insert(model.clone(), Arc::clone(&series)) {
+            self.journal.departed(&replaced);
+        }
         series
     }
 
@@ -220,6 +248,7 @@ impl Cache {
             let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
             if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
                 models.remove(series.model());
+                self.journal.departed(series);
             }
         }
         let registry = self.registry();

@@ -78,7 +78,7 @@ impl Feed {
                 series.push(Told { definition, series: found });
             }
             Event::Sample(sample) => match series.get(sample.series as usize).and_then(|told| told.series.as_ref()) {
-                Some(series) => match series.add_or_update(sample.value) {
+                Some(series) => match series.add_or_update_for(sample.value, sample.request_id) {
                     Ok(()) => drained.samples += 1,
                     Err(error) => {
                         drained.refused += 1;

@@ -206,6 +206,7 @@ impl Programs {
             Kind::Pharos => {
                 write_builtin(&models)?;
                 command.arg("--model-repository").arg(models);
+                command.arg("--metrics-location").arg(scratch.path("pharos-logs"));
                 for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
                     command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
                 }
