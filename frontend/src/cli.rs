@@ -24,6 +24,7 @@ const WORKERS: &str = "Workers";
 const HTTP: &str = "HTTP";
 const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
+const TSLOG: &str = "Metric logs";
 const LOG: &str = "Log";
 
 /// Everything that the server is told at start.
@@ -58,6 +59,9 @@ pub struct Options {
     /// The metrics listener and what it shows.
     #[command(flatten)]
     pub metrics: Metrics,
+    /// Metrics as log lines.
+    #[command(flatten)]
+    pub tslog: Tslog,
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
@@ -225,6 +229,42 @@ pub enum StatsdAddress {
     Udp(String, u16),
     /// A Unix datagram socket at this path.
     Unix(PathBuf),
+}
+
+/// Metrics as log lines.
+#[derive(Clone, Debug, Args)]
+pub struct Tslog {
+    /// The directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else that of --log-location]
+    #[arg(id = "metrics-location", long = "metrics-location", value_name = "DIR", env = "PHAROS_METRICS_LOCATION", help_heading = TSLOG)]
+    pub metrics_location: Option<PathBuf>,
+    /// The directory of all logs in files [default: LOG_LOCATION, else logs]
+    #[arg(id = "log-location", long = "log-location", value_name = "DIR", env = "PHAROS_LOG_LOCATION", help_heading = TSLOG)]
+    pub log_location: Option<PathBuf>,
+    /// The size at which a metric log is compressed and a new one begun; 0 for never
+    #[arg(id = "tslog-max-bytes", long = "tslog-max-bytes", value_name = "BYTES", default_value_t = 100_000_000, env = "PHAROS_TSLOG_MAX_BYTES", help_heading = TSLOG)]
+    pub max_bytes: u64,
+    /// Compressed metric logs that are kept of each kind
+    #[arg(id = "tslog-keep", long = "tslog-keep", value_name = "N", default_value_t = 5, env = "PHAROS_TSLOG_KEEP", help_heading = TSLOG)]
+    pub keep: u32,
+    /// The most lines of metrics in a second; 0 for no bound. Beyond it counters are summed, other samples skipped
+    #[arg(id = "tslog-lines-per-second", long = "tslog-lines-per-second", value_name = "N", default_value_t = 10_000, env = "PHAROS_TSLOG_LINES_PER_SECOND", help_heading = TSLOG)]
+    pub lines_per_second: u32,
+    /// Write the lines to standard output too, with the logger's name
+    #[arg(id = "tslog-stdout", long = "tslog-stdout", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_TSLOG_STDOUT", value_parser = boolean, help_heading = TSLOG)]
+    pub stdout: bool,
+    /// The form of the lines: text (TorchServe's) or json
+    #[arg(id = "tslog-format", long = "tslog-format", value_name = "FORMAT", default_value = "text", env = "PHAROS_TSLOG_FORMAT", value_parser = ["text", "json"], help_heading = TSLOG)]
+    pub format: String,
+}
+
+impl Tslog {
+    /// The directory of the metric logs: a flag's, or that of one of TorchServe's variables, which `variable` looks up.
+    pub fn location(&self, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let metrics = self.metrics_location.clone().or_else(|| given("METRICS_LOCATION"));
+        let logs = || self.log_location.clone().or_else(|| given("LOG_LOCATION"));
+        metrics.or_else(logs).unwrap_or_else(|| PathBuf::from("logs"))
+    }
 }
 
 /// What is logged.
@@ -410,6 +450,22 @@ mod tests {
     }
 
     #[test]
+    fn torchserves_variables_stand_behind_the_flags() {
+        let none = |_: &str| None;
+        let variable = |name: &str| match name {
+            "METRICS_LOCATION" => Some(OsString::from("m")),
+            _ => None,
+        };
+        let logs = |name: &str| (name == "LOG_LOCATION").then(|| OsString::from("l"));
+        let plain = parse(&[]).unwrap().tslog;
+        assert_eq!((plain.location(none), plain.location(variable)), (PathBuf::from("logs"), PathBuf::from("m")));
+        assert_eq!(plain.location(logs), PathBuf::from("l"));
+        assert_eq!(parse(&["--log-location=a"]).unwrap().tslog.location(none), PathBuf::from("a"));
+        let given = parse(&["--metrics-location=b", "--log-location=a"]).unwrap().tslog;
+        assert_eq!(given.location(variable), PathBuf::from("b"));
+    }
+
+    #[test]
     fn a_bad_value_names_flag_value_and_what_is_allowed() {
         for (args, expected) in [
             (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
@@ -425,6 +481,7 @@ mod tests {
             (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
+            (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
             (&["--metrics-mode=all"], &["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),
             (&["--metrics-config=latencies=1"], &["--metrics-config", "'latencies'", "counter_latencies", "or a file"]),

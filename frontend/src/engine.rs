@@ -266,6 +266,11 @@ impl Engine {
         self.0.repository.index(ready_only)
     }
 
+    /// Where every series lives.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.0.cache
+    }
+
     /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
         self.0.repository.observe();
@@ -276,11 +281,6 @@ impl Engine {
     pub fn stream_open(&self, protocol: Protocol) -> OpenStream {
         record::stream_open(&self.0.cache, protocol, 1);
         OpenStream { engine: self.clone(), protocol }
-    }
-
-    /// Every series of the server, for those that bring samples in on ways of their own.
-    pub fn cache(&self) -> &Arc<Cache> {
-        &self.0.cache
     }
 
     /// Records an answer; to be called once for each, refusals and malformed requests included.

@@ -23,4 +23,5 @@ mod scheduler;
 pub mod start;
 mod statsd;
 mod supervisor;
+pub mod tslog;
 mod wire;

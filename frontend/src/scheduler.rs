@@ -235,13 +235,13 @@ impl Driver {
     /// A worker has answered a batch.
     pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, done: Done) {
         let now = clock::now();
-        let mut finished = None;
+        let (mut finished, mut executing_since) = (None, now);
         link.release_inputs(done.batch);
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
             finished = Some(member.in_flight.remove(position));
-            member.executing_since = now;
+            executing_since = std::mem::replace(&mut member.executing_since, now);
             // One that was sent second and came back first (two threads sent at once) was never counted as executing.
             let executing = if position > 0 { finished.as_ref() } else { member.in_flight.first() };
             if let Some(batch) = executing {
@@ -250,7 +250,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
-            self.answer_batch(batch.requests, link, &done, now);
+            self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
     }
 

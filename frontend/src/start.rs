@@ -13,11 +13,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::cli::{Command, Options};
+use crate::cli::{Command, Options, Tslog};
 use crate::engine::{self, Engine};
 use crate::metrics::{self, Source};
 use crate::process::Program;
-use crate::{grpc, http, log, onnxruntime, repository, statsd};
+use crate::{grpc, http, log, onnxruntime, repository, statsd, tslog};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -77,6 +77,8 @@ async fn serve(options: &Options) -> Result<(), String> {
         ..cache::Settings::new(&hostname())
     };
     let engine = Engine::new(settings(options, library)?, metrics, labels).map_err(|error| error.to_string())?;
+    let tslog =
+        tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
     tokio::spawn(reload_metrics(hangup, engine.clone(), source));
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
@@ -93,6 +95,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
     }
+    tslog.stop();
     loaded?;
     match unanswered {
         0 => Ok(()),
@@ -109,6 +112,18 @@ async fn reload_metrics(mut hangup: Signal, engine: Engine, source: Source) {
             Ok(difference) => tracing::info!("metrics read again from {source}: {difference}"),
             Err(reason) => tracing::error!("the metrics stay as they were: {reason}"),
         }
+    }
+}
+
+fn metric_logs(options: &Options) -> tslog::Settings {
+    let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
+    tslog::Settings {
+        location: options.tslog.location(|name| std::env::var_os(name)),
+        max_bytes: *max_bytes,
+        keep: *keep as usize,
+        stdout: *stdout,
+        json: format == "json",
+        lines_per_second: *lines_per_second,
     }
 }
 

@@ -12,6 +12,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
+use pharos::timeline::Instant;
 use pharos::wire::{Load, Loaded, ToFrontend, ToWorker, VERSION};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -174,6 +175,8 @@ struct Running {
     link: SharedLink,
     events: mpsc::UnboundedReceiver<Event>,
     loaded: Option<Loaded>,
+    /// When it was started.
+    started: Instant,
     /// When it is killed although it was only asked to stop.
     kill_at: Option<TokioInstant>,
 }
@@ -244,6 +247,7 @@ impl Instance {
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
+        let started = clock::now();
         let printed = Printed { cache: self.plan.cache.clone(), series: self.driver.series.clone() };
         let worker = process::start(&self.plan.program, &self.name, self.plan.threads, printed)?;
         let link = Arc::new(worker.link);
@@ -260,12 +264,14 @@ impl Instance {
         let (sender, events) = mpsc::unbounded_channel();
         tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
         tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
-        Ok(Running { child: worker.child, link, events, loaded: None, kill_at: None })
+        Ok(Running { child: worker.child, link, events, loaded: None, started, kill_at: None })
     }
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
         self.health.ready.store(true, Ordering::Relaxed);
+        let load_ms = clock::now().ns_since(running.started) / 1_000_000;
+        record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         self.driver.instance_ready(self.id, running.link.clone());
         match (self.outcome.take(), running.loaded.take()) {
             (Some(outcome), Some(loaded)) => {

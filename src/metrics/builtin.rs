@@ -180,6 +180,11 @@ impl Builtin {
         matches!(self, Self::TsRequests | Self::TsLatency | Self::TsQueueLatency)
     }
 
+    /// Whether it tells how the metric logs are written.
+    pub(super) fn is_about_logs(self) -> bool {
+        matches!(self, Self::TslogLines | Self::TslogSkipped | Self::TslogErrors)
+    }
+
     /// The built-in metric of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|builtin| builtin.name() == name)

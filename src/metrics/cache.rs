@@ -14,10 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MetricSpec, Views, check_reserved, is_label_name, is_metric_name};
+use super::catalog::{
+    Catalog, Difference, Kind, MetricSpec, Mode, Views, check_reserved, is_label_name, is_metric_name,
+};
 use super::channel::Definition;
 use super::family::{Family, Registry};
-use super::series::{ModelSeries, RequestSeries};
+use super::journal::Journal;
+use super::series::{HostTimes, ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
@@ -155,19 +158,26 @@ pub struct Cache {
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
+    journal: Arc<Journal>,
 }
 
 impl Cache {
     /// An empty cache for the metrics of `catalog`.
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
-        Self {
+        let journal = Arc::new(Journal::new(&settings.hostname));
+        journal.want(catalog.mode() != Mode::Prometheus);
+        let cache = Self {
             settings,
-            registry: RwLock::new(Arc::new(Registry::new(catalog))),
+            registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
+            journal,
             generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: RequestSeries::new(),
             clock: Arc::default(),
-        }
+        };
+        // Their labels are known, so they are shown from the start.
+        let _ = cache.host_times();
+        cache
     }
 
     /// The definition of now, and its families.
@@ -178,6 +188,15 @@ impl Cache {
     /// Takes another definition and says what it changes. Series of metrics that mean the same in both go on with their
     /// values; so do metrics that were detected and that the new definition leaves room for.
     pub fn reload(&self, catalog: Catalog) -> Difference {
+        let wanted = catalog.mode() != Mode::Prometheus;
+        let difference = self.replace(catalog);
+        let times = self.host_times();
+        self.models().iter().for_each(|series| series.set_times(times.clone()));
+        self.journal.want(wanted);
+        difference
+    }
+
+    fn replace(&self, catalog: Catalog) -> Difference {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         let detected = registry.catalog().iter().map(|(_, spec)| spec).filter(|spec| spec.detected);
         let catalog = detected.fold(catalog, |catalog, spec| match catalog.check_collisions(&spec.name, spec.kind) {
@@ -191,6 +210,17 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
+    }
+
+    /// The gauges that every executed batch writes.
+    fn host_times(&self) -> HostTimes {
+        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
+        HostTimes { queue: gauge(Builtin::QueueTime), worker_thread: gauge(Builtin::WorkerThreadTime) }
+    }
+
+    /// What waits for the metric logs.
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.journal
     }
 
     /// Changes with every [`Cache::reload`].
@@ -220,10 +250,13 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags, buckets));
+        let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
         series.define(&self.registry(), &self.clock);
+        series.set_times(self.host_times());
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        models.insert(model.clone(), Arc::clone(&series));
+        if let Some(replaced) = models.insert(model.clone(), Arc::clone(&series)) {
+            self.journal.departed(&replaced);
+        }
         series
     }
 
@@ -234,6 +267,7 @@ impl Cache {
             let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
             if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
                 models.remove(series.model());
+                self.journal.departed(series);
             }
         }
         let registry = self.registry();

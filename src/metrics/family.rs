@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::builtin::Builtin;
 use super::cache::SampleError;
 use super::catalog::{Catalog, MetricSpec, Views};
 use super::cell::{Cell, Reading};
+use super::journal::{Journal, Line};
 use super::summary::CoarseClock;
 
 /// One series: a metric with label values, and its value. Keep the handle for many samples.
@@ -14,6 +16,8 @@ pub struct Series {
     spec: Arc<MetricSpec>,
     labels: Box<[String]>,
     pub(super) cell: Arc<Cell>,
+    /// Where its samples are logged, if they are.
+    log: Option<(Arc<Journal>, Arc<Line>)>,
 }
 
 impl Series {
@@ -32,7 +36,29 @@ impl Series {
     /// # Errors
     /// As [`Cell::add_or_update`].
     pub fn add_or_update(&self, value: f64) -> Result<(), SampleError> {
-        self.cell.add_or_update(value)
+        self.add_or_update_for(value, "")
+    }
+
+    /// Takes one sample that a request caused, or a batch of them: in the metric logs it carries their ids, joined with
+    /// [`push_request_id`](super::tslog::push_request_id).
+    ///
+    /// # Errors
+    /// As [`Cell::add_or_update`].
+    pub fn add_or_update_for(&self, value: f64, request_ids: &str) -> Result<(), SampleError> {
+        self.cell.add_or_update(value)?;
+        if let Some((journal, line)) = &self.log {
+            journal.push(line, value, request_ids);
+        }
+        Ok(())
+    }
+
+    /// Takes values of a gauge one after the other; the last one stays.
+    pub(super) fn update_all(&self, values: impl Iterator<Item = f64> + Clone) {
+        // Only a counter or a distribution refuses a value.
+        let _ = values.clone().last().map(|value| self.cell.add_or_update(value));
+        if let Some((journal, line)) = &self.log {
+            journal.push_all(line, values, "");
+        }
     }
 
     /// Takes an observation that was made `times` times, 1 or more.
@@ -40,7 +66,11 @@ impl Series {
     /// # Errors
     /// As [`Cell::observe`].
     pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
-        self.cell.observe(value, times)
+        self.cell.observe(value, times)?;
+        if let Some((journal, line)) = &self.log {
+            journal.push_all(line, std::iter::repeat_n(value, times as usize), "");
+        }
+        Ok(())
     }
 
     /// The value now: a counter's or gauge's own, the number of observations of the others.
@@ -61,27 +91,36 @@ type Members = BTreeMap<Box<[String]>, Arc<Series>>;
 pub(super) struct Family {
     pub(super) spec: Arc<MetricSpec>,
     pub(super) views: Views,
+    journal: Arc<Journal>,
     /// Written when a series is first seen or removed.
     members: RwLock<Members>,
 }
 
 impl Family {
-    fn new(catalog: &Catalog, spec: &MetricSpec) -> Self {
-        Self { spec: Arc::new(spec.clone()), views: catalog.views(spec), members: RwLock::default() }
+    fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>) -> Self {
+        let (spec, views, journal) = (Arc::new(spec.clone()), catalog.views(spec), Arc::clone(journal));
+        Self { spec, views, journal, members: RwLock::default() }
+    }
+
+    fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
+        // A log that tells how much is logged would never come to an end.
+        let logged = self.views.tslog && !self.spec.builtin.is_some_and(Builtin::is_about_logs);
+        let line = || Arc::new(Line::new(&self.spec, labels, self.journal.hostname()));
+        let log = logged.then(|| (Arc::clone(&self.journal), line()));
+        Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell, log })
     }
 
     /// Of the same metric under a new definition: its series go on if they mean the same.
     fn renewed(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
-        let new = Self::new(catalog, spec);
+        let new = Self::new(catalog, spec, &self.journal);
         let old = &self.spec;
         let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
         if same {
             let members = self.read();
-            let members = members.iter().map(|(labels, series)| {
-                let (spec, cell) = (Arc::clone(&new.spec), Arc::clone(&series.cell));
-                (labels.clone(), Arc::new(Series { spec, labels: labels.clone(), cell }))
-            });
+            let member =
+                |(labels, old): (&Box<[String]>, &Arc<Series>)| (labels.clone(), new.member(labels, old.cell.clone()));
+            let members = members.iter().map(member);
             *new.write() = members.collect();
         }
         new
@@ -101,10 +140,8 @@ impl Family {
         if members.len() >= most && !members.contains_key(labels) {
             return None;
         }
-        let series = members.entry(labels.into()).or_insert_with(|| {
-            let cell = Arc::new(Cell::new(&self.spec, clock));
-            Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell })
-        });
+        let series =
+            members.entry(labels.into()).or_insert_with(|| self.member(labels, Arc::new(Cell::new(&self.spec, clock))));
         Some(Arc::clone(series))
     }
 
@@ -136,30 +173,31 @@ pub struct Registry {
     catalog: Catalog,
     /// By metric id.
     families: Vec<Arc<Family>>,
+    journal: Arc<Journal>,
 }
 
 impl Registry {
-    pub(super) fn new(catalog: Catalog) -> Self {
-        let families = catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec))).collect();
-        Self { catalog, families }
+    pub(super) fn new(catalog: Catalog, journal: Arc<Journal>) -> Self {
+        let families = catalog.iter().map(|(_, spec)| Arc::new(Family::new(&catalog, spec, &journal))).collect();
+        Self { catalog, families, journal }
     }
 
     /// The families of a new definition; what it has in common with this one goes on.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let family = |spec: &MetricSpec| match self.family(&spec.name) {
             Some(old) => old.renewed(&catalog, spec),
-            None => Family::new(&catalog, spec),
+            None => Family::new(&catalog, spec, &self.journal),
         };
         let families = catalog.iter().map(|(_, spec)| Arc::new(family(spec))).collect();
-        Self { catalog, families }
+        Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 
     /// The same families and a new one, of a metric that is not there yet.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_metric(spec.clone());
-        let new = Arc::new(Family::new(&catalog, &spec));
+        let new = Arc::new(Family::new(&catalog, &spec, &self.journal));
         let families = self.families.iter().cloned().chain([new]).collect();
-        Self { catalog, families }
+        Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 
     /// The metrics that are defined.

@@ -87,7 +87,7 @@ impl Feed {
             }
             Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.place) {
                 Some(Place::Off) => {}
-                Some(Place::Series(series)) => match series.add_or_update(sample.value) {
+                Some(Place::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
                     Ok(()) => drained.samples += 1,
                     Err(error) => {
                         drained.refused += 1;

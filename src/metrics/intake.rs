@@ -100,7 +100,7 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &legacy::Line<'_>) -> 
     };
     let series = cache.resolve(&definition)?;
     model.own(&series);
-    Ok(series.add_or_update(line.value)?)
+    Ok(series.add_or_update_for(line.value, line.request_ids)?)
 }
 
 /// What a sample of a declared metric is called, with these label values in the declared order.

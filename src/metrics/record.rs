@@ -5,6 +5,7 @@
 //! an execution is counted once, and a request refused before the queue touches no model's numbers, only
 //! [`request_answered`].
 
+use super::builtin::Builtin;
 use super::cache::Cache;
 use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
 use super::series::ModelSeries;
@@ -15,6 +16,7 @@ use crate::timeline::{ComputeStamps, SendReason, Timeline};
 /// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
 pub fn inference_requested(series: &ModelSeries) {
     series.requests.add(1);
+    series.journal().touch();
 }
 
 /// A request entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
@@ -35,6 +37,7 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.compute_output_ns.add(output);
     series.inference_count.add(batch_size.max(1));
     series.durations.observe(timeline);
+    series.journal().touch();
 }
 
 /// A request that succeeded belongs to a trace; its latencies point to it. `now_ms` is the wall clock.
@@ -54,6 +57,34 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
     cache.requests().streams(protocol).add(delta);
 }
 
+/// A batch went through a worker: TorchServe's `QueueTime`, in whole milliseconds, for each of its requests that succeeded
+/// and waited `queue_ns`, and `WorkerThreadTime`, in milliseconds to three digits, for the `dispatch_ns` that it was on its
+/// way to the worker and back beside its execution.
+///
+/// To be called once for each batch, before its responses leave.
+pub fn batch_times(series: &ModelSeries, queue_ns: impl Iterator<Item = u64> + Clone, dispatch_ns: u64) {
+    let times = series.times();
+    if let Some(gauge) = &times.queue {
+        gauge.update_all(queue_ns.map(|ns| (ns / 1_000_000) as f64));
+    }
+    if let Some(gauge) = &times.worker_thread {
+        gauge.update_all([(dispatch_ns / 1000) as f64 / 1000.0].into_iter());
+    }
+}
+
+/// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes
+/// with the model.
+pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
+    let model = series.model();
+    let worker = format!("W-{instance}-{}_{}", model.name, model.version);
+    let labels = [worker.as_str(), "Host", cache.hostname()];
+    if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
+        series.own(&gauge);
+        // A gauge takes every value.
+        let _ = gauge.add_or_update(ms as f64);
+    }
+}
+
 /// A batch was executed, whether or not its requests succeeded. `total_batch` is the sum of the requests' batch sizes (0
 /// counts as 1), `now_ms` the wall clock in milliseconds since 1970.
 pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeStamps, now_ms: u64) {
@@ -68,6 +99,7 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
     }
     series.execution_count.add(1);
     series.last_inference_ms.raise_to(now_ms);
+    series.journal().touch();
 }
 
 /// A request that had entered the queue failed; `request_ns` is the time from its start to now.
@@ -79,6 +111,7 @@ pub fn inference_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
     if let Some(cell) = series.failures.get(failure.index()) {
         cell.add(1);
         series.failure_ns.add(request_ns);
+        series.journal().touch();
     }
 }
 
@@ -95,6 +128,7 @@ pub fn memory_usage(series: &ModelSeries, bytes: u64) {
 /// A request of any kind was answered, malformed and unknown ones included. To be called exactly once for each.
 pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
     cache.requests().add(protocol, route, outcome);
+    cache.journal().touch();
 }
 
 /// An instance went from one state to another: `from` is `None` for a new instance, `to` for one that is removed.
@@ -109,11 +143,13 @@ pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Opt
 /// A lost instance is being started again.
 pub fn instance_restarted(series: &ModelSeries) {
     series.restarts.add(1);
+    series.journal().touch();
 }
 
 /// Metric samples of the model's workers were lost or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
     series.samples_dropped.add(count);
+    series.journal().touch();
 }
 
 #[cfg(test)]

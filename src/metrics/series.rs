@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::durations::Durations;
 use super::family::{Registry, Series};
+use super::journal::Journal;
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
 use super::summary::CoarseClock;
 use crate::error::Reason;
@@ -95,12 +96,27 @@ pub struct ModelSeries {
     pub(super) sent: [Count; SendReason::ALL.len()],
     /// Series that this model's workers write, by the address of their cells.
     owned: Mutex<HashMap<usize, Arc<Series>>>,
+    /// Written when the definition of the metrics changes; read once for each batch.
+    times: RwLock<HostTimes>,
+    journal: Arc<Journal>,
+}
+
+/// TorchServe's gauges of the host that every executed batch writes, as far as they are defined.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostTimes {
+    pub(super) queue: Option<Arc<Series>>,
+    pub(super) worker_thread: Option<Arc<Series>>,
 }
 
 impl ModelSeries {
     /// All cells at 0. `tags` are the configuration's `metric_tags`; each becomes a label `_KEY`, with what a label name
     /// may not contain turned into `_`, and the first of equal names kept.
-    pub(super) fn new(model: &ModelVersion, tags: &[(String, String)], own_buckets: Vec<(String, Vec<f64>)>) -> Self {
+    pub(super) fn new(
+        model: &ModelVersion,
+        tags: &[(String, String)],
+        own_buckets: Vec<(String, Vec<f64>)>,
+        journal: Arc<Journal>,
+    ) -> Self {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -136,12 +152,28 @@ impl ModelSeries {
             own_buckets,
             sent: Default::default(),
             owned: Mutex::default(),
+            times: RwLock::default(),
+            journal,
         }
     }
 
     /// Makes the distributions that the definition asks for.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         self.durations.define(registry, clock, &self.own_buckets);
+    }
+
+    /// The gauges that its batches write.
+    pub(super) fn times(&self) -> RwLockReadGuard<'_, HostTimes> {
+        self.times.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_times(&self, times: HostTimes) {
+        *self.times.write().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
+    /// Where its samples are logged.
+    pub(super) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     /// This model's workers write `series`: it goes when the last such model does.

@@ -8,7 +8,9 @@ use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Catalog;
 use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::intake::{self, Statsd};
+use pharos::metrics::journal::Batch;
 use pharos::metrics::record;
+use pharos::metrics::tslog::{Layout, Stamp, Text};
 use pharos::model::{Completion, Draft};
 use pharos::scheduler::{self, Settings, Ticket};
 use pharos::tensor::{DataType, Tensor};
@@ -115,10 +117,46 @@ fn emitter_paths(criterion: &mut Criterion) {
     });
 }
 
+/// What a sample costs the one who records it, and the one who writes it.
+fn tslog_paths(criterion: &mut Criterion) {
+    let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
+    let labels = ["simple", "Model", "host"];
+    let gauge = cache.gauge("PredictionTime", &labels).expect("it is defined");
+    criterion.bench_function("tslog: record a gauge, nobody writes", |bencher| {
+        bencher.iter(|| gauge.add_or_update_for(0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
+    });
+    cache.journal().attach(|| ());
+    let (mut batch, mut room) = (Batch::default(), 0);
+    criterion.bench_function("tslog: record a gauge", |bencher| {
+        bencher.iter(|| {
+            if room == 0 {
+                cache.journal().take(&mut batch, 1000);
+                room = 1000;
+            }
+            room -= 1;
+            gauge.add_or_update_for(0.123456, "81549a64-c948-44cc-a206-49cd80756fc2")
+        });
+    });
+    criterion.bench_function("tslog: record a gauge, no room", |bencher| {
+        cache.journal().take(&mut batch, 0);
+        bencher.iter(|| gauge.add_or_update_for(0.123456, ""));
+    });
+    let (spec, _) = cache.find("PredictionTime").expect("it is defined");
+    let text = Text::new(&spec, spec.dimensions.iter().map(String::as_str).zip(labels), "host");
+    let (stamp, mut out) = (Stamp::new(1_795_189_837_608, 0), String::new());
+    criterion.bench_function("tslog: format a line", |bencher| {
+        bencher.iter(|| {
+            out.clear();
+            text.write(&mut out, Layout::File, &stamp, (0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
+            out.len()
+        });
+    });
+}
+
 criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths
+    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, tslog_paths
 }
 criterion_main!(paths);

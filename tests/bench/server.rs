@@ -214,6 +214,7 @@ impl Programs {
                     command.arg("--metrics-config").arg(nothing);
                 }
                 command.arg("--model-repository").arg(models);
+                command.arg("--metrics-location").arg(scratch.path("pharos-logs"));
                 for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
                     command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
                 }

@@ -44,6 +44,7 @@ class Server:
         self.http, self.grpc = f"127.0.0.1:{self.http_port}", f"127.0.0.1:{self.grpc_port}"
         self.metrics = f"127.0.0.1:{self.metrics_port}"
         self.log = folder / f"pharos-{self.http_port}.log"
+        self.logs = folder / f"logs-{self.http_port}"
         self.command = [str(binary())]
         for name in ("http", "grpc", "metrics"):
             self.command += [f"--{name}-address=127.0.0.1", f"--{name}-port={getattr(self, f'{name}_port')}"]
@@ -60,12 +61,14 @@ class Server:
         if self.process.poll() is None:
             self.stop(check=kind is None)
 
-    def launch(self):
-        """Starts the process and does not wait. Its Python on the PATH is ours, so that it finds our ONNX Runtime."""
+    def launch(self, stdout=None):
+        """Starts the process and does not wait. Its Python on the PATH is ours, so that it finds our ONNX Runtime; its
+        metric logs go to `logs`, and what it prints to `log` or to the descriptor `stdout`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment["PHAROS_METRICS_LOCATION"] = str(self.logs)
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(self.command, stdout=stdout or log, stderr=log, env=environment)
 
     def wait_until_ready(self, path="/v2/health/ready"):
         """Waits until `path` answers 200; fails with the end of the log if the server ends or is too late."""

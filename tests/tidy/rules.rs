@@ -51,7 +51,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["scheduler"]),
             apart(&["process", "statsd"]),
             apart(&["wire"]),
-            apart(&["metrics", "trace", "shared_memory", "listener"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener"]),
             apart(&["memory", "system", "onnxruntime", "log"]),
             apart(&["clock", "cli"]),
         ],

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use pharos::metrics::catalog::{Catalog, RECORDED_BY_WORKER};
 use pharos::metrics::channel::{Definition, Sample, Writer};
+use pharos::metrics::tslog::push_request_id;
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
 
 /// A full ring is waited for this often and this long at a time before a sample is dropped (and counted).
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(200);
+/// The most bytes of a batch's request ids that go with a sample: a record of the ring has little more. A batch with more
+/// is logged with those of its first requests.
+const MAX_REQUEST_IDS: usize = 7 << 10;
 
 /// Samples on their way to the frontend.
 pub(crate) struct Metrics {
@@ -56,11 +60,13 @@ impl Metrics {
             return;
         }
         self.request_ids.clear();
-        for request in requests {
-            if !self.request_ids.is_empty() {
-                self.request_ids.push(',');
+        for (position, request) in requests.iter().enumerate() {
+            let all = self.request_ids.len();
+            push_request_id(&mut self.request_ids, position, &request.id);
+            if self.request_ids.len() > MAX_REQUEST_IDS {
+                self.request_ids.truncate(all);
+                break;
             }
-            self.request_ids.push_str(&request.id);
         }
         let end = done.stamps.end;
         for (series, start) in [(self.handler_time, done.stamps.start), (self.prediction_time, arrived)] {

@@ -13,13 +13,13 @@ use crate::clock;
 use crate::wire::{Part, SharedLink};
 
 impl Driver {
-    /// Records a batch and answers its requests.
+    /// Records a batch, which its worker had from the first to the second time, and answers its requests.
     pub(super) fn answer_batch(
         &self,
         requests: Vec<(RequestId, Request)>,
         link: &SharedLink,
         done: &Done,
-        now: Instant,
+        (since, now): (Instant, Instant),
     ) {
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
         let rows = parts.iter().map(|part| part.checked.batch_size).sum();
@@ -28,6 +28,7 @@ impl Driver {
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
         }
+        self.record_times(&parts, &answers, done, now.ns_since(since));
         self.leave(requests.into_iter().zip(answers));
         link.send_released_if_many();
     }
@@ -68,6 +69,17 @@ impl Driver {
             }
             Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
         }
+    }
+
+    /// How long the requests that succeeded waited, and what of the `elapsed_ns` of the batch was not execution.
+    fn record_times(&self, parts: &[Arc<Part>], answers: &[Answer], done: &Done, elapsed_ns: u64) {
+        let queued = parts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(part, _)| {
+            let mut timeline = part.request.timeline;
+            timeline.compute = done.stamps;
+            timeline.queue_ns()
+        });
+        let executed_ns = done.stamps.end.ns_since(done.stamps.start);
+        record::batch_times(&self.series, queued, elapsed_ns.saturating_sub(executed_ns));
     }
 
     /// Sends answers to those who wait, in order if the model keeps one.

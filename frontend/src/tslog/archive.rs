@@ -1,0 +1,119 @@
+//! Files that have become too large: moved aside at once, compressed by a thread of its own, and only the newest kept.
+//!
+//! `NAME.log` becomes `NAME.DATE.N.log`, then `NAME.DATE.N.log.gz`; N counts the files of a day from 1.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+const PLAIN: &str = ".log";
+const COMPRESSED: &str = ".log.gz";
+
+/// The archived files of one log.
+pub(super) struct Archive {
+    directory: PathBuf,
+    name: String,
+    keep: usize,
+    /// Held while files are compressed: one after the other, whatever comes in between.
+    one: Arc<Mutex<()>>,
+    running: Option<JoinHandle<()>>,
+}
+
+/// A file's place: its date and number.
+type Place = (String, u32);
+
+impl Archive {
+    /// The archive of `NAME.log` in `directory`, where `keep` files are kept.
+    pub(super) fn new(directory: &Path, name: &str, keep: usize) -> Self {
+        let (directory, name) = (directory.to_owned(), name.to_owned());
+        Self { directory, name, keep, one: Arc::default(), running: None }
+    }
+
+    /// Moves the log away and has it compressed.
+    ///
+    /// # Errors
+    /// It cannot be moved.
+    pub(super) fn take(&mut self, log: &Path, date: &str) -> io::Result<()> {
+        let all = [PLAIN, COMPRESSED].into_iter().flat_map(|ending| list(&self.directory, &self.name, ending));
+        let last = all.filter(|((day, _), _)| day == date).map(|((_, number), _)| number).max();
+        let number = last.unwrap_or(0) + 1;
+        fs::rename(log, self.directory.join(format!("{}.{date}.{number}{PLAIN}", self.name)))?;
+        self.start();
+        Ok(())
+    }
+
+    /// Compresses what an earlier server left behind.
+    pub(super) fn tidy(&mut self) {
+        if !list(&self.directory, &self.name, PLAIN).is_empty() {
+            self.start();
+        }
+    }
+
+    /// Waits until everything is compressed.
+    pub(super) fn finish(&mut self) {
+        if let Some(running) = self.running.take() {
+            let _ = running.join();
+        }
+    }
+
+    fn start(&mut self) {
+        let (directory, name, keep, one) = (self.directory.clone(), self.name.clone(), self.keep, self.one.clone());
+        let work = move || {
+            let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = compress_all(&directory, &name, keep) {
+                tracing::error!(
+                    "archived metric logs of '{name}' in '{}' stay as they are: {error}",
+                    directory.display()
+                );
+            }
+        };
+        match thread::Builder::new().name("tslog-archive".into()).spawn(work) {
+            // An earlier one that still runs takes the lock first; this one ends after it.
+            Ok(thread) => self.running = Some(thread),
+            Err(error) => tracing::error!("archived metric logs are not compressed: {error}"),
+        }
+    }
+}
+
+/// The archived files with this ending, oldest first.
+fn list(directory: &Path, name: &str, ending: &str) -> Vec<(Place, PathBuf)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<_> =
+        entries.filter_map(|entry| Some((place(entry.file_name().to_str()?, name, ending)?, entry.path()))).collect();
+    found.sort();
+    found
+}
+
+/// The place that a file's name tells: `NAME.DATE.N` and the ending.
+fn place(file: &str, name: &str, ending: &str) -> Option<Place> {
+    let middle = file.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(ending)?;
+    let (date, number) = middle.split_once('.')?;
+    let is_date = date.len() == 10 && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+    Some((date.to_owned(), number.parse().ok()?)).filter(|_| is_date)
+}
+
+fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
+    for (_, path) in list(directory, name, PLAIN) {
+        if keep > 0 {
+            compress(&path)?;
+        }
+        fs::remove_file(&path)?;
+    }
+    let archived = list(directory, name, COMPRESSED);
+    let too_many = archived.len().saturating_sub(keep);
+    archived.iter().take(too_many).try_for_each(|(_, path)| fs::remove_file(path))
+}
+
+/// Compresses beside the file; what is complete gets its name at once.
+fn compress(path: &Path) -> io::Result<()> {
+    let part = path.with_extension("log.gz.part");
+    let mut encoder = GzEncoder::new(fs::File::create(&part)?, Compression::fast());
+    io::copy(&mut fs::File::open(path)?, &mut encoder)?;
+    encoder.finish()?.sync_all()?;
+    fs::rename(&part, path.with_extension("log.gz"))
+}

@@ -1,0 +1,243 @@
+//! Where lines end: a file that is kept below a size and survives what happens to disks and directories, and standard
+//! output.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pharos::metrics::tslog::File;
+use pharos::timeline::Instant;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::archive::Archive;
+use super::{RETRY, Settings};
+
+/// The most bytes that wait for a file that cannot be written.
+const MAX_PENDING: usize = 4 << 20;
+/// The most bytes that a pipe takes at once without blocking when it says that it is ready (`PIPE_BUF`).
+const PIPE_BYTES: usize = 4096;
+
+/// Something that may have to keep lines for later.
+pub(super) trait Sink {
+    /// Whether lines wait that could not be written.
+    fn waits(&self) -> bool;
+}
+
+/// One of the files.
+pub(super) struct LogFile {
+    pub(super) file: File,
+    path: PathBuf,
+    max_bytes: u64,
+    archive: Archive,
+    open: Option<fs::File>,
+    pending: Pending,
+    failed_at: Option<Instant>,
+    written: u64,
+    errors: u64,
+}
+
+impl LogFile {
+    /// Opens or creates the file; if that fails it is tried again with the first lines.
+    pub(super) fn open(file: File, settings: &Settings) -> Self {
+        let archive = Archive::new(&settings.location, file.as_str(), settings.keep);
+        let mut new = Self {
+            file,
+            path: settings.location.join(format!("{}.log", file.as_str())),
+            max_bytes: settings.max_bytes,
+            archive,
+            open: None,
+            pending: Pending::default(),
+            failed_at: None,
+            written: 0,
+            errors: 0,
+        };
+        match new.ensure_open() {
+            Ok(_) => new.archive.tidy(),
+            Err(error) => new.failed(&error),
+        }
+        new
+    }
+
+    /// Whether another line may wait.
+    pub(super) fn has_room(&self) -> bool {
+        self.pending.text.len() < MAX_PENDING
+    }
+
+    /// Where lines are put.
+    pub(super) fn pending(&mut self) -> &mut String {
+        &mut self.pending.text
+    }
+
+    /// Writes what waits; after an error only once in a while.
+    pub(super) fn write(&mut self, now: Instant, date: &str) {
+        let early = self.failed_at.is_some_and(|at| now - at < RETRY);
+        if self.pending.text.is_empty() || early {
+            return;
+        }
+        match self.try_write(date) {
+            Ok(()) => {
+                if self.failed_at.take().is_some() {
+                    tracing::info!("metrics are logged to '{}' again", self.path.display());
+                }
+            }
+            Err(error) => {
+                self.failed(&error);
+                self.failed_at = Some(now);
+            }
+        }
+    }
+
+    /// Says the first failure of a row, counts each.
+    fn failed(&mut self, error: &io::Error) {
+        self.errors += 1;
+        if self.failed_at.is_none() {
+            let path = self.path.display();
+            tracing::error!("metrics cannot be logged to '{path}': {error}; inference goes on, and it is tried again");
+            self.failed_at = Some(Instant(0));
+        }
+    }
+
+    fn try_write(&mut self, date: &str) -> io::Result<()> {
+        let size = self.ensure_open()?;
+        let wanted = size.saturating_add(self.pending.rest().len() as u64);
+        // Not within a line: what an error has cut off is completed where it began.
+        if self.max_bytes > 0 && wanted > self.max_bytes && size > 0 && self.pending.done == 0 {
+            self.archive.take(&self.path, date)?;
+            self.ensure_open()?;
+        }
+        let Some(mut open) = self.open.as_ref() else { return Ok(()) };
+        while !self.pending.rest().is_empty() {
+            match open.write(self.pending.rest()) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.written += self.pending.take(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the open file is the one of this name: somebody may have moved or deleted it. Returns its size.
+    fn ensure_open(&mut self) -> io::Result<u64> {
+        let named = fs::metadata(&self.path).ok();
+        if let (Some(open), Some(named)) = (&self.open, &named) {
+            let own = open.metadata()?;
+            if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
+                return Ok(own.len());
+            }
+        }
+        if let Some(directory) = self.path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let open = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        let size = open.metadata()?.len();
+        self.open = Some(open);
+        // A line that was cut off in another file begins anew in this one.
+        self.pending.done = 0;
+        Ok(size)
+    }
+
+    /// Lines written, and failed tries, since the last call.
+    pub(super) fn take_counts(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.written), std::mem::take(&mut self.errors))
+    }
+
+    /// The end: what still waits cannot be written.
+    pub(super) fn finish(&mut self) {
+        if self.waits() {
+            let lines = self.pending.text.lines().count();
+            tracing::error!("{lines} lines of metrics could not be written to '{}'", self.path.display());
+        }
+        self.archive.finish();
+    }
+}
+
+impl Sink for LogFile {
+    fn waits(&self) -> bool {
+        !self.pending.text.is_empty()
+    }
+}
+
+/// Lines that are formatted and not written.
+#[derive(Default)]
+struct Pending {
+    /// Begins with a line's beginning.
+    text: String,
+    /// How many bytes of the first line are written.
+    done: usize,
+}
+
+impl Pending {
+    fn rest(&self) -> &[u8] {
+        self.text.as_bytes().get(self.done..).unwrap_or(&[])
+    }
+
+    /// The first `count` bytes of the rest are written. Returns how many lines end in them.
+    fn take(&mut self, count: usize) -> u64 {
+        self.done += count;
+        let written = self.text.as_bytes().get(..self.done).unwrap_or(self.text.as_bytes());
+        let Some(end) = written.iter().rposition(|byte| *byte == b'\n') else { return 0 };
+        let lines = written.iter().filter(|byte| **byte == b'\n').count();
+        self.text.drain(..=end);
+        self.done -= end + 1;
+        lines as u64
+    }
+}
+
+/// Standard output. Whoever reads it may be slow or gone: it is only written what it takes without blocking.
+#[derive(Default)]
+pub(super) struct Stdout {
+    pending: Pending,
+    closed: bool,
+    written: u64,
+    skipped: u64,
+}
+
+impl Stdout {
+    /// Where the next line is put, if there is room for it.
+    pub(super) fn next_line(&mut self) -> Option<&mut String> {
+        if self.closed || self.pending.text.len() >= MAX_PENDING {
+            self.skipped += 1;
+            return None;
+        }
+        Some(&mut self.pending.text)
+    }
+
+    /// Writes as much as standard output takes now.
+    pub(super) fn write(&mut self) {
+        while !self.pending.rest().is_empty() && ready() {
+            let part = self.pending.rest();
+            match rustix::io::write(rustix::stdio::stdout(), part.get(..PIPE_BYTES).unwrap_or(part)) {
+                Ok(done) => self.written += self.pending.take(done),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(error) => {
+                    tracing::error!("metrics cannot be logged to standard output any more: {error}");
+                    self.skipped += self.pending.text.lines().count() as u64;
+                    (self.pending, self.closed) = (Pending::default(), true);
+                }
+            }
+        }
+    }
+
+    /// Lines written and skipped since the last call.
+    pub(super) fn take_counts(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.written), std::mem::take(&mut self.skipped))
+    }
+}
+
+impl Sink for Stdout {
+    fn waits(&self) -> bool {
+        !self.pending.text.is_empty()
+    }
+}
+
+/// Whether standard output takes something now.
+fn ready() -> bool {
+    let stdout = rustix::stdio::stdout();
+    let mut descriptors = [PollFd::new(&stdout, PollFlags::OUT)];
+    let now = Timespec::try_from(Duration::ZERO).ok();
+    poll(&mut descriptors, now.as_ref()).is_ok_and(|count| count > 0)
+}

@@ -1,0 +1,150 @@
+//! Files that are moved, deleted, full and too large, with real files.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+
+use super::*;
+
+const DATE: &str = "2026-11-20";
+
+/// A directory of its own for each test, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pharos-tslog-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn open(&self, max_bytes: u64, keep: usize) -> LogFile {
+        let location = self.0.clone();
+        let settings = Settings { location, max_bytes, keep, stdout: false, json: false, lines_per_second: 0 };
+        LogFile::open(File::Ts, &settings)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.join("ts_metrics.log")
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn write(log: &mut LogFile, line: &str, second: u64) {
+    log.pending().push_str(line);
+    log.write(Instant(second * 1_000_000_000), DATE);
+}
+
+fn gunzip(path: &Path) -> String {
+    let mut text = String::new();
+    GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_large_file_is_archived_and_the_newest_are_kept() {
+    let folder = Folder::new("large");
+    fs::create_dir_all(&folder.0).unwrap();
+    // An earlier server was ended while it compressed.
+    fs::write(folder.0.join("ts_metrics.2026-11-19.7.log"), "old\n").unwrap();
+    fs::write(folder.0.join("ts_metrics.2026-11-19.7.log.gz.part"), "half").unwrap();
+    let mut log = folder.open(20, 2);
+    log.finish();
+    assert_eq!(gunzip(&folder.0.join("ts_metrics.2026-11-19.7.log.gz")), "old\n");
+    for line in 0..12 {
+        write(&mut log, &format!("line {line:2}\n"), line);
+        log.finish();
+    }
+    let archived = ["ts_metrics.2026-11-20.4.log.gz", "ts_metrics.2026-11-20.5.log.gz"];
+    assert_eq!(folder.names(), [archived[0], archived[1], "ts_metrics.log"]);
+    assert_eq!(gunzip(&folder.0.join(archived[1])), "line  8\nline  9\n");
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "line 10\nline 11\n");
+    assert_eq!(log.take_counts(), (12, 0));
+}
+
+#[test]
+fn numbers_of_a_day_go_on() {
+    let folder = Folder::new("numbers");
+    let mut log = folder.open(1, 20);
+    for line in 0..12 {
+        write(&mut log, "x\n", line);
+    }
+    log.finish();
+    let expected: Vec<_> = (1..12).map(|number| format!("ts_metrics.{DATE}.{number}.log.gz")).collect();
+    let names = folder.names();
+    assert!(expected.iter().all(|name| names.contains(name)), "{names:?}");
+}
+
+#[test]
+fn a_file_that_is_moved_or_deleted_is_made_anew() {
+    let folder = Folder::new("moved");
+    let mut log = folder.open(0, 2);
+    write(&mut log, "1\n", 0);
+    fs::rename(folder.log(), folder.0.join("elsewhere")).unwrap();
+    write(&mut log, "2\n", 1);
+    assert_eq!(fs::read_to_string(folder.0.join("elsewhere")).unwrap(), "1\n");
+    fs::remove_dir_all(&folder.0).unwrap();
+    write(&mut log, "3\n", 2);
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "3\n");
+    assert_eq!(log.take_counts(), (3, 0));
+}
+
+#[test]
+fn a_full_disk_is_counted_and_tried_again_each_second() {
+    let folder = Folder::new("full");
+    fs::create_dir_all(&folder.0).unwrap();
+    symlink("/dev/full", folder.log()).unwrap();
+    let mut log = folder.open(0, 2);
+    write(&mut log, "1\n", 10);
+    write(&mut log, "2\n", 10);
+    assert_eq!((log.take_counts(), log.waits()), ((0, 1), true));
+    write(&mut log, "3\n", 11);
+    assert_eq!(log.take_counts(), (0, 1));
+    log.pending().push_str(&"4\n".repeat(2 << 20));
+    assert!(!log.has_room());
+    fs::remove_file(folder.log()).unwrap();
+    log.write(Instant(12_000_000_000), DATE);
+    assert!(fs::read_to_string(folder.log()).unwrap().starts_with("1\n2\n3\n4\n"));
+    assert_eq!((log.take_counts(), log.waits()), ((3 + (2 << 20), 0), false));
+}
+
+#[test]
+fn a_directory_that_cannot_be_is_tried_again() {
+    let folder = Folder::new("nowhere");
+    fs::write(&folder.0, "a file").unwrap();
+    let mut log = folder.open(0, 2);
+    write(&mut log, "1\n", 1);
+    assert_eq!(log.take_counts(), (0, 2));
+    fs::remove_file(&folder.0).unwrap();
+    write(&mut log, "2\n", 3);
+    assert_eq!(fs::read_to_string(folder.log()).unwrap(), "1\n2\n");
+}
+
+#[test]
+fn an_allowance_fills_up_with_time() {
+    let second = 1_000_000_000;
+    let mut allowance = Allowance { per_second: 100, tokens: 100.0, filled: Instant(0), used: 0 };
+    assert_eq!(allowance.refill(Instant(0)), 100);
+    allowance.used = 70;
+    assert_eq!(allowance.refill(Instant(second / 10)), 40);
+    allowance.used = 40;
+    assert_eq!(allowance.refill(Instant(second / 10)), 0);
+    assert_eq!(allowance.refill(Instant(10 * second)), 100);
+    allowance.per_second = 0;
+    assert_eq!(allowance.refill(Instant(10 * second)), MAX_WAITING);
+}

@@ -1,0 +1,257 @@
+//! The queue's bounds, and sums that stay exact whatever is put off.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::error::Reason;
+use crate::id::ModelVersion;
+use crate::metrics::cache::{Cache, Settings};
+use crate::metrics::catalog::Catalog;
+use crate::metrics::labels::{Outcome, Protocol, Route};
+use crate::metrics::record;
+use crate::metrics::tslog::{Layout, Stamp};
+use crate::timeline::{Instant, Timeline};
+
+const CUSTOM: &str = "mode: both
+model_metrics:
+  counter:
+    - {name: Orders, unit: Count, dimensions: [shop]}
+  gauge:
+    - {name: Level, unit: m}
+";
+
+/// A cache whose journal is read by the test, and the number of times that it was woken.
+fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
+    let cache = Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h"));
+    let woken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&woken);
+    cache.journal().attach(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    (cache, woken)
+}
+
+/// A visit of the writer: the lines without their times, and what was held back.
+fn visit(cache: &Cache, room: usize) -> Vec<String> {
+    let journal = cache.journal();
+    let (mut batch, mut out) = (Batch::default(), Vec::new());
+    let line = |text: &Text, value: f64, ids: &str| {
+        let mut line = String::new();
+        text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ids));
+        line.replace("1970-01-01T00:00:00,000 - ", "").replace(",timestamp:0\n", "")
+    };
+    journal.take(&mut batch, room);
+    batch.for_each(|told, value, ids| out.push(line(told.text(), value, ids)));
+    journal.settle(&mut batch, |told, value| {
+        out.push(line(told.text(), value, ""));
+        true
+    });
+    out
+}
+
+#[test]
+fn samples_come_out_as_they_went_in() {
+    let (cache, _) = cache(CUSTOM);
+    visit(&cache, 10);
+    cache.gauge("Level", &[]).unwrap().add_or_update_for(-1.5, "a,b").unwrap();
+    cache.counter("Orders", &["x"]).unwrap().add_or_update(2.0).unwrap();
+    cache.gauge("Level", &[]).unwrap().add_or_update_for(f64::NAN, "c").unwrap();
+    let expected = [
+        "Level.m:-1.5|#|#hostname:h,requestID:a,b",
+        "Orders.Count:2.0|#shop:x|#hostname:h,requestID:null",
+        "Level.m:NaN|#|#hostname:h,requestID:c",
+    ];
+    assert_eq!(visit(&cache, 10), expected);
+    assert!(visit(&cache, 10).is_empty());
+}
+
+#[test]
+fn beyond_the_bound_counters_are_summed_and_the_others_skipped() {
+    let (cache, _) = cache(CUSTOM);
+    let (orders, level) = (cache.counter("Orders", &["x"]).unwrap(), cache.gauge("Level", &[]).unwrap());
+    visit(&cache, 2);
+    for value in 1..=5 {
+        orders.add_or_update(f64::from(value)).unwrap();
+        level.add_or_update(f64::from(value)).unwrap();
+    }
+    let orders_line = |value: &str| format!("Orders.Count:{value}|#shop:x|#hostname:h,requestID:null");
+    let first = "Level.m:1.0|#|#hostname:h,requestID:null".to_owned();
+    assert_eq!(visit(&cache, 0), [orders_line("1.0"), first, orders_line("14.0")]);
+    assert_eq!((cache.journal().take_skipped(File::Model), cache.journal().take_skipped(File::Ts)), (4, 0));
+    orders.add_or_update(7.0).unwrap();
+    let mut batch = Batch::default();
+    cache.journal().take(&mut batch, 0);
+    cache.journal().settle(&mut batch, |_, _| false);
+    assert_eq!(visit(&cache, 0), [orders_line("7.0")]);
+    assert!(visit(&cache, 0).is_empty());
+}
+
+#[test]
+fn sums_are_exact_under_contention() {
+    let (cache, _) = cache(CUSTOM);
+    let orders = cache.counter("Orders", &["x"]).unwrap();
+    let running = AtomicUsize::new(4);
+    let mut sum = 0.0;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                (0..20_000).for_each(|_| orders.add_or_update(1.0).unwrap());
+                running.fetch_sub(1, Ordering::Release);
+            });
+        }
+        let mut batch = Batch::default();
+        let mut last = false;
+        while !last {
+            last = running.load(Ordering::Acquire) == 0;
+            cache.journal().take(&mut batch, 100);
+            batch.for_each(|_, value, _| sum += value);
+            cache.journal().settle(&mut batch, |_, value| {
+                sum += value;
+                true
+            });
+        }
+    });
+    assert_eq!(sum, 80_000.0);
+}
+
+#[test]
+fn the_writer_is_woken_once_and_only_when_it_rests() {
+    let (cache, woken) = cache(CUSTOM);
+    let (journal, level) = (cache.journal(), cache.gauge("Level", &[]).unwrap());
+    let wakings = || woken.swap(0, Ordering::Relaxed);
+    wakings();
+    level.add_or_update(1.0).unwrap();
+    assert_eq!(wakings(), 0);
+    journal.rest();
+    assert!(journal.resting());
+    (0..3).for_each(|_| level.add_or_update(1.0).unwrap());
+    assert_eq!(wakings(), 1);
+    assert!(!journal.resting());
+    cache.reload(Catalog::parse(&CUSTOM.replace("both", "prometheus"), "m.yaml").unwrap());
+    assert_eq!((wakings(), journal.wanted()), (1, false));
+    visit(&cache, 10);
+    cache.gauge("Level", &[]).unwrap().add_or_update(1.0).unwrap();
+    assert!(visit(&cache, 10).is_empty());
+}
+
+/// What the counters tell in one visit.
+fn grown(counters: &mut Counters, cache: &Cache) -> Vec<String> {
+    let mut lines = Vec::new();
+    counters.collect(cache, |text, value| {
+        let mut line = String::new();
+        text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ""));
+        let body = line.split(" - ").nth(1).unwrap();
+        lines.push(body.split("|#hostname").next().unwrap().to_owned());
+        true
+    });
+    lines.sort();
+    lines
+}
+
+fn timeline(queue_ns: u64) -> Timeline {
+    let mut timeline = Timeline::default();
+    timeline.queue_start = Instant(1000);
+    timeline.request_start = Instant(1000);
+    timeline.compute.start = Instant(1000 + queue_ns);
+    timeline.request_end = Instant(1000 + 2 * queue_ns);
+    timeline
+}
+
+#[test]
+fn counters_are_told_by_how_much_they_have_grown() {
+    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let mut counters = Counters::new();
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    assert!(grown(&mut counters, &cache).is_empty());
+    record::inference_requested(&model);
+    record::inference_requested(&model);
+    record::inference_done(&model, &timeline(132_249), 1);
+    let answered =
+        |code| record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code, reason: None });
+    [200, 200, 404, 302, 503].into_iter().for_each(answered);
+    record::request_answered(&cache, Protocol::Grpc, Route::Infer, Outcome { code: 0, reason: Some(Reason::Internal) });
+    let of_model = "|#model_name:m,model_version:1";
+    let expected = [
+        "Requests2XX.Count:2.0|#Level:Host".to_owned(),
+        "Requests4XX.Count:1.0|#Level:Host".to_owned(),
+        "Requests5XX.Count:2.0|#Level:Host".to_owned(),
+        format!("ts_inference_latency_microseconds.Microseconds:264.498{of_model}"),
+        format!("ts_inference_requests_total.Count:2.0{of_model}"),
+        format!("ts_queue_latency_microseconds.Microseconds:132.249{of_model}"),
+    ];
+    assert_eq!(grown(&mut counters, &cache), expected);
+    assert!(grown(&mut counters, &cache).is_empty());
+
+    // What cannot be written is told the next time.
+    record::inference_requested(&model);
+    counters.collect(&cache, |_, _| false);
+    record::inference_requested(&model);
+    assert_eq!(grown(&mut counters, &cache), [format!("ts_inference_requests_total.Count:2.0{of_model}")]);
+}
+
+#[test]
+fn a_model_that_is_unloaded_is_told_to_its_end() {
+    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let mut counters = Counters::new();
+    grown(&mut counters, &cache);
+    // Loaded and unloaded between two visits; a request of it ends even later.
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    record::inference_requested(&model);
+    cache.model_unloaded(&model);
+    let line = ["ts_inference_requests_total.Count:1.0|#model_name:m,model_version:1"];
+    assert_eq!(grown(&mut counters, &cache), line);
+    record::inference_requested(&model);
+    assert_eq!(grown(&mut counters, &cache), line);
+    // The next load begins at 0, and the old one is forgotten.
+    let next = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    record::inference_requested(&next);
+    record::inference_requested(&model);
+    let forgotten = Arc::downgrade(&model);
+    drop(model);
+    assert_eq!(grown(&mut counters, &cache), [line, line].concat());
+    assert!(forgotten.upgrade().is_none());
+}
+
+#[test]
+fn a_counter_that_comes_into_the_logs_later_is_told_from_then_on() {
+    let only = |modes: &str| {
+        let entry =
+            format!("{{name: nv_inference_count, unit: Count, dimensions: [version, model], modes: [{modes}]}}");
+        format!("mode: both\nts_metrics:\n  counter:\n    - {entry}\n")
+    };
+    let (cache, _) = cache(&only("prometheus"));
+    let mut counters = Counters::new();
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[("tag".to_owned(), "t".to_owned())]);
+    record::inference_done(&model, &timeline(0), 3);
+    assert!(grown(&mut counters, &cache).is_empty());
+    cache.reload(Catalog::parse(&only("tslog"), "m.yaml").unwrap());
+    assert!(grown(&mut counters, &cache).is_empty());
+    record::inference_done(&model, &timeline(0), 4);
+    assert_eq!(grown(&mut counters, &cache), ["nv_inference_count.Count:4.0|#version:1,model:m,_tag:t"]);
+}
+
+#[test]
+fn batches_set_the_gauges_of_the_host() {
+    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    visit(&cache, 10);
+    record::batch_times(&model, [2_999_999, 0].into_iter(), 1_234_567);
+    record::worker_loaded(&cache, &model, 3, 6986);
+    let expected = [
+        "QueueTime.Milliseconds:2.0|#Level:Host|#hostname:h",
+        "QueueTime.Milliseconds:0.0|#Level:Host|#hostname:h",
+        "WorkerThreadTime.Milliseconds:1.234|#Level:Host|#hostname:h",
+        "WorkerLoadTime.Milliseconds:6986.0|#WorkerName:W-3-m_1,Level:Host|#hostname:h",
+    ];
+    assert_eq!(visit(&cache, 10), expected);
+    let load_time = || cache.registry().family("WorkerLoadTime").unwrap().all().len();
+    assert_eq!((cache.gauge("QueueTime", &["Host", "h"]).unwrap().value(), load_time()), (0.0, 1));
+    cache.model_unloaded(&model);
+    assert_eq!(load_time(), 0);
+    // A definition that switches them off is followed.
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    cache.reload(Catalog::parse("mode: both\n", "m.yaml").unwrap());
+    record::batch_times(&model, [0].into_iter(), 0);
+    record::worker_loaded(&cache, &model, 3, 1);
+    assert!(visit(&cache, 10).is_empty());
+}
