@@ -88,6 +88,8 @@ impl Instance {
 pub struct Outputs<'a> {
     arena: &'a mut Arena,
     blocks: Vec<OutputBlock>,
+    /// Offsets of blocks that are in no answer.
+    withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
     start: Instant,
     input_end: Option<Instant>,
@@ -96,7 +98,15 @@ pub struct Outputs<'a> {
 
 impl<'a> Outputs<'a> {
     fn new(arena: &'a mut Arena, start: Instant) -> Self {
-        Self { arena, blocks: Vec::new(), failed: Vec::new(), start, input_end: None, output_start: None }
+        Self {
+            arena,
+            blocks: Vec::new(),
+            withdrawn: Vec::new(),
+            failed: Vec::new(),
+            start,
+            input_end: None,
+            output_start: None,
+        }
     }
 
     /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
@@ -136,6 +146,14 @@ impl<'a> Outputs<'a> {
         self.allocate(output, datatype, shape, len)
     }
 
+    /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
+    /// valid until the batch is done, and is in use until then.
+    pub fn withdraw(&mut self, output: usize) {
+        for block in self.blocks.extract_if(.., |block| usize::from(block.output) == output) {
+            self.withdrawn.push(block.offset);
+        }
+    }
+
     /// Fails one request of the batch, by its position; the others are answered as usual.
     pub fn fail(&mut self, request: usize, error: InferError) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);
@@ -152,7 +170,7 @@ impl<'a> Outputs<'a> {
         self.output_start = Some(clock::now());
     }
 
-    fn done(self, batch: u64, error: Option<InferError>) -> Done {
+    fn done(mut self, batch: u64, error: Option<InferError>) -> Done {
         let end = clock::now();
         let input_end = self.input_end.unwrap_or(self.start);
         let stamps = ComputeStamps {
@@ -161,11 +179,13 @@ impl<'a> Outputs<'a> {
             output_start: self.output_start.unwrap_or(end).max(input_end),
             end,
         };
+        if error.is_some() {
+            self.withdrawn.extend(self.blocks.iter().map(|block| block.offset));
+        }
+        self.arena.release(&self.withdrawn);
         let Some(error) = error else {
             return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
         };
-        let offsets: Vec<u64> = self.blocks.iter().map(|block| block.offset).collect();
-        self.arena.release(&offsets);
         let error = wire_error(error);
         Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
     }

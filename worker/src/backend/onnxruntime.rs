@@ -1,19 +1,27 @@
 //! ONNX models on ONNX Runtime, whose library is loaded when the worker starts: nothing of it is linked, and a machine
 //! without it runs the same executable (see `tract`).
 //!
-//! Inputs are borrowed from the arena without a copy; outputs are copied once, from the runtime's memory to the arena.
-//! Contract for `unsafe`: [`Input::data`] is aligned to 64 bytes, as long as its shape says (checked before), and stays
-//! in place until `execute` returns, which is longer than the runtime looks at it.
+//! Inputs are borrowed from the arena without a copy. Outputs whose shape is known before the run are written there by
+//! the runtime itself; the others (texts, shapes that depend on data) are copied once, from the runtime's memory.
+//! Contract for `unsafe`: [`Input::data`] and the memory that [`Outputs`] gives are aligned to 64 bytes, as long as
+//! their shape says (checked, or allocated so), and stay in place until `execute` returns, which is longer than the
+//! runtime looks at them. Nothing else touches an output's memory meanwhile; the runtime writes it before it reads it.
 
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
 
 use half::bf16;
 use ort::environment::Environment;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionInputValue};
-use ort::value::{DynValue, Shape, TensorRefMut};
+use ort::value::{
+    DynValue, DynValueRefMut, IntoTensorElementType, PrimitiveTensorElementType, Shape, TensorRefMut, ValueType,
+};
+use ort::{AsPointer, sys};
 use pharos::error::InferError;
+use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
 
 use super::elements::{self, for_numbers};
@@ -25,10 +33,23 @@ pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 struct OnnxRuntime {
     session: Session,
     version: String,
-    /// Name, position in the configuration and datatype of each configured output.
-    outputs: Vec<(String, usize, DataType)>,
+    /// The names of the configured inputs.
+    inputs: Vec<CString>,
+    outputs: Vec<Output>,
     _environment: Environment,
 }
+
+/// A configured output.
+struct Output {
+    name: CString,
+    position: usize,
+    datatype: DataType,
+    /// The shape for a whole batch, where it is known before the run: -1 stands for the rows. `None`: it is copied.
+    shape: Option<Vec<i64>>,
+}
+
+/// An output's memory in the arena, as the runtime takes it; `None` when it is to use its own.
+type Place = Option<DynValueRefMut<'static>>;
 
 /// The library to load, if one is named.
 pub(super) fn library() -> Option<PathBuf> {
@@ -50,17 +71,49 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
     let session = open(&environment, context.threads, &path);
     let session =
         session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
-    let mut outputs = Vec::new();
-    for (position, output) in context.config.outputs.iter().enumerate() {
-        if !session.outputs().iter().any(|found| found.name() == output.name) {
-            let names: Vec<_> = session.outputs().iter().map(|found| found.name()).collect();
-            let text = format!("'{}' has no output '{}'; it has {}", path.display(), output.name, names.join(", "));
-            return Err(load_error(text));
-        }
-        outputs.push((output.name.clone(), position, output.datatype));
-    }
+    let outputs = outputs_of(&session, context.config).map_err(|text| in_file(&path, &text))?;
+    let inputs = context.config.inputs.iter().map(|input| c_name(&input.name)).collect::<Result<_, _>>();
+    let inputs = inputs.map_err(|text| in_file(&path, &text))?;
     let version = version_of(library);
-    Ok(Box::new(OnnxRuntime { session, version, outputs, _environment: environment }))
+    Ok(Box::new(OnnxRuntime { session, version, inputs, outputs, _environment: environment }))
+}
+
+fn in_file(path: &Path, text: &str) -> InferError {
+    load_error(format!("'{}' {text}", path.display()))
+}
+
+/// A name as the runtime takes it.
+fn c_name(name: &str) -> Result<CString, String> {
+    CString::new(name).map_err(|_| format!("cannot have the name '{}' with a NUL byte", name.escape_debug()))
+}
+
+/// The configured outputs, each of which the file must have.
+fn outputs_of(session: &Session, config: &ModelConfig) -> Result<Vec<Output>, String> {
+    let found = config.outputs.iter().enumerate().map(|(position, output)| {
+        let Some(found) = session.outputs().iter().find(|found| found.name() == output.name) else {
+            let names: Vec<_> = session.outputs().iter().map(|found| found.name()).collect();
+            return Err(format!("has no output '{}'; it has {}", output.name, names.join(", ")));
+        };
+        // The runtime answers with the input's own memory where an input is an output, whatever memory it was given.
+        let passed_through = session.inputs().iter().any(|input| input.name() == output.name);
+        let shape = known_shape(found.dtype(), output.datatype, config.max_batch_size > 0);
+        let shape = shape.filter(|_| !passed_through);
+        Ok(Output { name: c_name(&output.name)?, position, datatype: output.datatype, shape })
+    });
+    found.collect()
+}
+
+/// The shape that a file declares, if nothing but the rows of a batch is open in it.
+///
+/// A file that declares no shape at all looks like one that declares a scalar; neither is worth its place.
+fn known_shape(declared: &ValueType, datatype: DataType, batches: bool) -> Option<Vec<i64>> {
+    let ValueType::Tensor { ty, shape, .. } = declared else { return None };
+    let configured = for_numbers!(datatype, Number => Number::into_tensor_element_type(), also Bf16 = bf16, otherwise {
+        (datatype == DataType::Bool).then(bool::into_tensor_element_type)?
+    });
+    let (first, rest) = shape.split_first()?;
+    let known = (*first >= 0 || batches) && rest.iter().all(|dim| *dim >= 0);
+    (known && *ty == configured).then(|| shape.to_vec())
 }
 
 /// A session that keeps to its threads: they do not spin while they wait, so that instances can share cores.
@@ -87,22 +140,127 @@ impl Backend for OnnxRuntime {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        let failed = |error: ort::Error| run_error(format!("onnx runtime error: {error}"));
-        let mut values: Vec<(&str, SessionInputValue<'_>)> = Vec::with_capacity(batch.inputs.len());
+        let mut inputs = Vec::with_capacity(batch.inputs.len());
         for input in &batch.inputs {
-            values.push((input.name, to_value(input, batch, outputs)?));
+            let name = self.inputs.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
+            inputs.push((name.as_c_str(), to_value(input, batch, outputs)?));
         }
         outputs.inputs_ready();
-        let results = self.session.run(values).map_err(failed)?;
+        let mut wanted: Vec<_> = self.outputs.iter_mut().filter(|output| batch.wants(output.position)).collect();
+        let mut places = Vec::with_capacity(wanted.len());
+        for output in &wanted {
+            places.push(output.place(batch.rows(), outputs)?);
+        }
+        let mut results = run(&mut self.session, &inputs, &wanted, &mut places);
+        if results.is_err() && places.iter().any(Option::is_some) {
+            // Whatever the reason: it has no code of its own for a shape that is not the declared one, and its texts
+            // differ between versions. A batch that would fail anyway fails twice.
+            wanted.iter().for_each(|output| outputs.withdraw(output.position));
+            let mut nowhere: Vec<Place> = wanted.iter().map(|_| None).collect();
+            results = run(&mut self.session, &inputs, &wanted, &mut nowhere);
+            if let Ok(values) = &results {
+                copy_from_now_on(&mut wanted, &places, values);
+            }
+        }
+        let results = results.map_err(|error| run_error(format!("onnx runtime error: {error}")))?;
         outputs.computed();
-        for (name, position, datatype) in self.outputs.iter().filter(|(_, position, _)| batch.wants(*position)) {
-            if let Some(value) = results.get(name.as_str()) {
-                from_value(value, (*position, *datatype), outputs)
-                    .map_err(|error| run_error(format!("output '{name}': {error}")))?;
+        for (output, value) in wanted.iter().zip(results) {
+            if let Some(value) = value {
+                from_value(&value, (output.position, output.datatype), outputs)
+                    .map_err(|error| run_error(format!("output '{}': {error}", output.name.to_string_lossy())))?;
             }
         }
         Ok(())
     }
+}
+
+impl Output {
+    /// Memory in the arena, if the shape is known.
+    fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<Place, InferError> {
+        let Some(mut shape) = self.shape.clone() else { return Ok(None) };
+        if let Some(first) = shape.first_mut().filter(|first| **first < 0) {
+            *first = i64::try_from(rows).unwrap_or(i64::MAX);
+        }
+        let memory = outputs.allocate_fixed(self.position, self.datatype, &shape)?.as_mut_ptr();
+        let place = for_numbers!(self.datatype, Number => {
+            // SAFETY: the memory was just allocated for this shape and is this output's alone; the rest is this module's
+            // contract.
+            unsafe { borrow::<Number>(memory, &shape) }
+        }, also Bf16 = bf16, otherwise {
+            // SAFETY: as above; a shape is known for BOOL, a byte for each element, but not for BYTES.
+            unsafe { borrow::<bool>(memory, &shape) }
+        });
+        let place = place.map_err(|error| run_error(format!("output '{}': {error}", self.name.to_string_lossy())))?;
+        Ok(Some(place))
+    }
+}
+
+/// After a run that failed with outputs in the arena and went well without: those whose shape is another than the file
+/// declares have no place in the arena any more; if it is no shape's fault, none has.
+fn copy_from_now_on(wanted: &mut [&mut Output], places: &[Place], values: &[Option<DynValue>]) {
+    let as_declared = places.iter().zip(values).map(|pair| match pair {
+        (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
+        _ => true,
+    });
+    let as_declared: Vec<bool> = as_declared.collect();
+    let all = as_declared.iter().all(|as_declared| *as_declared);
+    for (output, as_declared) in wanted.iter_mut().zip(as_declared) {
+        if all || !as_declared {
+            output.shape = None;
+        }
+    }
+}
+
+/// Runs the session for the outputs `wanted`. What has a place is there afterwards and `None` in the answer; the
+/// runtime allocates the rest. `ort` itself lends no memory for outputs: it wants values that it may keep.
+fn run(
+    session: &mut Session,
+    inputs: &[(&CStr, SessionInputValue<'_>)],
+    wanted: &[&mut Output],
+    places: &mut [Place],
+) -> Result<Vec<Option<DynValue>>, ort::Error> {
+    let input_names: Vec<_> = inputs.iter().map(|(name, _)| name.as_ptr()).collect();
+    let input_values: Vec<*const sys::OrtValue> = inputs.iter().map(|(_, value)| value.ptr()).collect();
+    let output_names: Vec<_> = wanted.iter().map(|output| output.name.as_ptr()).collect();
+    let place = |place: &Place| place.as_ref().map_or(ptr::null_mut(), |value| value.ptr().cast_mut());
+    let mut values: Vec<*mut sys::OrtValue> = places.iter().map(place).collect();
+    assert_eq!(values.len(), output_names.len(), "every wanted output has an entry in places");
+    // SAFETY: every pointer is to something that its owner keeps until this function returns, each length is of the
+    // arrays it goes with, and `&mut Session` says that no other run goes on. What the runtime puts where a pointer was
+    // null is a value of ours to release; on an error it puts nothing.
+    unsafe {
+        let status = (ort::api().Run)(
+            session.ptr().cast_mut(),
+            ptr::null(),
+            input_names.as_ptr(),
+            input_values.as_ptr(),
+            input_values.len(),
+            output_names.as_ptr(),
+            output_names.len(),
+            values.as_mut_ptr(),
+        );
+        ort::Error::result_from_status(status)?;
+        let allocator = session.allocator();
+        let value = |value| NonNull::new(value).map(|value| DynValue::from_ptr(value, Some(allocator)));
+        let values = values.into_iter().zip(places);
+        Ok(values.map(|(ptr, place)| if place.is_some() { None } else { value(ptr) }).collect())
+    }
+}
+
+/// A tensor that lies in memory of ours.
+///
+/// # Safety
+/// The memory is as long as the shape says, aligned for `Number`, and stays in place, touched by nothing else, while
+/// the runtime looks at the tensor; for outputs it may be written.
+unsafe fn borrow<'a, Number>(memory: *mut u8, shape: &[i64]) -> Result<DynValueRefMut<'a>, ort::Error>
+where
+    Number: PrimitiveTensorElementType + std::fmt::Debug,
+{
+    let info = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default)?;
+    let shape = Shape::new(shape.iter().copied());
+    // SAFETY: the caller's promise.
+    let tensor: TensorRefMut<'a, Number> = unsafe { TensorRefMut::from_raw(info, memory.cast(), shape) }?;
+    Ok(tensor.into_dyn())
 }
 
 /// A value that borrows the input; BOOL and BYTES are copied, because their bytes must be made valid first.
@@ -119,12 +277,9 @@ fn to_value<'a>(
         return Err(run_error(format!("input '{}' has {} bytes instead of {expected}", input.name, input.data.len())));
     }
     let value = for_numbers!(input.datatype, Number => {
-        let info = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default).map_err(failed)?;
-        let data = input.data.as_ptr().cast_mut().cast();
-        // SAFETY: the length was just compared with the shape; the rest is this module's contract. ONNX Runtime does not
-        // write to its inputs.
-        let tensor: TensorRefMut<'a, Number> = unsafe { TensorRefMut::from_raw(info, data, shape) }.map_err(failed)?;
-        tensor.into()
+        // SAFETY: the length was just compared with the shape; the rest is this module's contract. ONNX Runtime does
+        // not write to its inputs.
+        unsafe { borrow::<Number>(input.data.as_ptr().cast_mut(), input.shape) }.map_err(failed)?.into()
     }, also Bf16 = bf16, otherwise match input.datatype {
         DataType::Bool => {
             let values: Vec<bool> = input.data.iter().map(|byte| *byte != 0).collect();
