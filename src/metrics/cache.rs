@@ -394,6 +394,9 @@ impl Cache {
         if registry.catalog().find(name).is_some() {
             return Ok(Arc::clone(&registry));
         }
+        if registry.catalog().disabled().iter().any(|spec| spec.name == *name) {
+            return Err(SampleError::BadValue(format!("metric `{name}` is switched off in metrics.yaml")));
+        }
         let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
         if detected >= MAX_DETECTED {
             return Err(SampleError::TooManyMetrics(name.clone()));
