@@ -33,6 +33,17 @@ struct Histogram {
     sum: AtomicU64,
 }
 
+impl Histogram {
+    /// Takes an observation, which is not NaN, that was made `times` times.
+    fn observe(&self, value: f64, times: u32) {
+        let at = self.bounds.partition_point(|&bound| bound < value);
+        if let Some(bucket) = self.buckets.get(at) {
+            bucket.fetch_add(u64::from(times), Ordering::Relaxed);
+            add(&self.sum, value * f64::from(times));
+        }
+    }
+}
+
 /// What a [`Cell`] holds at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Reading {
@@ -75,13 +86,7 @@ impl Cell {
                 return Err(SampleError::BadValue("a distribution cannot observe NaN".to_owned()));
             }
             CellValue::Summary(summary) => summary.observe(value),
-            CellValue::Histogram(histogram) => {
-                let at = histogram.bounds.partition_point(|&bound| bound < value);
-                if let Some(bucket) = histogram.buckets.get(at) {
-                    bucket.fetch_add(1, Ordering::Relaxed);
-                    add(&histogram.sum, value);
-                }
-            }
+            CellValue::Histogram(histogram) => histogram.observe(value, 1),
         }
         Ok(())
     }
@@ -92,21 +97,14 @@ impl Cell {
     /// As [`Cell::add_or_update`].
     pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
         match &self.value {
-            CellValue::Histogram(histogram) if !value.is_nan() => {
-                let at = histogram.bounds.partition_point(|&bound| bound < value);
-                if let Some(bucket) = histogram.buckets.get(at) {
-                    bucket.fetch_add(u64::from(times), Ordering::Relaxed);
-                    add(&histogram.sum, value * f64::from(times));
-                }
-                Ok(())
+            CellValue::Histogram(histogram) if !value.is_nan() => histogram.observe(value, times),
+            CellValue::Summary(summary) if !value.is_nan() => (0..times).for_each(|_| summary.observe(value)),
+            CellValue::Counter(_) => {
+                return Err(SampleError::BadValue("a counter has no observations".to_owned()));
             }
-            CellValue::Summary(summary) if !value.is_nan() => {
-                (0..times).for_each(|_| summary.observe(value));
-                Ok(())
-            }
-            CellValue::Counter(_) => Err(SampleError::BadValue("a counter has no observations".to_owned())),
-            _ => self.add_or_update(value),
+            _ => return self.add_or_update(value),
         }
+        Ok(())
     }
 
     pub(super) fn read(&self) -> Reading {

@@ -50,7 +50,7 @@ pub fn prometheus_name(name: &str) -> Cow<'_, str> {
     Cow::Owned(front.into_iter().chain(name.chars().map(|c| if fits(c) { c } else { '_' })).collect())
 }
 
-/// A line from outside as it may stand in the log: cut after [`SHOWN`] characters, control characters escaped.
+/// A line from outside as it may stand in the log: cut after 120 characters, control characters escaped.
 pub fn shortened(line: &[u8]) -> String {
     let cut = line.get(..SHOWN * 4).unwrap_or(line);
     let text = String::from_utf8_lossy(cut);

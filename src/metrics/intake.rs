@@ -227,6 +227,7 @@ model_metrics:
     - {name: Orders, unit: Count, dimensions: [shop, Hostname]}
   gauge:
     - {name: Level, unit: m, dimensions: [tank]}
+    - {name: Off, unit: m, enabled: false}
   histogram:
     - {name: Size, unit: B, buckets: [1, 10]}
   summary:
@@ -371,7 +372,7 @@ model_metrics:
         // The first line has said what the labels are.
         let refusals = send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1");
         assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], [c]")), "{refusals:?}");
-        for bad in ["x:1|h|#le:1", "x:1|c|#__a:1"] {
+        for bad in ["x:1|h|#le:1", "x:1|c|#__a:1", "Off:1|g"] {
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
         }
         assert!(print(&cache, &model, "x.ms:1|#a:1,a:2").is_err());

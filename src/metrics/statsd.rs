@@ -137,6 +137,13 @@ struct Fields<'a> {
     tags: &'a str,
 }
 
+/// What the parser makes of a line.
+struct Parsed {
+    labels: Vec<(String, String)>,
+    number: f64,
+    rate: f64,
+}
+
 impl<'a> Fields<'a> {
     fn of(text: &'a str) -> Result<Self, Malformed> {
         let mut fields = text.split('|');
@@ -169,12 +176,12 @@ impl<'a> Fields<'a> {
         if self.kind == Type::Set {
             let mut hasher = DefaultHasher::new();
             self.values.hash(&mut hasher);
-            let (labels, ..) = self.read(name, "1")?;
+            let labels = self.read(name, "1")?.labels;
             return Ok(Line { name: name.to_owned(), labels, updates: vec![Update::Member(hasher.finish())] });
         }
         let mut values = self.values.split(':');
         let first = values.next().unwrap_or("");
-        let (labels, number, rate) = self.read(name, first)?;
+        let Parsed { labels, number, rate } = self.read(name, first)?;
         let mut updates = vec![self.update(first, number, rate)?];
         for value in values {
             let number = value.parse().map_err(|_| Malformed("the value is not a number"))?;
@@ -196,7 +203,7 @@ impl<'a> Fields<'a> {
     }
 
     /// One value, the rate and the tags through the parser.
-    fn read(&self, name: &str, value: &str) -> Result<(Vec<(String, String)>, f64, f64), Malformed> {
+    fn read(&self, name: &str, value: &str) -> Result<Parsed, Malformed> {
         let mut line = String::with_capacity(name.len() + value.len() + self.tags.len() + 24);
         // Its own name would make the parser take it for a service check.
         line.push_str(if name.starts_with("_sc") { "_" } else { name });
@@ -223,7 +230,7 @@ impl<'a> Fields<'a> {
         if !(rate > 0.0 && rate <= 1.0) {
             return Err(Malformed("the rate is not a number above 0 and at most 1"));
         }
-        Ok((labels(message.tags), number.value, rate))
+        Ok(Parsed { labels: labels(message.tags), number: number.value, rate })
     }
 }
 

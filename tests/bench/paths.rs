@@ -95,7 +95,7 @@ fn emitter_paths(criterion: &mut Criterion) {
     let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, Hostname]}]\n  histogram: \
                 [{name: Latency, unit: ms, dimensions: [shop]}]\n";
     let catalog = Catalog::parse(text, "metrics.yaml").expect("a good definition");
-    let cache = std::sync::Arc::new(Cache::new(catalog, Settings::new("host")));
+    let cache = std::sync::Arc::new(Cache::new(catalog, cache::Settings::new("host")));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let line = b"Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:host,1699061430,6d1726a7-172c-4010-b671-01d71bacc451\n";
     criterion.bench_function("metrics: a line that a worker prints", |bencher| {
@@ -107,7 +107,7 @@ fn emitter_paths(criterion: &mut Criterion) {
         ("a counter with tags", "Orders:1|c|@0.5|#shop:a,Level:Model"),
         ("a timer", "Latency:3.5|ms|#shop:a"),
     ] {
-        criterion.bench_function(format!("metrics: StatsD, {name}"), |bencher| {
+        criterion.bench_function(&format!("metrics: StatsD, {name}"), |bencher| {
             bencher.iter(|| statsd.datagram(&cache, datagram.as_bytes(), |_, refusal| unreachable!("{refusal}")));
         });
     }

@@ -1,3 +1,5 @@
+//! Of single lines, of what surrounds them, and of the parser's own faults.
+
 use super::*;
 use proptest::prelude::*;
 
