@@ -320,7 +320,7 @@ function showInstances() {
   rows.sort((a, b) => ill(b) - ill(a) || (b.cpu ?? 0) - (a.cpu ?? 0) || instanceKey(a.labels).localeCompare(instanceKey(b.labels)));
   $("instances-count").textContent = rows.length ? `${rows.length}` : "";
   const cells = rows.slice(0, 200).map((row) => [
-    state.chosen === null ? `${row.labels.model}/${row.labels.version} #${row.labels.instance}` : `#${row.labels.instance}`,
+    state.chosen === null ? `${row.labels.instance}, version ${row.labels.version}` : row.labels.instance,
     html("span", {}, html("i", { class: `dot ${STATE_LEVEL[row.state] ?? ""}` }), row.state ?? NONE),
     percent(row.cpu), bytes(row.memory), bytes(row.gpu), bytes(row.tensors), bytes(row.channel),
   ]);
