@@ -493,7 +493,7 @@ model_metrics:
             &metric(&format!("s, dimensions: [{}]", (0..65).map(|n| format!("l{n},")).collect::<String>())),
             "64 labels",
         );
-        check(&metric("'a|b'"), "m.yaml:3:22: model_metrics.gauge[0].unit: `a|b` is no unit; allowed are up to 64");
+        check(&metric("'a|b'"), "m.yaml:3:23: model_metrics.gauge[0].unit: `a|b` is no unit; allowed are up to 64");
         check(&metric(&"s".repeat(65)), "is no unit");
         check(&metric("s").replace("name: a", &format!("name: {}", "a".repeat(256))), "aaa...` is no metric name");
     }
