@@ -277,7 +277,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
     monkeypatch.setenv("TS_METRICS_MODE", "nonsense")
     server = start([], repository=EXAMPLES, wait=False)
     assert server.process.wait(10) != 0
-    assert "TS_METRICS_MODE is 'nonsense'; allowed are tslog" in server.log_tail()
+    assert "invalid value 'nonsense' for '--metrics-mode <MODE>': allowed are tslog" in server.log_tail()
 
 
 def test_lines_on_standard_output(start):

@@ -75,7 +75,11 @@ fn times_are_local_and_have_no_zone() {
 
 #[test]
 fn units_are_verbatim_but_for_what_would_break_the_line() {
-    let of = |unit| line(&spec("ts_metrics", "n:s", unit, &[]), &[], Layout::File, (1.0, ""));
+    // A file may not say everything that a sample may, so the unit is put in afterwards.
+    let of = |unit: &str| {
+        let spec = MetricSpec { unit: unit.to_owned(), ..spec("ts_metrics", "n:s", "ms", &[]) };
+        line(&spec, &[], Layout::File, (1.0, ""))
+    };
     assert!(of("%").contains(" - n_s.%:1.0|#|"));
     assert!(of("tokens/s, all").contains(".tokens/s, all:1.0|"));
     assert!(of("a:b|c").contains(".a%3Ab%7Cc:1.0|"));
