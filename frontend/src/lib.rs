@@ -22,4 +22,5 @@ mod scheduler;
 #[cfg(not(test))]
 pub mod start;
 mod supervisor;
+mod system;
 mod wire;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pharos::id::InstanceId;
@@ -49,6 +49,8 @@ struct Health {
     ready: AtomicBool,
     /// It keeps dying: it is still restarted, but nobody waits for it.
     broken: AtomicBool,
+    /// Its process; 0 while it has none.
+    pid: AtomicU32,
 }
 
 impl Health {
@@ -64,13 +66,14 @@ pub(crate) struct Instances {
 }
 
 struct Handle {
+    name: String,
     health: Arc<Health>,
     stop: watch::Sender<bool>,
     task: std::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Instances {
-    /// Starts one instance for each name and waits until all have loaded the model.
+    /// Starts one instance for each name and waits until all have loaded the model. Gives the engine and the memory of all.
     ///
     /// # Errors
     /// The first reason why one could not; the others are stopped.
@@ -97,14 +100,14 @@ impl Instances {
                 outcome: Some(outcome),
             };
             let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-            all.push(Handle { health, stop, task });
+            all.push(Handle { name: name.clone(), health, stop, task });
             outcomes.push(started);
         }
         let instances = Self { all };
-        let mut first = None;
+        let mut first: Option<Loaded> = None;
         for outcome in outcomes {
             match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
-                Ok(loaded) => first = first.or(Some(loaded)),
+                Ok(loaded) => first = Some(together(first, loaded)),
                 Err(reason) => {
                     instances.stop().await;
                     return Err(reason);
@@ -117,6 +120,14 @@ impl Instances {
     /// How many are ready now.
     pub(crate) fn ready(&self) -> usize {
         self.all.iter().filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Every instance by name, with the id of its process if it has one.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (&str, Option<u32>)> {
+        self.all.iter().map(|handle| {
+            let pid = handle.health.pid.load(Ordering::Relaxed);
+            (handle.name.as_str(), (pid != 0).then_some(pid))
+        })
     }
 
     /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
@@ -201,6 +212,7 @@ impl Instance {
         match action {
             Action::Spawn => match self.spawn() {
                 Ok(started) => {
+                    self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
                     *running = Some(started);
                     machine.spawned(clock::now());
                 }
@@ -310,6 +322,7 @@ impl Instance {
                 reason.to_owned()
             }
         };
+        self.health.pid.store(0, Ordering::Relaxed);
         machine.exited(how, clock::now());
     }
 
@@ -332,6 +345,14 @@ impl Instance {
         if machine.poll_timeout().is_some_and(|at| at <= clock::now()) {
             machine.handle_timeout(clock::now());
         }
+    }
+}
+
+/// What is told of several instances: the engine of the first, the memory of all.
+fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
+    match first {
+        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
+        None => next,
     }
 }
 

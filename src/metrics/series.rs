@@ -82,8 +82,10 @@ pub struct ModelSeries {
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
     pub(super) samples_dropped: Count,
-    /// Resident bytes of all instances' processes after loading.
+    /// What loading has added to the resident bytes of all instances' processes.
     pub(super) memory: Count,
+    /// What they held on the GPUs after loading, by the number of the device.
+    gpu_memory: Mutex<Vec<(u32, u64)>>,
     /// By total batch size. Locked once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     /// Series that this model's workers write, by the address of their cells.
@@ -124,6 +126,7 @@ impl ModelSeries {
             restarts: Count::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),
+            gpu_memory: Mutex::default(),
             batches: Mutex::default(),
             owned: Mutex::default(),
         }
@@ -158,6 +161,10 @@ impl ModelSeries {
     /// Labels from the configuration's `metric_tags`.
     pub(super) fn tags(&self) -> &[(String, String)] {
         &self.tags
+    }
+
+    pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
+        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {
