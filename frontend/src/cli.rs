@@ -220,6 +220,25 @@ pub struct Metrics {
     /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (a Unix datagram socket); nobody is asked who they are
     #[arg(id = "statsd-address", long = "statsd-address", value_name = "ADDRESS", env = "PHAROS_STATSD_ADDRESS", value_parser = statsd_address, help_heading = METRICS)]
     pub statsd: Option<StatsdAddress>,
+    /// Measure the host, the server's processes and the workers; this and --allow-gpu-metrics set to false is what TorchServe
+    /// calls disable_system_metrics
+    #[arg(id = "allow-cpu-metrics", long = "allow-cpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_CPU_METRICS", value_parser = boolean, help_heading = METRICS)]
+    pub allow_cpu: bool,
+    /// Measure NVIDIA's GPUs where there are some
+    #[arg(id = "allow-gpu-metrics", long = "allow-gpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GPU_METRICS", value_parser = boolean, help_heading = METRICS)]
+    pub allow_gpu: bool,
+    /// Milliseconds between two measurements of the host, processes and GPUs
+    #[arg(id = "metrics-interval-ms", long = "metrics-interval-ms", value_name = "MILLISECONDS", default_value = "2000", env = "PHAROS_METRICS_INTERVAL_MS", value_parser = milliseconds, help_heading = METRICS)]
+    pub interval: Duration,
+    /// Seconds between two lines of one of TorchServe's system metrics in its log
+    #[arg(id = "system-metrics-log-interval-secs", long = "system-metrics-log-interval-secs", value_name = "SECONDS", default_value = "60", env = "PHAROS_SYSTEM_METRICS_LOG_INTERVAL_SECS", value_parser = positive_seconds, help_heading = METRICS)]
+    pub system_log_interval: Duration,
+    /// NVIDIA's management library [default: libnvidia-ml.so.1 where the system has it]
+    #[arg(id = "nvml-library", long = "nvml-library", value_name = "FILE", env = "PHAROS_NVML_LIBRARY", help_heading = METRICS)]
+    pub nvml_library: Option<PathBuf>,
+    /// Where control groups (version 2) are mounted, for the limits of the container
+    #[arg(id = "cgroup-root", long = "cgroup-root", value_name = "DIR", default_value = "/sys/fs/cgroup", env = "PHAROS_CGROUP_ROOT", help_heading = METRICS)]
+    pub cgroup_root: PathBuf,
 }
 
 /// Where StatsD datagrams are received.
@@ -327,6 +346,13 @@ fn positive_seconds(text: &str) -> Result<Duration, String> {
     seconds(text).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| allowed.to_owned())
 }
 
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let milliseconds = text.parse().ok().filter(|milliseconds| (1..=86_400_000).contains(milliseconds));
+    milliseconds
+        .map(Duration::from_millis)
+        .ok_or_else(|| "allowed are whole milliseconds from 1 to 86400000".to_owned())
+}
+
 fn input_size(text: &str) -> Result<u64, String> {
     let size: u64 = text.parse().map_err(|_| "allowed are numbers of bytes greater than 0".to_owned())?;
     if size == 0 { Err("--http-max-input-size must be greater than 0.".to_owned()) } else { Ok(size) }
@@ -407,6 +433,8 @@ mod tests {
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 4);
         assert_eq!(options.metrics_address(), options.http.address);
         assert_eq!(options.http.max_input_size, 67_108_864);
+        assert!(options.metrics.allow_cpu && options.metrics.allow_gpu);
+        assert_eq!(options.metrics.interval, Duration::from_secs(2));
     }
 
     #[test]
@@ -475,6 +503,7 @@ mod tests {
             (&["--http-max-input-size=0"], &["--http-max-input-size must be greater than 0."]),
             (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
             (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),
+            (&["--metrics-interval-ms=0"], &["--metrics-interval-ms", "'0'", "from 1 to"]),
             (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
             (&["--statsd-address=8125"], &["--statsd-address", "'8125'", "HOST:PORT", "unix:PATH"]),
             (&["--statsd-address=localhost:x"], &["--statsd-address", "'x' is no port", "unix:PATH"]),

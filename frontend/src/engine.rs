@@ -22,6 +22,7 @@ use crate::clock;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
+use crate::system;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
@@ -136,6 +137,16 @@ impl Engine {
         });
         count_reload(&self.0.cache, Some(succeeded));
         result
+    }
+
+    /// Begins to measure the machine and the workers; ends when what is returned is dropped. `None` if there is nothing to
+    /// measure.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
+        let repository = self.0.repository.clone();
+        system::Polling::start(settings, self.0.cache.clone(), move || repository.workers())
     }
 
     /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of

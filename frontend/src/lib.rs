@@ -23,5 +23,6 @@ mod scheduler;
 pub mod start;
 mod statsd;
 mod supervisor;
+mod system;
 pub mod tslog;
 mod wire;

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use crate::process::Program;
 use crate::scheduler::{Driver, Timer};
 use crate::supervisor::Instances;
+use crate::system::{Gpus, Worker};
 
 /// Where models come from and how they are loaded.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct Settings {
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 for the cores divided among the model's instances.
     pub worker_threads: u32,
+    /// The GPUs, to ask how much of their memory a model takes.
+    pub gpus: Option<Arc<Gpus>>,
 }
 
 /// A version of a model that serves.
@@ -104,6 +107,17 @@ impl Repository {
     /// Every serving version of every model, by name and version.
     pub(crate) fn all(&self) -> Vec<Arc<Serving>> {
         self.table().serving.values().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// The instances of all that serves, each with its process if it has one.
+    pub(crate) fn workers(&self) -> Vec<(Worker, Option<u32>)> {
+        let mut workers = Vec::new();
+        for serving in self.all() {
+            let model = &serving.driver.model;
+            let worker = |name: &str| Worker { model: model.clone(), instance: name.to_owned() };
+            workers.extend(serving.instances.processes().map(|(name, pid)| (worker(name), pid)));
+        }
+        workers
     }
 
     /// The versions of a model that are ready, ascending.

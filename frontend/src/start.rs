@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::metrics::cache;
@@ -17,6 +18,7 @@ use crate::cli::{Command, Options, Tslog};
 use crate::engine::{self, Engine};
 use crate::metrics::{self, Source};
 use crate::process::Program;
+use crate::system::{self, Gpus, Roots, find_gpus};
 use crate::{grpc, http, log, onnxruntime, repository, statsd, tslog};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
@@ -76,10 +78,13 @@ async fn serve(options: &Options) -> Result<(), String> {
         max_series: options.metrics.max_series as usize,
         ..cache::Settings::new(&hostname())
     };
-    let engine = Engine::new(settings(options, library)?, metrics, labels).map_err(|error| error.to_string())?;
+    let system = system_settings(options).await;
+    let settings = settings(options, library, system.gpus.clone())?;
+    let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     let tslog =
         tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
     tokio::spawn(reload_metrics(hangup, engine.clone(), source));
+    let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
     let loaded = tokio::select! {
@@ -202,7 +207,24 @@ async fn bind(what: &str, flag: &str, address: IpAddr, port: u16) -> Result<TcpL
     Ok(listener)
 }
 
-fn settings(options: &Options, onnxruntime: Option<PathBuf>) -> Result<engine::Settings, String> {
+/// What of the system is measured: nothing where nobody could see it.
+async fn system_settings(options: &Options) -> system::Settings {
+    let options = &options.metrics;
+    let gpus = if options.allow && options.allow_gpu { find_gpus(options.nvml_library.clone()).await } else { None };
+    system::Settings {
+        interval: options.interval,
+        log_interval: options.system_log_interval,
+        cpu: options.allow && options.allow_cpu,
+        gpus,
+        roots: Roots::new(&options.cgroup_root),
+    }
+}
+
+fn settings(
+    options: &Options,
+    onnxruntime: Option<PathBuf>,
+    gpus: Option<Arc<Gpus>>,
+) -> Result<engine::Settings, String> {
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
     if !worker.is_file() {
@@ -225,6 +247,7 @@ fn settings(options: &Options, onnxruntime: Option<PathBuf>) -> Result<engine::S
             start_timeout: options.workers.worker_start_timeout_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
+            gpus,
         },
     })
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pharos::id::InstanceId;
@@ -52,6 +52,8 @@ struct Health {
     broken: AtomicBool,
     /// What the metrics show: 0 for nothing, else one more than the state's number.
     shown: AtomicU8,
+    /// Its process; 0 while it has none.
+    pid: AtomicU32,
 }
 
 impl Health {
@@ -80,7 +82,7 @@ struct Handle {
 }
 
 impl Instances {
-    /// Starts one instance for each name and waits until all have loaded the model.
+    /// Starts one instance for each name and waits until all have loaded the model. Gives the engine and the memory of all.
     ///
     /// # Errors
     /// The first reason why one could not; the others are stopped.
@@ -111,10 +113,10 @@ impl Instances {
             outcomes.push(started);
         }
         let instances = Self { all };
-        let mut first = None;
+        let mut first: Option<Loaded> = None;
         for outcome in outcomes {
             match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
-                Ok(loaded) => first = first.or(Some(loaded)),
+                Ok(loaded) => first = Some(together(first, loaded)),
                 Err(reason) => {
                     instances.stop().await;
                     return Err(reason);
@@ -133,6 +135,14 @@ impl Instances {
     /// How many are ready now.
     pub(crate) fn ready(&self) -> usize {
         self.all.iter().filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Every instance by name, with the id of its process if it has one.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (&str, Option<u32>)> {
+        self.all.iter().map(|handle| {
+            let pid = handle.health.pid.load(Ordering::Relaxed);
+            (handle.name.as_str(), (pid != 0).then_some(pid))
+        })
     }
 
     /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
@@ -221,6 +231,7 @@ impl Instance {
         match action {
             Action::Spawn => match self.spawn() {
                 Ok(started) => {
+                    self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
                     *running = Some(started);
                     machine.spawned(clock::now());
                 }
@@ -335,6 +346,7 @@ impl Instance {
                 reason.to_owned()
             }
         };
+        self.health.pid.store(0, Ordering::Relaxed);
         machine.exited(how, clock::now());
     }
 
@@ -364,6 +376,14 @@ impl Instance {
 fn redefine(running: &Option<Running>, text: &str) {
     if let Some(running) = running {
         running.link.send(&ToWorker::Metrics(text.to_owned()));
+    }
+}
+
+/// What is told of several instances: the engine of the first, the memory of all.
+fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
+    match first {
+        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
+        None => next,
     }
 }
 

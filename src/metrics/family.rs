@@ -73,6 +73,15 @@ impl Series {
         Ok(())
     }
 
+    /// Takes one sample as [`Series::add_or_update`] does, without a line in the log: for what is measured more often than
+    /// it is to be logged.
+    ///
+    /// # Errors
+    /// As [`Cell::add_or_update`].
+    pub fn add_or_update_unlogged(&self, value: f64) -> Result<(), SampleError> {
+        self.cell.add_or_update(value)
+    }
+
     /// The value now: a counter's or gauge's own, the number of observations of the others.
     pub fn value(&self) -> f64 {
         match self.cell.read() {

@@ -120,9 +120,11 @@ pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
     series.load_duration.set(seconds.to_bits());
 }
 
-/// The processes of all instances together had `bytes` of memory resident after loading the model.
-pub fn memory_usage(series: &ModelSeries, bytes: u64) {
+/// Loading the model has made the processes of all instances together grow by `bytes`, and they hold `gpus` on the devices
+/// of these numbers.
+pub fn memory_usage(series: &ModelSeries, bytes: u64, gpus: Vec<(u32, u64)>) {
     series.memory.set(bytes);
+    *series.gpu_memory() = gpus;
 }
 
 /// A request of any kind was answered, malformed and unknown ones included. To be called exactly once for each.

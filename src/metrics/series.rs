@@ -86,8 +86,10 @@ pub struct ModelSeries {
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
     pub(super) samples_dropped: Count,
-    /// Resident bytes of all instances' processes after loading.
+    /// What loading has added to the resident bytes of all instances' processes.
     pub(super) memory: Count,
+    /// What they held on the GPUs after loading, by the number of the device.
+    gpu_memory: Mutex<Vec<(u32, u64)>>,
     /// By total batch size. Locked once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
@@ -147,6 +149,7 @@ impl ModelSeries {
             restarts: Count::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),
+            gpu_memory: Mutex::default(),
             batches: Mutex::default(),
             durations: Durations::default(),
             own_buckets,
@@ -205,6 +208,10 @@ impl ModelSeries {
     /// Labels from the configuration's `metric_tags`.
     pub(super) fn tags(&self) -> &[(String, String)] {
         &self.tags
+    }
+
+    pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {
+        self.gpu_memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn batches(&self) -> MutexGuard<'_, BTreeMap<u64, BatchCell>> {

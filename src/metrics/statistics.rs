@@ -139,12 +139,14 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         inference_stats,
         response_stats: BTreeMap::new(),
         batch_stats,
-        memory_usage: memory_usage(series.memory.get()),
+        memory_usage: memory_usage(series),
     }
 }
 
-/// One entry for the memory of the workers; none while it is not known.
-fn memory_usage(byte_size: u64) -> Vec<MemoryUsage> {
-    let usage = (byte_size > 0).then(|| MemoryUsage { kind: "CPU".to_owned(), id: 0, byte_size });
-    usage.into_iter().collect()
+/// The memory that loading took, the processors' first, then each GPU's; nothing while it is not known.
+fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
+    let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };
+    let resident = Some(series.memory.get()).filter(|bytes| *bytes > 0).map(|bytes| usage("CPU", 0, bytes));
+    let gpus = series.gpu_memory();
+    resident.into_iter().chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes))).collect()
 }

@@ -118,7 +118,7 @@ pub enum ToFrontend {
 pub struct Loaded {
     /// What executes the model, for logs and the served configuration, for example `onnxruntime 1.31.1`.
     pub engine: String,
-    /// Resident memory of the process after loading, bytes.
+    /// What loading has added to the resident memory of the process, bytes.
     pub memory: u64,
 }
 

@@ -20,6 +20,7 @@ use super::{Repository, Serving};
 use crate::clock;
 use crate::scheduler::{Driver, settings};
 use crate::supervisor::{Instances, Plan};
+use crate::system;
 
 /// The backends of the worker that this build starts.
 const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
@@ -150,7 +151,7 @@ impl Repository {
             Ok((instances, loaded)) => {
                 let seconds = (clock::now() - began).as_secs_f64();
                 record::model_load_duration(&series, seconds);
-                record::memory_usage(&series, loaded.memory * names.len() as u64);
+                record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
                 tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
                 let config = Arc::new(config.with_parameter("engine", &loaded.engine));
                 Ok(Serving { config, driver, instances })
@@ -160,6 +161,13 @@ impl Repository {
                 Err(reason)
             }
         }
+    }
+
+    /// What the processes of a model hold on the GPUs, by the number of the device.
+    async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
+        let Some(gpus) = &self.settings.gpus else { return Vec::new() };
+        let pids = instances.processes().filter_map(|(_, pid)| pid).collect();
+        system::gpu_memory(gpus.clone(), pids).await
     }
 
     /// Refuses new requests, finishes the accepted ones for at most `patience`, and ends all workers.

@@ -1,0 +1,176 @@
+//! What the machine, this process, the workers and the GPUs do: read in process every few seconds.
+//!
+//! [`Sampler::sample`] gives plain readings in natural units; `publish` turns them into metrics, `polling` is the thread
+//! that does both. Nothing here may run on a request's way: the driver's library may take its time, and is known to
+//! hang when a device falls off the bus, which costs this thread and nothing else.
+
+mod container;
+mod gpu;
+mod host;
+mod polling;
+mod process;
+mod publish;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::id::ModelVersion;
+use pharos::timeline::Instant;
+
+pub(crate) use gpu::Gpus;
+pub(crate) use polling::{Polling, find_gpus, gpu_memory};
+
+use gpu::GpuReading;
+use host::{Host, HostReading};
+use process::{ProcessReading, Processes};
+
+/// What is read, and how often.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The time between two readings.
+    pub interval: Duration,
+    /// The time between two entries of one of TorchServe's system metrics in its log.
+    pub log_interval: Duration,
+    /// Whether the host, this process and the workers are read.
+    pub cpu: bool,
+    /// The GPUs, if they are to be read and there are any.
+    pub gpus: Option<Arc<Gpus>>,
+    /// Where the system shows itself.
+    pub roots: Roots,
+}
+
+impl Settings {
+    /// Whether there is anything to read.
+    pub(crate) fn any(&self) -> bool {
+        self.cpu || self.gpus.is_some()
+    }
+}
+
+/// Where the system's own file systems are mounted.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// Processes.
+    pub proc: PathBuf,
+    /// Control groups.
+    pub cgroup: PathBuf,
+}
+
+/// An instance of a model version, for labels.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Worker {
+    pub(crate) model: ModelVersion,
+    pub(crate) instance: String,
+}
+
+/// What was read about the process of an instance.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WorkerReading {
+    pub(crate) worker: Worker,
+    /// `None` while it has none.
+    pub(crate) pid: Option<u32>,
+    /// Computed since the last reading.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) resident_bytes: u64,
+}
+
+/// Everything that was read at one time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Readings {
+    pub(crate) host: Option<HostReading>,
+    pub(crate) process: Option<ProcessReading>,
+    pub(crate) workers: Vec<WorkerReading>,
+    pub(crate) gpus: Vec<GpuReading>,
+    /// Bytes of the workers on the GPUs, by instance and UUID; of those that have some.
+    pub(crate) worker_gpus: Vec<(Worker, String, u64)>,
+}
+
+/// Reads the system.
+pub(crate) struct Sampler {
+    host: Option<Host>,
+    processes: Option<Processes>,
+    gpus: Option<Arc<Gpus>>,
+    /// The devices that could not be read last time; all of them under `None`.
+    lost: BTreeSet<Option<u32>>,
+}
+
+impl Sampler {
+    /// Reads what the settings say.
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let roots = &settings.roots;
+        let without = |error: &sysinfo::Error| tracing::warn!("the host cannot be measured: {error}");
+        let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
+        let boot = || sysinfo::System::boot_time().ok();
+        let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot(), std::process::id()));
+        Self { host, processes, gpus: settings.gpus.clone(), lost: BTreeSet::new() }
+    }
+
+    /// Reads everything once. `workers` are the instances there are now, each with its process if it has one.
+    pub(crate) fn sample(&mut self, now: Instant, workers: &[(Worker, Option<u32>)]) -> Readings {
+        let gpus = self.gpus();
+        let worker_gpus = on_gpus(&gpus, workers);
+        let host = self.host.as_mut().map(|host| host.read(now));
+        let process = self.processes.as_ref().and_then(Processes::own);
+        let workers = self.processes.as_mut().map(|processes| processes.workers(workers)).unwrap_or_default();
+        Readings { host, process, workers, gpus, worker_gpus }
+    }
+
+    /// Reads the GPUs, and says in the log which have begun to fail or to answer again.
+    fn gpus(&mut self) -> Vec<GpuReading> {
+        let Some(gpus) = &self.gpus else { return Vec::new() };
+        let mut readings = Vec::new();
+        let mut lost = BTreeSet::new();
+        let mut failed = |index: Option<u32>, reason: String| {
+            if !self.lost.contains(&index) {
+                let who = index.map_or_else(|| "the GPUs".to_owned(), |index| format!("GPU {index}"));
+                tracing::warn!("{who} cannot be read: {reason}; the metrics go on without until it answers again");
+            }
+            lost.insert(index);
+        };
+        match gpus.read() {
+            Err(reason) => failed(None, reason),
+            Ok(devices) => {
+                for (index, device) in devices {
+                    match device {
+                        Ok(parts) => readings.extend(parts),
+                        Err(reason) => failed(Some(index), reason),
+                    }
+                }
+            }
+        }
+        for index in readings.iter().map(|reading| reading.index).collect::<BTreeSet<_>>() {
+            if self.lost.contains(&Some(index)) || self.lost.contains(&None) {
+                tracing::info!("GPU {index} answers again");
+            }
+        }
+        self.lost = lost;
+        readings
+    }
+}
+
+/// What the workers hold on the GPUs.
+fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<(Worker, String, u64)> {
+    let mut found = Vec::new();
+    for gpu in gpus {
+        for (worker, pid) in workers {
+            let own = gpu.processes.iter().filter(|(process, _)| *pid == Some(*process));
+            let bytes: u64 = own.map(|(_, bytes)| bytes).sum();
+            if bytes > 0 {
+                found.push((worker.clone(), gpu.uuid.clone(), bytes));
+            }
+        }
+    }
+    found
+}
+
+impl Roots {
+    /// The usual places; `cgroup` is `--cgroup-root`.
+    pub(crate) fn new(cgroup: &Path) -> Self {
+        Self { proc: PathBuf::from("/proc"), cgroup: cgroup.to_owned() }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,212 @@
+//! The limits of the container that this process is in: control groups of version 2, read as in the kernel's
+//! `Documentation/admin-guide/cgroup-v2.rst`.
+//!
+//! A limit holds for a group and everything below it, so the group of this process and all above it are asked, and the
+//! smallest limit counts; of equal ones the outermost, which has the most users. Where there are none, or only control
+//! groups of version 1, the machine's own numbers hold.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use pharos::timeline::Instant;
+
+use super::host::Memory;
+
+/// Finds and reads the limits.
+pub(crate) struct Container {
+    proc: PathBuf,
+    root: PathBuf,
+    last: Option<CpuTime>,
+}
+
+/// What a group had computed at some time.
+struct CpuTime {
+    group: PathBuf,
+    at: Instant,
+    microseconds: u64,
+}
+
+impl Container {
+    /// Of the process that `proc` calls `self`, with the control groups' file system at `root`.
+    pub(crate) fn new(proc: &Path, root: &Path) -> Self {
+        Self { proc: proc.to_owned(), root: root.to_owned(), last: None }
+    }
+
+    /// The group of this process and all above it, innermost first; the root is always the last. A process may be moved,
+    /// so this is asked each time.
+    fn groups(&self) -> Vec<PathBuf> {
+        let text = fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
+        let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+        let inside = Path::new(path.trim_start_matches('/'));
+        // `..` stands for what lies above the mounted tree: nothing of that can be seen.
+        let visible = inside.components().all(|component| matches!(component, Component::Normal(_)));
+        let own = if visible { self.root.join(inside) } else { self.root.clone() };
+        own.ancestors().take_while(|group| group.starts_with(&self.root)).map(Path::to_owned).collect()
+    }
+
+    /// The memory that the smallest limit leaves; `None` if none is below `machine` bytes.
+    ///
+    /// What the kernel can take back at once, pages of files that nobody has used lately (`inactive_file`), counts as
+    /// available, as it does for `docker stats` and the kubelet.
+    pub(crate) fn memory(&self, machine: u64) -> Option<Memory> {
+        let mut tightest = None;
+        for group in self.groups() {
+            let limit = number(&group.join("memory.max")).filter(|limit| *limit < machine);
+            if let Some(limit) = limit
+                && tightest.as_ref().is_none_or(|(smallest, _)| limit <= *smallest)
+            {
+                tightest = Some((limit, group));
+            }
+        }
+        let (limit, group) = tightest?;
+        let current = number(&group.join("memory.current"))?;
+        let idle = entry(&group.join("memory.stat"), "inactive_file").unwrap_or(0);
+        let used = current.saturating_sub(idle).min(limit);
+        Some(Memory { total: limit, available: limit - used })
+    }
+
+    /// How much of the smallest quota below `processors` has been used since the last call, from 0 to 1.
+    pub(crate) fn cpu(&mut self, now: Instant, processors: usize) -> Quota {
+        let mut tightest: Option<(f64, PathBuf)> = None;
+        for group in self.groups() {
+            let quota = quota(&group.join("cpu.max")).filter(|quota| *quota < processors as f64);
+            if let Some(quota) = quota
+                && tightest.as_ref().is_none_or(|(smallest, _)| quota <= *smallest)
+            {
+                tightest = Some((quota, group));
+            }
+        }
+        let Some((quota, group)) = tightest else { return Quota::None };
+        let Some(microseconds) = entry(&group.join("cpu.stat"), "usage_usec") else { return Quota::None };
+        let time = CpuTime { group, at: now, microseconds };
+        let last = self.last.replace(time).filter(|last| self.last.as_ref().is_some_and(|t| t.group == last.group));
+        let Some(last) = last.filter(|last| now > last.at) else { return Quota::Unknown };
+        let used = microseconds.saturating_sub(last.microseconds) as f64 / 1e6;
+        // More than all is possible for a moment: `cpu.max.burst`, and the two files are not read at the same time.
+        Quota::Used((used / ((now - last.at).as_secs_f64() * quota)).clamp(0.0, 1.0))
+    }
+}
+
+/// What is known about the use of the processors that a container may use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Quota {
+    /// There is no limit below the machine's.
+    None,
+    /// There is one, and it takes a second reading to know more.
+    Unknown,
+    /// The share of it that was used, from 0 to 1.
+    Used(f64),
+}
+
+/// A file with one number; `None` for `max`, and where there is no such file.
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The number after `key` in a file with lines of a key and a number.
+fn entry(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Processors, from `QUOTA PERIOD` in microseconds; `None` for `max PERIOD`.
+fn quota(file: &Path) -> Option<f64> {
+    let text = fs::read_to_string(file).ok()?;
+    let mut numbers = text.split_whitespace().map(str::parse::<f64>);
+    let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (quota > 0.0 && period > 0.0).then_some(quota / period)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::tests::{Tree, at_ms};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn container(tree: &Tree) -> Container {
+        Container::new(&tree.path("proc"), &tree.path("cgroup"))
+    }
+
+    #[test]
+    fn without_limits_the_machine_holds() {
+        let tree = Tree::new();
+        assert_eq!(container(&tree).memory(1 << 30), None);
+        assert_eq!(container(&tree).cpu(at_ms(0), 4), Quota::None);
+        tree.write("proc/self/cgroup", "1:cpu:/\n0::/a/b\n");
+        tree.write("cgroup/a/b/memory.max", "max\n");
+        tree.write("cgroup/a/b/cpu.max", "max 100000\n");
+        tree.write("cgroup/a/memory.max", "9999999999999\n");
+        tree.write("cgroup/a/cpu.max", "800000 100000\n");
+        assert_eq!(container(&tree).memory(1 << 30), None, "more than the machine has");
+        assert_eq!(container(&tree).cpu(at_ms(0), 4), Quota::None);
+    }
+
+    #[test]
+    fn the_smallest_memory_limit_on_the_way_up_counts() {
+        let tree = Tree::new();
+        tree.write("proc/self/cgroup", "0::/pod/container\n");
+        for (group, limit, current) in [("pod/container", 512, 100), ("pod", 256, 200), ("", 600, 10)] {
+            tree.write(&format!("cgroup/{group}/memory.max"), &format!("{}\n", limit * MIB));
+            tree.write(&format!("cgroup/{group}/memory.current"), &format!("{}\n", current * MIB));
+        }
+        tree.write("cgroup/pod/memory.stat", &format!("anon 5\ninactive_file {}\nactive_file 7\n", 50 * MIB));
+        let expected = Memory { total: 256 * MIB, available: 106 * MIB };
+        assert_eq!(container(&tree).memory(1 << 40), Some(expected));
+    }
+
+    #[test]
+    fn of_equal_limits_the_outermost_counts() {
+        let tree = Tree::new();
+        tree.write("proc/self/cgroup", "0::/pod/container\n");
+        for (group, current) in [("pod/container", 100), ("pod", 200)] {
+            tree.write(&format!("cgroup/{group}/memory.max"), &format!("{}\n", 256 * MIB));
+            tree.write(&format!("cgroup/{group}/memory.current"), &format!("{}\n", current * MIB));
+        }
+        assert_eq!(container(&tree).memory(1 << 40).unwrap().available, 56 * MIB);
+    }
+
+    #[test]
+    fn a_path_that_is_not_mounted_or_above_the_root_means_the_root() {
+        for path in ["/", "/not/mounted", "/../../elsewhere", ""] {
+            let tree = Tree::new();
+            tree.write("proc/self/cgroup", &format!("0::{path}\n"));
+            tree.write("cgroup/memory.max", &format!("{}\n", 64 * MIB));
+            tree.write("cgroup/memory.current", &format!("{}\n", 65 * MIB));
+            let expected = Memory { total: 64 * MIB, available: 0 };
+            assert_eq!(container(&tree).memory(1 << 40), Some(expected), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn utilisation_is_relative_to_the_quota() {
+        let tree = Tree::new();
+        tree.write("cgroup/cpu.max", "150000 100000\n");
+        let mut container = container(&tree);
+        let mut read = |ms, usage_usec: u64| {
+            tree.write("cgroup/cpu.stat", &format!("usage_usec {usage_usec}\nuser_usec 1\n"));
+            container.cpu(at_ms(ms), 8)
+        };
+        assert_eq!(read(0, 5_000_000), Quota::Unknown);
+        assert_eq!(read(2_000, 6_500_000), Quota::Used(0.5), "1.5 s of 2 s times 1.5 processors");
+        assert_eq!(read(2_000, 6_500_000), Quota::Unknown, "no time has passed");
+        assert_eq!(read(3_000, 9_500_000), Quota::Used(1.0), "a burst is everything");
+        assert_eq!(read(4_000, 9_500_000), Quota::Used(0.0));
+    }
+
+    #[test]
+    fn another_group_begins_anew() {
+        let tree = Tree::new();
+        tree.write("cgroup/cpu.max", "100000 100000\n");
+        tree.write("cgroup/cpu.stat", "usage_usec 1000000\n");
+        let mut container = container(&tree);
+        assert_eq!(container.cpu(at_ms(0), 8), Quota::Unknown);
+        tree.write("proc/self/cgroup", "0::/inner\n");
+        tree.write("cgroup/inner/cpu.max", "50000 100000\n");
+        tree.write("cgroup/inner/cpu.stat", "usage_usec 0\n");
+        assert_eq!(container.cpu(at_ms(1_000), 8), Quota::Unknown);
+        tree.write("cgroup/inner/cpu.stat", "usage_usec 250000\n");
+        assert_eq!(container.cpu(at_ms(2_000), 8), Quota::Used(0.5));
+    }
+}

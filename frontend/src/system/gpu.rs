@@ -1,0 +1,214 @@
+//! NVIDIA's devices, through the driver's management library (NVML), which is loaded when there is one.
+//!
+//! What a device does not have or may not tell, it leaves out; the rest is read all the same. A device in MIG mode mostly
+//! tells only about its memory, so its MIG devices are read as well, each under its own UUID. Power and temperature are
+//! those of the whole device always.
+
+use std::path::Path;
+
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+
+/// The GPUs of this machine. They may be read from any thread.
+#[derive(Debug)]
+pub struct Gpus {
+    nvml: Nvml,
+}
+
+/// What one device, or one MIG device of it, tells.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct GpuReading {
+    /// The device's number; for a MIG device that of its parent.
+    pub(crate) index: u32,
+    /// Whether it is a MIG device.
+    pub(crate) mig: bool,
+    pub(crate) uuid: String,
+    /// The share of the time in which a kernel ran, 0 to 1, over the driver's own last interval (1/6 s to 1 s).
+    pub(crate) utilization: Option<f64>,
+    /// The share of the time in which memory was read or written, 0 to 1, over the same interval.
+    pub(crate) bandwidth: Option<f64>,
+    pub(crate) memory: Option<GpuMemory>,
+    /// Watts.
+    pub(crate) power: Option<f64>,
+    /// Watts.
+    pub(crate) power_limit: Option<f64>,
+    /// Joules since the driver was loaded.
+    pub(crate) energy: Option<f64>,
+    /// Degrees Celsius.
+    pub(crate) temperature: Option<f64>,
+    /// Process id and bytes of its memory here. In a container with process ids of its own, the driver may tell those of
+    /// the host, which are nobody's here.
+    pub(crate) processes: Vec<(u32, u64)>,
+}
+
+/// Bytes of a device's memory; what the driver reserves for itself is neither used nor free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GpuMemory {
+    pub(crate) total: u64,
+    pub(crate) used: u64,
+}
+
+/// A device: what it and its MIG devices tell, or why it cannot be read now.
+pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
+
+impl Gpus {
+    /// Loads the library: `library`, or `libnvidia-ml.so.1` where the system has it. May take seconds where the driver has
+    /// to wake its devices.
+    ///
+    /// # Errors
+    /// There is no such library, or no driver, or no permission to use it.
+    pub(crate) fn open(library: Option<&Path>) -> Result<Self, String> {
+        let mut builder = Nvml::builder();
+        if let Some(library) = library {
+            builder.lib_path(library.as_os_str());
+        }
+        builder.init().map(|nvml| Self { nvml }).map_err(|error| text(&error))
+    }
+
+    /// How many devices there are, and the driver's version, in words.
+    pub(crate) fn describe(&self) -> String {
+        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
+        match self.nvml.device_count() {
+            Ok(count) => format!("{count} (driver {version})"),
+            Err(error) => format!("unknown in number: {error} (driver {version})"),
+        }
+    }
+
+    /// Reads every device.
+    ///
+    /// # Errors
+    /// The library does not answer at all.
+    pub(crate) fn read(&self) -> Result<Vec<DeviceReading>, String> {
+        let count = self.nvml.device_count().map_err(|error| text(&error))?;
+        let device = |index| self.nvml.device_by_index(index).map_err(|error| text(&error));
+        Ok((0..count).map(|index| (index, device(index).and_then(|device| read(&device, index)))).collect())
+    }
+
+    /// The memory of some processes together, by the number of the device; devices where they have none are left out.
+    pub(crate) fn memory_of(&self, pids: &[u32]) -> Vec<(u32, u64)> {
+        let mut found = Vec::new();
+        for index in 0..self.nvml.device_count().unwrap_or(0) {
+            let Ok(device) = self.nvml.device_by_index(index) else { continue };
+            let mut parts = mig_devices(&device);
+            if parts.is_empty() {
+                parts.push(device);
+            }
+            let processes = parts.iter().filter_map(|part| processes(part).ok()).flatten();
+            let bytes = processes.filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| bytes).sum();
+            if bytes > 0 {
+                found.push((index, bytes));
+            }
+        }
+        found
+    }
+}
+
+/// Reads a device and its MIG devices.
+fn read(device: &Device<'_>, index: u32) -> Result<Vec<GpuReading>, String> {
+    let parts = mig_devices(device);
+    // In MIG mode the device would name the processes of its parts once more.
+    let (whole, values) = read_values(device, parts.is_empty())?;
+    let mut whole = GpuReading { index, ..whole };
+    read_board(device, &mut whole, values)?;
+    let mut readings = vec![whole];
+    for part in parts {
+        if let Ok((part, _)) = read_values(&part, true) {
+            readings.push(GpuReading { index, mig: true, ..part });
+        }
+    }
+    Ok(readings)
+}
+
+/// What devices and MIG devices tell alike.
+fn read_values(device: &Device<'_>, with_processes: bool) -> Result<(GpuReading, Values), String> {
+    let uuid = device.uuid().map_err(|error| text(&error))?;
+    let mut values = Values::default();
+    let rates = values.take(device.utilization_rates());
+    let share = |percent: u32| f64::from(percent) / 100.0;
+    let memory = values.take(device.memory_info());
+    let processes = with_processes.then(|| values.take(processes(device))).flatten();
+    let reading = GpuReading {
+        uuid,
+        utilization: rates.as_ref().map(|rates| share(rates.gpu)),
+        bandwidth: rates.as_ref().map(|rates| share(rates.memory)),
+        memory: memory.map(|memory| GpuMemory { total: memory.total, used: memory.used }),
+        processes: processes.unwrap_or_default(),
+        ..GpuReading::default()
+    };
+    Ok((reading, values))
+}
+
+/// What only whole devices have.
+fn read_board(device: &Device<'_>, reading: &mut GpuReading, mut values: Values) -> Result<(), String> {
+    let thousandths = |value: u64| value as f64 / 1e3;
+    reading.power = values.take(device.power_usage()).map(|watts| thousandths(watts.into()));
+    reading.power_limit = values.take(device.enforced_power_limit()).map(|watts| thousandths(watts.into()));
+    reading.energy = values.take(device.total_energy_consumption()).map(thousandths);
+    reading.temperature = values.take(device.temperature(TemperatureSensor::Gpu)).map(f64::from);
+    values.verdict()
+}
+
+/// The MIG devices of a device in MIG mode.
+fn mig_devices<'nvml>(device: &Device<'nvml>) -> Vec<Device<'nvml>> {
+    if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+        return Vec::new();
+    }
+    // The most that there may be; what is not there answers with an error.
+    let most = device.mig_device_count().unwrap_or(0);
+    (0..most).filter_map(|number| device.mig_device_by_index(number).ok()).collect()
+}
+
+/// Processes that compute on a device, by id, with their memory.
+fn processes(device: &Device<'_>) -> Result<Vec<(u32, u64)>, NvmlError> {
+    let bytes = |memory: &UsedGpuMemory| match memory {
+        UsedGpuMemory::Used(bytes) => Some(*bytes),
+        UsedGpuMemory::Unavailable => None,
+    };
+    let found = device.running_compute_processes()?;
+    Ok(found.iter().filter_map(|process| Some((process.pid, bytes(&process.used_gpu_memory)?))).collect())
+}
+
+/// Tells values that a device does not have from a device that is gone.
+#[derive(Default)]
+struct Values {
+    /// The device itself cannot be used.
+    gone: Option<String>,
+    /// One value could not be read, for a reason that is none of the ordinary ones.
+    odd: Option<String>,
+    read: bool,
+}
+
+impl Values {
+    fn take<T>(&mut self, result: Result<T, NvmlError>) -> Option<T> {
+        use NvmlError::*;
+        match &result {
+            Ok(_) => self.read = true,
+            Err(NotSupported | NoPermission | FailedToLoadSymbol(_) | InvalidArg | NotFound | NoData) => {}
+            Err(error @ (GpuLost | ResetRequired | Uninitialized | DriverNotLoaded | LibRmVersionMismatch)) => {
+                self.gone.get_or_insert_with(|| text(error));
+            }
+            Err(error) => {
+                self.odd.get_or_insert_with(|| text(error));
+            }
+        }
+        result.ok()
+    }
+
+    /// A device is gone if it says so, or if nothing can be read and not only because it has nothing to tell.
+    fn verdict(self) -> Result<(), String> {
+        match self.gone.or(self.odd.filter(|_| !self.read)) {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What went wrong. The loader's message is in the error's source only.
+fn text(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(inner) => inner.to_string(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,395 @@
+//! Readings as metrics: TorchServe's names and units, Triton's, and our own.
+//!
+//! A series lives as long as what it tells about: one that a reading no longer fills is removed from all views. TorchServe's
+//! gauges are in its log, too, and are logged only when the log is due; the views always show the last reading.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::cache::{Cache, SampleError, Series};
+use pharos::metrics::catalog::Kind;
+
+use super::gpu::GpuReading;
+use super::host::HostReading;
+use super::process::ProcessReading;
+use super::{Readings, Worker, WorkerReading};
+
+/// TorchServe's megabyte.
+const MEGABYTE: f64 = (1 << 20) as f64;
+/// TorchServe's gigabyte.
+const GIGABYTE: f64 = (1 << 30) as f64;
+/// TorchServe's label `Level` of what is about the machine.
+const LEVEL: &str = "Host";
+
+/// A series by metric and label values.
+type Key = (Builtin, Vec<String>);
+
+/// Writes readings into the cache.
+pub(super) struct Publisher {
+    cache: Arc<Cache>,
+    hostname: String,
+    /// Of the cache's definition when the handles were asked for.
+    generation: u64,
+    series: BTreeMap<Key, Shown>,
+    /// Joules that each GPU told last.
+    energy: BTreeMap<String, f64>,
+    /// The number of this reading.
+    reading: u64,
+    log: bool,
+}
+
+/// A series, and the last reading that filled it.
+struct Shown {
+    handle: Arc<Series>,
+    reading: u64,
+}
+
+impl Publisher {
+    pub(super) fn new(cache: Arc<Cache>) -> Self {
+        let (hostname, generation) = (cache.hostname().to_owned(), cache.generation());
+        let (series, energy) = (BTreeMap::new(), BTreeMap::new());
+        Self { cache, hostname, generation, series, energy, reading: 0, log: false }
+    }
+
+    /// Shows what was read. With `log`, the metrics that are logged are logged once. In TorchServe's order.
+    pub(super) fn publish(&mut self, readings: &Readings, log: bool) {
+        self.reading += 1;
+        self.log = log;
+        if self.generation != self.cache.generation() {
+            self.renew();
+        }
+        readings.gpus.iter().for_each(|gpu| self.gpu(gpu));
+        readings.worker_gpus.iter().for_each(|(worker, uuid, bytes)| self.worker_gpu(worker, uuid, *bytes));
+        readings.host.iter().for_each(|host| self.host(host));
+        readings.process.iter().for_each(|process| self.process(process));
+        readings.workers.iter().for_each(|worker| self.worker(worker));
+        self.remove_stale();
+        self.energy.retain(|uuid, _| readings.gpus.iter().any(|gpu| gpu.uuid == *uuid));
+    }
+
+    /// Asks for all handles again, after the metrics have been defined anew.
+    fn renew(&mut self) {
+        self.generation = self.cache.generation();
+        for ((metric, labels), shown) in std::mem::take(&mut self.series) {
+            let asked: Vec<&str> = labels.iter().map(String::as_str).collect();
+            if let Ok(handle) = self.ask(metric, &asked) {
+                self.series.insert((metric, labels), Shown { handle, ..shown });
+            }
+        }
+    }
+
+    fn host(&mut self, host: &HostReading) {
+        let hostname = self.hostname.clone();
+        let torchserve = [LEVEL, hostname.as_str()];
+        if let Some(cpu) = host.cpu {
+            self.set(Builtin::TsCpuUtilization, &torchserve, cpu * 100.0);
+            self.set(Builtin::CpuUtilization, &[], cpu);
+        }
+        if let Some(disk) = host.disk {
+            let (used, available) = (disk.used as f64, disk.available as f64);
+            self.set(Builtin::TsDiskAvailable, &torchserve, available / GIGABYTE);
+            self.set(Builtin::TsDiskUsage, &torchserve, used / GIGABYTE);
+            self.set(Builtin::TsDiskUtilization, &torchserve, percent(used, used + available));
+        }
+        let (total, used) = (host.memory.total as f64, host.memory.used() as f64);
+        self.set(Builtin::TsMemoryAvailable, &torchserve, (total - used) / MEGABYTE);
+        self.set(Builtin::TsMemoryUsed, &torchserve, used / MEGABYTE);
+        self.set(Builtin::TsMemoryUtilization, &torchserve, percent(used, total));
+        self.set(Builtin::CpuMemoryTotal, &[], total);
+        self.set(Builtin::CpuMemoryUsed, &[], used);
+    }
+
+    fn process(&mut self, process: &ProcessReading) {
+        self.raise_to(Builtin::ProcessCpu, &[], process.cpu_seconds);
+        self.set(Builtin::ProcessMemory, &[], process.resident_bytes as f64);
+        if let Some(files) = process.open_files {
+            self.set(Builtin::ProcessFds, &[], files as f64);
+        }
+        if let Some(start) = process.start_seconds {
+            self.set(Builtin::ProcessStart, &[], start);
+        }
+    }
+
+    fn worker(&mut self, reading: &WorkerReading) {
+        let version = reading.worker.model.version.to_string();
+        let labels = [&*reading.worker.model.name, version.as_str(), reading.worker.instance.as_str()];
+        self.set(Builtin::WorkerCpu, &labels, reading.cpu_seconds);
+        self.set(Builtin::WorkerMemory, &labels, reading.resident_bytes as f64);
+    }
+
+    fn worker_gpu(&mut self, worker: &Worker, uuid: &str, bytes: u64) {
+        let version = worker.model.version.to_string();
+        let labels = [&*worker.model.name, version.as_str(), worker.instance.as_str(), uuid];
+        self.set(Builtin::WorkerGpuMemory, &labels, bytes as f64);
+    }
+
+    fn gpu(&mut self, gpu: &GpuReading) {
+        let uuid = [gpu.uuid.as_str()];
+        let memory = gpu.memory.map(|memory| (memory.total as f64, memory.used as f64));
+        // TorchServe numbers devices and knows nothing of parts of them.
+        if !gpu.mig {
+            let (number, hostname) = (gpu.index.to_string(), self.hostname.clone());
+            let torchserve = [LEVEL, number.as_str(), hostname.as_str()];
+            let utilization = memory.map(|(total, used)| percent(used, total));
+            self.set_some(Builtin::TsGpuMemoryUtilization, &torchserve, utilization);
+            self.set_some(Builtin::TsGpuMemoryUsed, &torchserve, memory.map(|(_, used)| used / MEGABYTE));
+            self.set_some(Builtin::TsGpuUtilization, &torchserve, gpu.utilization.map(|share| share * 100.0));
+        }
+        self.set_some(Builtin::GpuUtilization, &uuid, gpu.utilization);
+        self.set_some(Builtin::GpuMemoryTotal, &uuid, memory.map(|(total, _)| total));
+        self.set_some(Builtin::GpuMemoryUsed, &uuid, memory.map(|(_, used)| used));
+        self.set_some(Builtin::GpuPowerUsage, &uuid, gpu.power);
+        self.set_some(Builtin::GpuPowerLimit, &uuid, gpu.power_limit);
+        self.set_some(Builtin::GpuTemperature, &uuid, gpu.temperature);
+        self.set_some(Builtin::GpuMemoryBandwidth, &uuid, gpu.bandwidth);
+        // Counted from the server's start, as Triton does; less than before means that the driver was loaded anew.
+        if let Some(energy) = gpu.energy {
+            let before = self.energy.insert(gpu.uuid.clone(), energy).unwrap_or(energy);
+            self.set(Builtin::GpuEnergy, &uuid, if energy >= before { energy - before } else { energy });
+        }
+    }
+
+    fn set_some(&mut self, metric: Builtin, labels: &[&str], value: Option<f64>) {
+        value.into_iter().for_each(|value| self.set(metric, labels, value));
+    }
+
+    /// Sets a gauge, or adds to a counter. A metric that the definition leaves out, or defines otherwise, is passed over.
+    fn set(&mut self, metric: Builtin, labels: &[&str], value: f64) {
+        let log = self.log;
+        if let Some(series) = self.series(metric, labels) {
+            // Only a counter's decrease could be refused, and none is given.
+            let _ = if log { series.add_or_update(value) } else { series.add_or_update_unlogged(value) };
+        }
+    }
+
+    /// Lets a counter stand at `total`.
+    fn raise_to(&mut self, metric: Builtin, labels: &[&str], total: f64) {
+        let now = self.series(metric, labels).map_or(total, |series| series.value());
+        self.set(metric, labels, (total - now).max(0.0));
+    }
+
+    /// The series, marked as filled by this reading.
+    fn series(&mut self, metric: Builtin, labels: &[&str]) -> Option<Arc<Series>> {
+        let key = (metric, labels.iter().map(|label| (*label).to_owned()).collect());
+        let reading = self.reading;
+        if let Some(shown) = self.series.get_mut(&key) {
+            shown.reading = reading;
+            return Some(shown.handle.clone());
+        }
+        let handle = self.ask(metric, labels).ok()?;
+        self.series.insert(key, Shown { handle: handle.clone(), reading });
+        Some(handle)
+    }
+
+    fn ask(&self, metric: Builtin, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+        match metric.kind() {
+            Kind::Counter => self.cache.counter(metric.name(), labels),
+            _ => self.cache.gauge(metric.name(), labels),
+        }
+    }
+
+    /// Removes every series that this reading has not filled.
+    fn remove_stale(&mut self) {
+        let (reading, cache) = (self.reading, &self.cache);
+        self.series.retain(|(metric, _), shown| {
+            let fresh = shown.reading == reading;
+            if !fresh {
+                cache.remove_series(metric.name(), |series| std::ptr::eq(series, &raw const *shown.handle));
+            }
+            fresh
+        });
+    }
+}
+
+/// How many percent of `whole` a part is.
+fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole * 100.0 } else { 0.0 }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use pharos::id::ModelVersion;
+    use pharos::metrics::cache::Settings;
+    use pharos::metrics::catalog::Catalog;
+    use pharos::metrics::exposition::{self, Format};
+
+    use super::super::gpu::GpuMemory;
+    use super::super::host::{Disk, Memory};
+    use super::*;
+
+    fn publisher() -> Publisher {
+        Publisher::new(Arc::new(Cache::new(Catalog::shipped(), Settings::new("box"))))
+    }
+
+    /// The samples of all families that readings fill, as a scraper reads them, labels in alphabetical order.
+    fn scrape(publisher: &Publisher) -> BTreeMap<String, f64> {
+        let text = exposition::render(&publisher.cache, Format::Text);
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let samples = lines.filter_map(|line| line.rsplit_once(' '));
+        let ours = |(name, value): (&str, &str)| Some((sorted(name), value.parse().ok()?));
+        samples.filter_map(ours).filter(|(name, _)| !name.starts_with("pharos_requ")).collect()
+    }
+
+    fn sorted(series: &str) -> String {
+        let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
+        let mut labels: Vec<&str> = labels.trim_end_matches('}').split(',').collect();
+        labels.sort_unstable();
+        format!("{name}{{{}}}", labels.join(","))
+    }
+
+    fn assert_shows(publisher: &Publisher, expected: &[(&str, f64)]) {
+        let shown = scrape(publisher);
+        for (series, value) in expected {
+            let found = shown.get(&sorted(series)).copied();
+            assert!(
+                found.is_some_and(|found| (found - value).abs() < 1e-9),
+                "{series} {value}, not {found:?}: {shown:#?}"
+            );
+        }
+    }
+
+    fn host() -> HostReading {
+        let memory = Memory { total: 1000 << 20, available: 750 << 20 };
+        HostReading { cpu: Some(0.125), memory, disk: Some(Disk { used: 30 << 30, available: 10 << 30 }) }
+    }
+
+    fn gpu(uuid: &str) -> GpuReading {
+        GpuReading {
+            index: 1,
+            uuid: uuid.to_owned(),
+            utilization: Some(0.5),
+            bandwidth: Some(0.25),
+            memory: Some(GpuMemory { total: 400 << 20, used: 100 << 20 }),
+            power: Some(250.5),
+            power_limit: Some(400.0),
+            energy: Some(1000.0),
+            temperature: Some(60.0),
+            ..GpuReading::default()
+        }
+    }
+
+    fn worker(instance: &str, cpu_seconds: f64) -> WorkerReading {
+        let worker = Worker { model: ModelVersion::new("m", 3), instance: instance.to_owned() };
+        WorkerReading { worker, pid: Some(7), cpu_seconds, resident_bytes: 4096 }
+    }
+
+    #[test]
+    fn the_host_in_both_servers_units() {
+        let mut publisher = publisher();
+        publisher.publish(&Readings { host: Some(host()), ..Readings::default() }, true);
+        assert_shows(
+            &publisher,
+            &[
+                ("CPUUtilization{Level=\"Host\",Hostname=\"box\"}", 12.5),
+                ("MemoryUsed{Level=\"Host\",Hostname=\"box\"}", 250.0),
+                ("MemoryAvailable{Level=\"Host\",Hostname=\"box\"}", 750.0),
+                ("MemoryUtilization{Level=\"Host\",Hostname=\"box\"}", 25.0),
+                ("DiskUsage{Level=\"Host\",Hostname=\"box\"}", 30.0),
+                ("DiskAvailable{Level=\"Host\",Hostname=\"box\"}", 10.0),
+                ("DiskUtilization{Level=\"Host\",Hostname=\"box\"}", 75.0),
+                ("nv_cpu_utilization", 0.125),
+                ("nv_cpu_memory_total_bytes", f64::from(1000 << 20)),
+                ("nv_cpu_memory_used_bytes", f64::from(250 << 20)),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_gpu_in_both_servers_units() {
+        let mut publisher = publisher();
+        let readings = |energy| Readings {
+            gpus: vec![GpuReading { energy: Some(energy), ..gpu("GPU-1") }],
+            ..Readings::default()
+        };
+        publisher.publish(&readings(1000.0), false);
+        assert_shows(&publisher, &[("nv_energy_consumption{gpu_uuid=\"GPU-1\"}", 0.0)]);
+        publisher.publish(&readings(1250.5), false);
+        let uuid = "{gpu_uuid=\"GPU-1\"}";
+        let torchserve = "{Level=\"Host\",DeviceId=\"1\",Hostname=\"box\"}";
+        assert_shows(
+            &publisher,
+            &[
+                (&format!("nv_gpu_utilization{uuid}"), 0.5),
+                (&format!("nv_gpu_memory_total_bytes{uuid}"), f64::from(400 << 20)),
+                (&format!("nv_gpu_memory_used_bytes{uuid}"), f64::from(100 << 20)),
+                (&format!("nv_gpu_power_usage{uuid}"), 250.5),
+                (&format!("nv_gpu_power_limit{uuid}"), 400.0),
+                (&format!("nv_energy_consumption{uuid}"), 250.5),
+                (&format!("pharos_gpu_temperature_celsius{uuid}"), 60.0),
+                (&format!("pharos_gpu_memory_bandwidth_utilization{uuid}"), 0.25),
+                (&format!("GPUUtilization{torchserve}"), 50.0),
+                (&format!("GPUMemoryUsed{torchserve}"), 100.0),
+                (&format!("GPUMemoryUtilization{torchserve}"), 25.0),
+            ],
+        );
+        publisher.publish(&readings(10.0), false);
+        assert_shows(&publisher, &[(&format!("nv_energy_consumption{uuid}"), 260.5)]);
+    }
+
+    #[test]
+    fn what_is_no_longer_read_is_no_longer_shown() {
+        let mut publisher = publisher();
+        let mig = GpuReading { mig: true, uuid: "MIG-1".to_owned(), power: None, ..gpu("MIG-1") };
+        let worker_gpus = vec![(worker("m_0", 0.0).worker, "MIG-1".to_owned(), 5)];
+        publisher.publish(&Readings { gpus: vec![gpu("GPU-1"), mig], worker_gpus, ..Readings::default() }, false);
+        assert_eq!(scrape(&publisher).len(), 11 + 8 - 1 + 1, "{:#?}", scrape(&publisher));
+        let tired = GpuReading { utilization: None, bandwidth: None, ..gpu("GPU-1") };
+        publisher.publish(&Readings { gpus: vec![tired], ..Readings::default() }, false);
+        assert_eq!(scrape(&publisher).len(), 8, "{:#?}", scrape(&publisher));
+        publisher.publish(&Readings::default(), false);
+        assert_eq!(scrape(&publisher).len(), 0, "{:#?}", scrape(&publisher));
+    }
+
+    #[test]
+    fn counters_grow_by_what_was_added() {
+        let mut publisher = publisher();
+        let process = |cpu_seconds| ProcessReading {
+            cpu_seconds,
+            resident_bytes: 1 << 20,
+            open_files: Some(12),
+            start_seconds: Some(1.75e9),
+        };
+        let readings = |own, added| Readings {
+            process: Some(process(own)),
+            workers: vec![worker("m_0", added)],
+            ..Readings::default()
+        };
+        publisher.publish(&readings(2.5, 1.0), false);
+        publisher.publish(&readings(4.0, 0.25), false);
+        let m = "{model=\"m\",version=\"3\",instance=\"m_0\"}";
+        assert_shows(
+            &publisher,
+            &[
+                ("process_cpu_seconds_total", 4.0),
+                ("process_resident_memory_bytes", f64::from(1 << 20)),
+                ("process_open_fds", 12.0),
+                ("process_start_time_seconds", 1.75e9),
+                (&format!("pharos_worker_cpu_seconds_total{m}"), 1.25),
+                (&format!("pharos_worker_resident_bytes{m}"), 4096.0),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_new_definition_takes_over() {
+        let mut publisher = publisher();
+        let readings = Readings { host: Some(host()), workers: vec![worker("m_0", 1.0)], ..Readings::default() };
+        publisher.publish(&readings, false);
+        let text = "ts_metrics:\n  gauge:\n    - {name: MemoryUsed, unit: Megabytes, dimensions: [Level, Hostname]}\n";
+        publisher.cache.reload(Catalog::parse(text, "less.yaml").unwrap());
+        publisher.publish(&Readings { host: Some(host()), ..Readings::default() }, true);
+        let shown = scrape(&publisher);
+        assert_eq!(
+            shown.into_iter().collect::<Vec<_>>(),
+            [(sorted("MemoryUsed{Level=\"Host\",Hostname=\"box\"}"), 250.0)]
+        );
+        publisher.cache.reload(Catalog::shipped());
+        publisher.publish(&readings, false);
+        let m = "{model=\"m\",version=\"3\",instance=\"m_0\"}";
+        assert_shows(&publisher, &[(&format!("pharos_worker_cpu_seconds_total{m}"), 1.0)]);
+    }
+}
