@@ -2,7 +2,7 @@
 #   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 .DEFAULT_GOAL := help
-.PHONY: help serve build test test-rust test-clients lint bench fuzz tools
+.PHONY: help serve build test test-rust test-clients soak lint bench fuzz tools
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -12,7 +12,7 @@ VENV := $(TARGET)/venv
 PROFILE := --release
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make lint | bench | fuzz   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make lint | bench | fuzz | soak   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -42,6 +42,12 @@ test-clients: build $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	$(VENV)/bin/python tests/python/prometheus.py
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
+
+# The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load.
+SOAK_SECONDS ?= 60
+soak: build $(VENV)/ready
+	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s \
+	  tests/python/test_metrics_load.py tests/python/test_metrics_agreement.py
 
 lint: tools
 	$(CARGO) fmt --all --check

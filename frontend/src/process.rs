@@ -51,7 +51,7 @@ pub(crate) struct Printed {
 pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Printed) -> io::Result<Worker> {
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
-    let (ring, metrics) = Ring::create()?;
+    let (ring, metrics, bell) = Ring::create(instance)?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let mut command = Command::new(&program.worker);
@@ -73,6 +73,7 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Pr
         (inputs, descriptors::INPUTS),
         (outputs, descriptors::OUTPUTS),
         (metrics, descriptors::METRICS),
+        (bell, descriptors::BELL),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;

@@ -258,7 +258,7 @@ impl Driver {
     pub(crate) fn drain_metrics(&self, cache: &Cache) {
         let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
         for link in links {
-            link.ring.drain(cache, &self.series);
+            link.ring.scrape(cache, &self.series);
         }
     }
 

@@ -271,6 +271,7 @@ impl Instance {
             config: self.driver.config.encode(),
             threads: self.plan.threads,
             metrics: self.plan.metrics.borrow().to_string(),
+            auto_detect: self.plan.cache.auto_detect(),
         }));
         let (sender, events) = mpsc::unbounded_channel();
         tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
@@ -354,7 +355,7 @@ impl Instance {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
             running.link.send_released();
-            running.link.ring.drain(&self.plan.cache, &self.driver.series);
+            running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();
             }
@@ -428,8 +429,14 @@ async fn read(
             None => Ok(()),
         }
     };
-    let end = Link::run(&link, on_frame).await;
-    link.ring.drain(&cache, &driver.series);
+    let (ring_of, taken_to) = (link.clone(), (cache.clone(), driver.series.clone()));
+    let mut pump = tokio::spawn(async move { ring_of.ring.pump(&taken_to.0, &taken_to.1).await });
+    let end = tokio::select! {
+        end = Link::run(&link, on_frame) => end,
+        fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
+    };
+    pump.abort();
+    link.ring.close(&cache, &driver.series);
     let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
     let _ = events.send(Event::Ended(reason));
 }

@@ -233,6 +233,11 @@ impl Cache {
         &self.settings.hostname
     }
 
+    /// Whether a metric that is not defined is registered by its first sample.
+    pub fn auto_detect(&self) -> bool {
+        self.settings.auto_detect
+    }
+
     /// The time of day of summaries, which somebody must tell.
     pub fn clock(&self) -> &CoarseClock {
         &self.clock

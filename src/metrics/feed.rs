@@ -55,6 +55,11 @@ impl Feed {
         Self { reader, series: Vec::new(), generation: 0, dropped: 0 }
     }
 
+    /// Bytes of samples that wait to be taken.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.reader.waiting_bytes()
+    }
+
     /// Takes every committed sample into the cache; what is lost is recorded for the model. Costs two loads when nothing
     /// is waiting, so it can be called before each reply.
     ///

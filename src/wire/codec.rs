@@ -162,7 +162,7 @@ macro_rules! fields {
         }
     };
 }
-fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics });
+fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics, auto_detect });
 fields!(Execute { batch, requests, inputs, outputs, released });
 fields!(BatchRequest { id, rows, parameters });
 fields!(InputBlock { input, datatype, shape, offset, len });
@@ -195,6 +195,19 @@ impl<T: Wire> Wire for Vec<T> {
             items.push(T::get(input)?);
         }
         Ok(items)
+    }
+}
+
+impl Wire for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        u8::from(*self).put(out);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        match u8::get(input)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(DecodeError::new("flag", other.into())),
+        }
     }
 }
 
@@ -357,6 +370,7 @@ mod tests {
             config: vec![1, 2],
             threads: 2,
             metrics: "mode: prometheus".into(),
+            auto_detect: true,
         });
         let metrics = ToWorker::Metrics("mode: both".into());
         for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics] {

@@ -57,8 +57,10 @@ pub struct Load {
     pub config: Vec<u8>,
     /// Threads that one execution may use.
     pub threads: u32,
-    /// The text of `metrics.yaml`.
+    /// The text of `metrics.yaml`, which says what the model may record.
     pub metrics: String,
+    /// Whether the model may record metrics that are not defined there.
+    pub auto_detect: bool,
 }
 
 /// One batch.
@@ -189,4 +191,6 @@ pub mod descriptors {
     pub const OUTPUTS: i32 = 5;
     /// The ring of metric samples, written by the worker.
     pub const METRICS: i32 = 6;
+    /// A pipe into which the worker writes a byte when the ring should be read soon.
+    pub const BELL: i32 = 7;
 }

@@ -26,6 +26,8 @@ pub(crate) struct SharedDescriptors {
     pub(crate) outputs: OwnedFd,
     /// The metrics ring: written by this process.
     pub(crate) metrics: OwnedFd,
+    /// The pipe that makes the frontend read the ring.
+    pub(crate) bell: OwnedFd,
 }
 
 impl Inherited {
@@ -40,6 +42,7 @@ impl Inherited {
                 inputs: take(descriptors::INPUTS, "input arena")?,
                 outputs: take(descriptors::OUTPUTS, "output arena")?,
                 metrics: take(descriptors::METRICS, "metrics ring")?,
+                bell: take(descriptors::BELL, "metrics bell")?,
             },
         })
     }

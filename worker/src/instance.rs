@@ -39,12 +39,14 @@ impl Instance {
         let before = resident_memory();
         let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
         let (inputs, outputs) = memory::map(&descriptors).map_err(|error| shared_memory_error(&error))?;
-        let metrics = Metrics::open(&descriptors.metrics, load).map_err(|error| shared_memory_error(&error))?;
+        let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
+        let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
         let threads = (load.threads as usize).max(1);
-        let context = Context { config: &config, directory: Path::new(&load.directory), threads };
+        let context = Context { config: &config, directory: Path::new(&load.directory), threads, metrics: &metrics };
         let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         let grown = resident_memory().saturating_sub(before);
+        metrics.flush();
         Ok(Self { backend, config, inputs, outputs, metrics, grown })
     }
 
@@ -72,8 +74,9 @@ impl Instance {
         let arrived = clock::now();
         // Memory is handed back only by `release`, which comes when there is time for it.
         self.outputs.release(&execute.released);
+        self.metrics.batch_begins(&execute.requests);
         let start = clock::now();
-        let mut outputs = Outputs::new(&mut self.outputs, start);
+        let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
         let result = match batch_of(&self.config, &self.inputs, execute) {
             Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
             Err(error) => Ok(Err(error)),
@@ -83,7 +86,7 @@ impl Instance {
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
         let done = outputs.done(execute.batch, error);
-        self.metrics.batch_executed(&done, &execute.requests, arrived);
+        self.metrics.batch_executed(&done, arrived);
         (done, panicked)
     }
 }
@@ -91,6 +94,7 @@ impl Instance {
 /// The outputs of one batch: memory, stamps, and requests that failed.
 pub struct Outputs<'a> {
     arena: &'a mut Arena,
+    metrics: &'a Metrics,
     blocks: Vec<OutputBlock>,
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
@@ -101,9 +105,10 @@ pub struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    fn new(arena: &'a mut Arena, start: Instant) -> Self {
+    fn new(arena: &'a mut Arena, metrics: &'a Metrics, start: Instant) -> Self {
         Self {
             arena,
+            metrics,
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
@@ -111,6 +116,11 @@ impl<'a> Outputs<'a> {
             input_end: None,
             output_start: None,
         }
+    }
+
+    /// The metrics of this process. What this thread records is for the requests of the batch, unless it says otherwise.
+    pub fn metrics(&self) -> &'a Metrics {
+        self.metrics
     }
 
     /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.

@@ -1,31 +1,89 @@
-//! The worker's end of the metrics ring.
+//! What a model records: the metrics of `metrics.yaml`, and the way of their samples to the frontend.
+//!
+//! ```text
+//! let orders = context.metrics.add_metric("Orders", "Count", &["shop"], Kind::Counter)?;   // in the load
+//! orders.add_or_update(1.0, &["north"]);                                                   // anywhere, from any thread
+//! let north = orders.series(&["north"])?;                                                  // keep it: cheaper
+//! north.add_or_update(1.0);
+//! ```
+//!
+//! Every sample goes into the ring at once: when `add_or_update` returns it is committed, and the frontend has it even if
+//! this process is killed in the next moment. So there is nothing for [`Metrics::flush`] to send, but for the values of
+//! [`Coalesced`] handles, which gather updates in this process because their metric changes far more often than anybody
+//! looks at it. The runtime flushes after the load and after each inference.
+//!
+//! Nothing here fails an inference: a sample that cannot be recorded is counted as dropped, and the reason is printed, once
+//! a second at most. When the ring is full the caller waits for the frontend, a second at most.
+//!
+//! Names, types and default dimensions follow TorchServe's `ts.metrics` (`add_metric`, `get_metric`, `add_or_update`).
+
+mod definitions;
+mod handles;
+mod sink;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pharos::metrics::catalog::{Catalog, RECORDED_BY_WORKER};
-use pharos::metrics::channel::{Definition, Sample, Writer};
-use pharos::metrics::tslog::push_request_id;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::metrics::cache::SampleError;
+use pharos::metrics::catalog::{Catalog, Kind, RECORDED_BY_WORKER};
+use pharos::metrics::channel::PushError;
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
 
-/// A full ring is waited for this often and this long at a time before a sample is dropped (and counted).
-const TRIES: u32 = 100;
-const PAUSE: Duration = Duration::from_micros(200);
-/// The most bytes of a batch's request ids that go with a sample: a record of the ring has little more. A batch with more
-/// is logged with those of its first requests.
-const MAX_REQUEST_IDS: usize = 7 << 10;
+use definitions::Definitions;
+use handles::Held;
+pub use handles::{Coalesced, Metric, Series};
+pub use sink::Requests;
+use sink::Sink;
 
-/// Samples on their way to the frontend.
-pub(crate) struct Metrics {
-    writer: Writer,
-    model: String,
-    /// The series of `HandlerTime` and `PredictionTime`, as far as the definition has them.
-    handler_time: Option<u32>,
-    prediction_time: Option<u32>,
-    request_ids: String,
+/// Why a metric or a series cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetricError {
+    /// The definition does not allow it; an undeclared metric's text says what to write into `metrics.yaml`.
+    #[error(transparent)]
+    Refused(#[from] SampleError),
+    /// [`Metrics::get_metric`] found none.
+    #[error("there is no {} `{name}`: neither metrics.yaml nor add_metric has defined it", kind.as_str())]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// The type asked for.
+        kind: Kind,
+    },
+    /// The ring cannot take the series.
+    #[error(transparent)]
+    NoRoom(#[from] PushError),
+}
+
+/// An error of the load, if the backend passes it on.
+impl From<MetricError> for InferError {
+    fn from(error: MetricError) -> Self {
+        InferError::new(ErrorCode::Unavailable, Reason::Backend, error.to_string())
+    }
+}
+
+/// The metrics of this process. Cheap to clone; for any thread.
+#[derive(Clone)]
+pub struct Metrics(Arc<Shared>);
+
+struct Shared {
+    // Held while a metric is looked up or added.
+    definitions: Mutex<Definitions>,
+    // Held for one sample, and while the ring is full: it has one producer.
+    sink: Mutex<Sink>,
+    /// What is flushed.
+    held: Mutex<Vec<Arc<Held>>>,
+    /// What the runtime itself records, as far as the definition has it.
+    times: Mutex<Times>,
+}
+
+/// The series of TorchServe's `HandlerTime` and `PredictionTime`.
+#[derive(Default)]
+struct Times {
+    handler: Option<Series>,
+    prediction: Option<Series>,
 }
 
 impl Metrics {
@@ -33,71 +91,101 @@ impl Metrics {
     ///
     /// # Errors
     /// It is no ring, or the definition of the metrics is wrong.
-    pub(crate) fn open(descriptor: &OwnedFd, load: &Load) -> io::Result<Self> {
-        let (writer, model) = (Writer::open(descriptor)?, load.model.clone());
-        let mut metrics = Self { writer, model, handler_time: None, prediction_time: None, request_ids: String::new() };
+    pub(crate) fn open(ring: &OwnedFd, bell: OwnedFd, load: &Load) -> io::Result<Self> {
+        let metrics = Self(Arc::new(Shared {
+            definitions: Mutex::new(Definitions::new(&load.model, load.auto_detect)),
+            sink: Mutex::new(Sink::open(ring, bell)?),
+            held: Mutex::default(),
+            times: Mutex::default(),
+        }));
         metrics.redefine(&load.metrics)?;
         Ok(metrics)
     }
 
-    /// Takes another text of `metrics.yaml`.
+    /// Takes another text of `metrics.yaml`. Handles that the model holds stay good: of a metric that is not defined any
+    /// more, or is switched off, samples are no longer taken.
     ///
     /// # Errors
     /// The text is no definition of metrics; then nothing has changed.
-    pub(crate) fn redefine(&mut self, text: &str) -> io::Result<()> {
+    pub(crate) fn redefine(&self, text: &str) -> io::Result<()> {
         let catalog = Catalog::parse(text, "metrics.yaml").map_err(io::Error::other)?;
-        let Self { writer, model, .. } = self;
-        // A series that is told already keeps its number.
-        let series = RECORDED_BY_WORKER.map(|name| writer.intern(&of_backend(&catalog, name, model)?).ok());
-        [self.handler_time, self.prediction_time] = series;
+        lock(&self.0.definitions).redefine(catalog);
+        let [handler, prediction] = RECORDED_BY_WORKER.map(|name| self.time(name));
+        *lock(&self.0.times) = Times { handler, prediction };
         Ok(())
+    }
+
+    /// The metric of this name and type, with these dimensions; what `metrics.yaml` says about its unit and labels holds.
+    /// Dimensions of the definition that are left out must be among `ModelName`, `Level` and `Hostname`, which are filled
+    /// in. The same metric may be added any number of times.
+    ///
+    /// # Errors
+    /// `metrics.yaml` does not define it (the text names the line to add) and metrics are not detected, or it defines
+    /// another type or other dimensions, or the server records it itself.
+    pub fn add_metric(
+        &self,
+        name: &str,
+        unit: &str,
+        dimension_names: &[&str],
+        kind: Kind,
+    ) -> Result<Metric, MetricError> {
+        let named = lock(&self.0.definitions).add(name, unit, dimension_names, kind)?;
+        Ok(Metric::new(self.clone(), named))
+    }
+
+    /// A metric that was added, or that `metrics.yaml` defines, by name and type.
+    ///
+    /// # Errors
+    /// There is none of this name, or it is of another type, or the server records it itself.
+    pub fn get_metric(&self, name: &str, kind: Kind) -> Result<Metric, MetricError> {
+        let named = lock(&self.0.definitions).get(name, kind)?;
+        Ok(Metric::new(self.clone(), named))
+    }
+
+    /// Sends what [`Coalesced`] handles have gathered. When it returns, everything that this thread recorded before is
+    /// committed: the frontend takes it into its cache whatever happens to this process.
+    pub fn flush(&self) {
+        for held in lock(&self.0.held).iter() {
+            held.flush(self);
+        }
+    }
+
+    /// A batch begins on this thread: what it records from now on is for these requests, unless it says otherwise.
+    pub(crate) fn batch_begins(&self, requests: &[BatchRequest]) {
+        lock(&self.0.sink).batch_begins(requests);
     }
 
     /// One batch that had come at `arrived` is done: TorchServe's `HandlerTime` (in the backend) and `PredictionTime` (with
     /// the work around it), in milliseconds, for successes only.
-    pub(crate) fn batch_executed(&mut self, done: &Done, requests: &[BatchRequest], arrived: Instant) {
-        if done.error.is_some() {
-            return;
-        }
-        self.request_ids.clear();
-        for (position, request) in requests.iter().enumerate() {
-            let all = self.request_ids.len();
-            push_request_id(&mut self.request_ids, position, &request.id);
-            if self.request_ids.len() > MAX_REQUEST_IDS {
-                self.request_ids.truncate(all);
-                break;
+    pub(crate) fn batch_executed(&self, done: &Done, arrived: Instant) {
+        if done.error.is_none() {
+            let times = lock(&self.0.times);
+            let end = done.stamps.end;
+            for (series, start) in [(&times.handler, done.stamps.start), (&times.prediction, arrived)] {
+                if let Some(series) = series {
+                    series.record(end.ns_since(start) as f64 / 1e6, end, Requests::Batch);
+                }
             }
         }
-        let end = done.stamps.end;
-        for (series, start) in [(self.handler_time, done.stamps.start), (self.prediction_time, arrived)] {
-            let Some(series) = series else { continue };
-            let value = end.ns_since(start) as f64 / 1e6;
-            let sample = Sample { series, value, clock: end, request_id: &self.request_ids };
-            let mut tries = 0;
-            self.writer.sample_or_drop(&sample, || {
-                thread::sleep(PAUSE);
-                tries += 1;
-                tries < TRIES
-            });
-        }
+        self.flush();
+        lock(&self.0.sink).batch_ended();
+    }
+
+    /// The series of a metric that every backend records, if the definition has it with dimensions that are known here.
+    fn time(&self, name: &str) -> Option<Series> {
+        let named = lock(&self.0.definitions).find(name)?;
+        Metric::new(self.clone(), named).series(&[]).ok()
+    }
+
+    fn sink(&self) -> MutexGuard<'_, Sink> {
+        lock(&self.0.sink)
     }
 }
 
-/// The series of a metric that every backend records, if the definition has it with dimensions that are known here.
-fn of_backend(catalog: &Catalog, name: &str, model: &str) -> Option<Definition> {
-    let (_, spec) = catalog.find(name)?;
-    let value = |dimension: &String| match dimension.as_str() {
-        "ModelName" => Some(model.to_owned()),
-        "Level" => Some("Model".to_owned()),
-        "Hostname" => Some(hostname()),
-        _ => None,
-    };
-    let labels = spec.dimensions.iter().map(|dimension| Some((dimension.clone(), value(dimension)?)));
-    let labels = labels.collect::<Option<Vec<_>>>()?;
-    Some(Definition { name: spec.name.clone(), kind: Some(spec.kind), unit: spec.unit.clone(), labels })
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This machine's name.
-fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

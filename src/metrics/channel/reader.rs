@@ -64,6 +64,12 @@ impl Reader {
         self.ring.load(HEAD, Ordering::Relaxed) == self.tail
     }
 
+    /// Bytes of committed records that wait to be read; at most the ring's capacity, whatever the producer says.
+    pub fn waiting_bytes(&self) -> u64 {
+        let words = self.ring.load(HEAD, Ordering::Relaxed).wrapping_sub(self.tail);
+        words.min(self.ring.capacity as u64) * size_of::<u64>() as u64
+    }
+
     /// The samples that the producer could not write, since the start. The producer's word, believed only as a number.
     pub fn dropped(&self) -> u64 {
         self.ring.load(DROPPED, Ordering::Relaxed)

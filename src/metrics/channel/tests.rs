@@ -100,18 +100,40 @@ fn a_full_ring_waits_and_then_drops_and_counts() {
     assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::Full));
     assert_eq!(writer.intern(&series(1, &["x".repeat(100)])), Err(PushError::Full));
     let mut waits = 0;
-    assert!(!writer.sample_or_drop(&sample(0, 1.0, ""), || {
+    let dropped = writer.sample_or_drop(&sample(0, 1.0, ""), || {
         waits += 1;
         waits < 3
-    }));
-    assert_eq!((waits, reader.dropped()), (3, 1));
+    });
+    assert_eq!((dropped, waits, reader.dropped()), (Err(PushError::Full), 3, 1));
     let mut read = 0;
-    assert!(writer.sample_or_drop(&sample(0, 1.0, ""), || {
+    let written_now = writer.sample_or_drop(&sample(0, 1.0, ""), || {
         read += drain(&mut reader).unwrap().len();
         true
-    }));
-    assert_eq!((read, reader.dropped()), (written + 1, 1));
+    });
+    assert_eq!((written_now, read, reader.dropped()), (Ok(()), written + 1, 1));
     assert_eq!(drain(&mut reader).unwrap().len(), 1);
+}
+
+#[test]
+fn the_reader_is_called_once_for_each_half_of_the_ring() {
+    let (_fd, mut writer, mut reader) = ring();
+    writer.intern(&series(0, &[])).unwrap();
+    let (mut calls, mut most) = (0, 0);
+    for _ in 0..30 * MAX_RECORD_WORDS / 3 {
+        writer.sample(&sample(0, 1.0, "")).unwrap();
+        most = most.max(reader.waiting_bytes());
+        if writer.wants_reader() {
+            assert!(!writer.wants_reader(), "once is enough");
+            assert!(reader.waiting_bytes() > 8 * MAX_RECORD_WORDS as u64);
+            calls += 1;
+            drain(&mut reader).unwrap();
+        }
+    }
+    assert!((28..=30).contains(&calls), "{calls} calls for 30 halves");
+    assert!(
+        most < 8 * 2 * MAX_RECORD_WORDS as u64,
+        "a reader that comes when it is called keeps the ring from filling"
+    );
 }
 
 #[test]
@@ -198,10 +220,11 @@ fn two_threads_lose_nothing() {
         for at in 0..SAMPLES {
             let id = "r".repeat((at % 40) as usize);
             let sample = Sample { series: 0, value: at as f64, clock: Instant(at), request_id: &id };
-            assert!(writer.sample_or_drop(&sample, || {
+            let written = writer.sample_or_drop(&sample, || {
                 std::thread::yield_now();
                 true
-            }));
+            });
+            assert_eq!(written, Ok(()));
         }
     });
     let mut next = 0;

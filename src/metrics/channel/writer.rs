@@ -58,6 +58,8 @@ pub struct Writer {
     head: u64,
     /// The consumer's tail when last looked at.
     tail: u64,
+    /// The consumer's tail when it was last called; see [`Writer::wants_reader`].
+    called_at: Option<u64>,
     series: HashMap<Definition, u32>,
     text: Vec<u8>,
 }
@@ -72,7 +74,7 @@ impl Writer {
         let memory = SharedMemory::map(&fd, len)?;
         let ring = Ring::open(memory).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let (head, tail) = (ring.load(HEAD, Ordering::Relaxed), ring.load(TAIL, Ordering::Acquire));
-        Ok(Self { ring, head, tail, series: HashMap::new(), text: Vec::new() })
+        Ok(Self { ring, head, tail, called_at: None, series: HashMap::new(), text: Vec::new() })
     }
 
     /// The number of a series, told to the consumer when it is new. Keep it: this costs a look-up, a sample does not. A
@@ -118,18 +120,36 @@ impl Writer {
     }
 
     /// Writes one sample, waiting for room: while the ring is full, calls `wait`, which waits a little and says whether to
-    /// try once more. Returns whether the sample was written; if not, it is counted as dropped, where the frontend sees it.
-    pub fn sample_or_drop(&mut self, sample: &Sample<'_>, mut wait: impl FnMut() -> bool) -> bool {
+    /// try once more.
+    ///
+    /// # Errors
+    /// Why the sample was not written; it is then counted as dropped, where the frontend sees it.
+    pub fn sample_or_drop(&mut self, sample: &Sample<'_>, mut wait: impl FnMut() -> bool) -> Result<(), PushError> {
         loop {
             match self.sample(sample) {
-                Ok(()) => return true,
                 Err(PushError::Full) if wait() => {}
-                Err(_) => {
+                Err(error) => {
                     self.count_dropped();
-                    return false;
+                    return Err(error);
                 }
+                Ok(()) => return Ok(()),
             }
         }
+    }
+
+    /// Whether the consumer should be woken now: more than half of the ring is in use, and it has not been called since it
+    /// last gave room back. To be asked after each record that was written; costs a comparison while there is room.
+    pub fn wants_reader(&mut self) -> bool {
+        let half = self.ring.capacity as u64 / 2;
+        if self.head.wrapping_sub(self.tail) <= half || self.called_at == Some(self.tail) {
+            return false;
+        }
+        self.tail = self.ring.load(TAIL, Ordering::Acquire);
+        if self.head.wrapping_sub(self.tail) <= half || self.called_at == Some(self.tail) {
+            return false;
+        }
+        self.called_at = Some(self.tail);
+        true
     }
 
     /// Counts a sample that could not be written (because its series could not be interned, for example).

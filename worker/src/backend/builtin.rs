@@ -10,6 +10,7 @@
 //! | `panic` | identity, but panics when the first byte of input 0 is 1 |
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
 //! | `print` | identity, and prints each element of input 0, which holds BYTES, as a line on standard output |
+//! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
 use std::io::{self, Write};
 use std::thread;
@@ -19,9 +20,10 @@ use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 
 use super::elements::{self, Operation};
+use super::emit::Emitter;
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit";
 
 enum Function {
     Identity,
@@ -32,6 +34,7 @@ enum Function {
     Panic,
     Hang,
     Print,
+    Emit(Emitter),
 }
 
 struct Builtin {
@@ -58,6 +61,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some("panic") => Function::Panic,
         Some("hang") => Function::Hang,
         Some("print") => Function::Print,
+        Some("emit") => Function::Emit(Emitter::create(context)?),
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
         }
@@ -86,6 +90,7 @@ impl Backend for Builtin {
             Function::AddSub => return self.add_sub(batch, outputs),
             Function::Fail(message) => return Err(run_error(message.clone())),
             Function::Delay(duration) => thread::sleep(*duration),
+            Function::Emit(emitter) => emitter.execute(batch, outputs),
             Function::Crash if marked => std::process::abort(),
             #[allow(clippy::panic)] // what it is for
             Function::Panic if marked => panic!("requested panic"),

@@ -5,6 +5,7 @@
 
 mod builtin;
 mod elements;
+mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
 mod tract;
@@ -19,6 +20,7 @@ use pharos::wire::BatchRequest;
 use crate::memory::OutputArena;
 
 pub use crate::instance::Outputs;
+pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
 
 /// Runs one instance of a model.
 pub trait Backend {
@@ -40,6 +42,8 @@ pub struct Context<'a> {
     pub directory: &'a Path,
     /// Threads that one execution may use.
     pub threads: usize,
+    /// What the model may record; to be cloned and kept.
+    pub metrics: &'a Metrics,
 }
 
 /// One input of a batch, over all its requests.

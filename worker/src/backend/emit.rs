@@ -1,0 +1,172 @@
+//! The function `emit`: identity that records metrics, for tests and measurements of their way to the frontend.
+//!
+//! | parameter | what it says |
+//! |---|---|
+//! | `metrics` | what it records: `KIND NAME UNIT [DIMENSION,..]`, several separated by `;`; `counter Emitted Count` without it |
+//! | `series` | label sets of each metric: the first dimension without a default is 0, 1, ...; 1 without it |
+//! | `samples` | samples for each request, one after the other of all series, with the request's id; 0 without it. A request's own parameter `samples` goes before it |
+//! | `rate` | samples a second from threads of its own, together; 0 without it |
+//! | `threads` | how many such threads; 1 without it |
+//! | `seconds` | how long they record; for ever without it |
+//!
+//! Counters grow by 1 with each sample; gauges take, and distributions observe, its number modulo 100.
+//!
+//! A test must know what was recorded when the process is killed in the middle. So each thread notes in memory that
+//! outlives the process (a memfd of the name [`LEDGER`], which the test opens in `/proc`) the number of samples begun before
+//! each and the number of samples recorded after it: words 2n and 2n + 1 are those of thread n.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use pharos::error::InferError;
+use pharos::infer::Parameter;
+use pharos::metrics::catalog::Kind;
+use pharos::shm::{self, SharedMemory};
+
+use super::{Batch, Context, Metric, Outputs, Requests, Series, load_error};
+use crate::clock;
+
+/// The name of the memory that says what was recorded.
+const LEDGER: &str = "pharos-emit-ledger";
+/// Its size in bytes: room for as many threads as `threads` allows.
+const LEDGER_BYTES: usize = 4096;
+/// The most threads.
+const MAX_THREADS: u64 = LEDGER_BYTES as u64 / 16;
+/// How long a thread sleeps when it is ahead of its rate.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Records samples.
+pub(super) struct Emitter {
+    series: Arc<[(Kind, Series)]>,
+    samples: u64,
+    /// Kept open for the test that looks for it.
+    _ledger: Option<OwnedFd>,
+}
+
+/// What each thread has to do.
+struct Task {
+    series: Arc<[(Kind, Series)]>,
+    rate: f64,
+    end: Option<f64>,
+    ledger: Arc<SharedMemory>,
+    number: usize,
+}
+
+impl Emitter {
+    /// Registers the metrics and starts the threads.
+    ///
+    /// # Errors
+    /// A parameter is wrong, or a metric cannot be recorded.
+    pub(super) fn create(context: &Context<'_>) -> Result<Self, InferError> {
+        let text = context.config.parameters.get("metrics").map_or("counter Emitted Count", String::as_str);
+        let labels = number(context, "series", 1)?;
+        let mut series = Vec::new();
+        for entry in text.split(';') {
+            let (metric, kind, dimensions) = add(context, entry)?;
+            for label in 0..labels {
+                let label = label.to_string();
+                let values: Vec<&str> = [label.as_str()].into_iter().chain([""; 9]).take(dimensions).collect();
+                series.push((kind, metric.series(&values)?));
+            }
+        }
+        let mut emitter = Self { series: series.into(), samples: number(context, "samples", 0)?, _ledger: None };
+        emitter._ledger = emitter.start(context)?;
+        Ok(emitter)
+    }
+
+    /// Starts the threads; gives the memory in which they note what they do.
+    fn start(&self, context: &Context<'_>) -> Result<Option<OwnedFd>, InferError> {
+        let (rate, threads) = (number(context, "rate", 0)?, number(context, "threads", 1)?);
+        if rate == 0 || threads == 0 {
+            return Ok(None);
+        }
+        if threads > MAX_THREADS {
+            return Err(load_error(format!("parameter 'threads' is {threads}; at most {MAX_THREADS} are allowed")));
+        }
+        let seconds = number(context, "seconds", 0)?;
+        let cannot = |error: std::io::Error| load_error(format!("samples cannot be emitted: {error}"));
+        let memory = shm::create(LEDGER, LEDGER_BYTES as u64).map_err(cannot)?;
+        let ledger = Arc::new(SharedMemory::map(&memory, LEDGER_BYTES).map_err(cannot)?);
+        for number in 0..threads {
+            let (series, ledger) = (Arc::clone(&self.series), Arc::clone(&ledger));
+            let (number, rate) = (usize::try_from(number).unwrap_or(0), rate as f64 / threads as f64);
+            let task = Task { series, rate, end: (seconds > 0).then_some(seconds as f64), ledger, number };
+            let thread = thread::Builder::new().name(format!("emit {number}"));
+            thread.spawn(move || task.run()).map_err(cannot)?;
+        }
+        Ok(Some(memory))
+    }
+
+    /// The samples of a batch's requests.
+    pub(super) fn execute(&self, batch: &Batch<'_>, outputs: &Outputs<'_>) {
+        let mut count = 0;
+        for (position, request) in batch.requests.iter().enumerate() {
+            let own = request.parameters.iter().find(|(name, _)| name == "samples");
+            let samples = match own {
+                Some((_, Parameter::Int(own))) => u64::try_from(*own).unwrap_or(0),
+                Some((_, Parameter::Uint(own))) => *own,
+                _ => self.samples,
+            };
+            for _ in 0..samples {
+                emit(&self.series, count, Requests::One(position));
+                count += 1;
+            }
+        }
+        outputs.metrics().flush();
+    }
+}
+
+impl Task {
+    fn run(&self) {
+        let word = |at: usize| self.ledger.words().get(2 * self.number + at);
+        let (Some(begun), Some(recorded)) = (word(0), word(1)) else { return };
+        let start = clock::now();
+        let mut count = 0;
+        loop {
+            let elapsed = clock::now().ns_since(start) as f64 / 1e9;
+            let due = (self.rate * self.end.map_or(elapsed, |end| elapsed.min(end))) as u64;
+            while count < due {
+                begun.store(count + 1, Ordering::Release);
+                emit(&self.series, count, Requests::None);
+                count += 1;
+                recorded.store(count, Ordering::Release);
+            }
+            if self.end.is_some_and(|end| elapsed >= end) {
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// The sample of this number.
+fn emit(series: &[(Kind, Series)], number: u64, requests: Requests<'_>) {
+    let at = usize::try_from(number).unwrap_or(0).checked_rem(series.len());
+    let Some((kind, series)) = at.and_then(|at| series.get(at)) else { return };
+    let value = if *kind == Kind::Counter { 1.0 } else { (number % 100) as f64 };
+    series.add_or_update_for(value, requests);
+}
+
+/// Adds the metric of `KIND NAME UNIT [DIMENSION,..]`; gives the number of its dimensions without a default too.
+fn add(context: &Context<'_>, entry: &str) -> Result<(Metric, Kind, usize), InferError> {
+    let wrong = || {
+        let text = "of the parameter 'metrics' must be KIND NAME UNIT [DIMENSION,..]";
+        load_error(format!("'{entry}' {text} with one of the kinds counter, gauge, histogram, summary"))
+    };
+    let words: Vec<&str> = entry.split_whitespace().collect();
+    let (&[kind, name, unit], dimensions) = words.split_first_chunk::<3>().ok_or_else(wrong)?;
+    let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
+    let kind = kinds.into_iter().find(|known| known.as_str() == kind).ok_or_else(wrong)?;
+    let dimensions: Vec<&str> = dimensions.iter().flat_map(|list| list.split(',')).collect();
+    let free = dimensions.iter().filter(|name| !["ModelName", "Level", "Hostname"].contains(*name)).count();
+    Ok((context.metrics.add_metric(name, unit, &dimensions, kind)?, kind, free))
+}
+
+/// A parameter that is a whole number.
+fn number(context: &Context<'_>, name: &str, default: u64) -> Result<u64, InferError> {
+    let Some(text) = context.config.parameters.get(name) else { return Ok(default) };
+    text.parse().map_err(|_| load_error(format!("parameter '{name}' is '{text}'; it must be a whole number")))
+}

@@ -1,0 +1,156 @@
+//! Which metrics this process may record, and what their labels are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use pharos::metrics::cache::SampleError;
+use pharos::metrics::catalog::{Catalog, Kind, MetricSpec};
+use pharos::metrics::channel::Definition;
+
+use super::MetricError;
+use super::handles::Named;
+
+/// The definition of the metrics, and what the model has made of it.
+pub(super) struct Definitions {
+    /// None before the first text has been read.
+    catalog: Option<Catalog>,
+    auto_detect: bool,
+    defaults: Defaults,
+    /// By name and type, with the dimensions in the order in which the model gives their values.
+    added: HashMap<(String, Kind), Arc<Named>>,
+}
+
+/// Values of dimensions that a model need not give, as in TorchServe.
+struct Defaults {
+    model: String,
+    hostname: String,
+}
+
+impl Defaults {
+    fn of(&self, dimension: &str) -> Option<&str> {
+        match dimension {
+            "ModelName" => Some(&self.model),
+            "Level" => Some("Model"),
+            "Hostname" => Some(&self.hostname),
+            _ => None,
+        }
+    }
+}
+
+impl Definitions {
+    /// Of nothing yet.
+    pub(super) fn new(model: &str, auto_detect: bool) -> Self {
+        let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let defaults = Defaults { model: model.to_owned(), hostname };
+        Self { catalog: None, auto_detect, defaults, added: HashMap::new() }
+    }
+
+    /// Takes another definition in place of the one before. What it leaves out or switches off is recorded no more. What it
+    /// defines otherwise must be added anew; until then the frontend refuses the samples, and says so.
+    pub(super) fn redefine(&mut self, catalog: Catalog) {
+        self.catalog = Some(catalog);
+        let mut added = std::mem::take(&mut self.added);
+        added.retain(|(name, kind), named| match self.spec(name) {
+            Some((spec, on)) => {
+                named.switch(on);
+                let same = |dimension: &String| named.names().contains(dimension);
+                spec.kind == *kind && spec.dimensions.len() == named.names().len() && spec.dimensions.iter().all(same)
+            }
+            None => {
+                named.switch(self.auto_detect);
+                true
+            }
+        });
+        self.added = added;
+    }
+
+    /// See [`super::Metrics::add_metric`].
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        unit: &str,
+        dimensions: &[&str],
+        kind: Kind,
+    ) -> Result<Arc<Named>, MetricError> {
+        let given: Vec<String> = dimensions.iter().map(|dimension| (*dimension).to_owned()).collect();
+        let named = match self.spec(name) {
+            Some((spec, on)) => {
+                check_kind(spec, kind)?;
+                self.named(spec, given, on)?
+            }
+            None if self.auto_detect => {
+                let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
+                let definition = (name.to_owned(), unit.to_owned(), kind);
+                Named::new(definition, given, defaults, AtomicBool::new(true))
+            }
+            None => {
+                let labels = given.into_iter().map(|dimension| (dimension, String::new())).collect();
+                let definition = Definition { name: name.to_owned(), kind: Some(kind), unit: unit.to_owned(), labels };
+                return Err(SampleError::Undeclared(Box::new(definition)).into());
+            }
+        };
+        let key = (name.to_owned(), kind);
+        if let Some(known) = self.added.get(&key).filter(|known| known.names() == named.names()) {
+            return Ok(Arc::clone(known));
+        }
+        let named = Arc::new(named);
+        self.added.insert(key, Arc::clone(&named));
+        Ok(named)
+    }
+
+    /// See [`super::Metrics::get_metric`].
+    pub(super) fn get(&mut self, name: &str, kind: Kind) -> Result<Arc<Named>, MetricError> {
+        if let Some(named) = self.added.get(&(name.to_owned(), kind)) {
+            return Ok(Arc::clone(named));
+        }
+        let Some((spec, on)) = self.spec(name) else {
+            return Err(MetricError::Unknown { name: name.to_owned(), kind });
+        };
+        check_kind(spec, kind)?;
+        let named = Arc::new(self.named(spec, spec.dimensions.clone(), on)?);
+        self.added.insert((name.to_owned(), kind), Arc::clone(&named));
+        Ok(named)
+    }
+
+    /// The metric of this name as it is defined, whatever its type.
+    pub(super) fn find(&mut self, name: &str) -> Option<Arc<Named>> {
+        let kind = self.catalog.as_ref()?.find(name)?.1.kind;
+        self.get(name, kind).ok()
+    }
+
+    /// The metric's definition, and whether it is switched on.
+    fn spec(&self, name: &str) -> Option<(&MetricSpec, bool)> {
+        let catalog = self.catalog.as_ref()?;
+        let on = catalog.find(name).map(|(_, spec)| (spec, true));
+        on.or_else(|| Some((catalog.disabled().iter().find(|spec| spec.name == name)?, false)))
+    }
+
+    /// A defined metric whose first dimensions the model gives as `given`; the others have defaults.
+    fn named(&self, spec: &MetricSpec, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
+        if spec.builtin.is_some() {
+            return Err(SampleError::Reserved(spec.name.clone()));
+        }
+        let missing = spec.dimensions.iter().filter(|dimension| !given.contains(dimension));
+        let missing: Vec<String> = missing.cloned().collect();
+        let twice = (1..given.len()).any(|at| given[..at].contains(&given[at]));
+        if twice
+            || given.iter().any(|dimension| !spec.dimensions.contains(dimension))
+            || missing.iter().any(|dimension| self.defaults.of(dimension).is_none())
+        {
+            let (metric, expected) = (spec.name.clone(), spec.dimensions.clone());
+            return Err(SampleError::WrongLabels { metric, expected, given });
+        }
+        given.extend(missing);
+        let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
+        let definition = (spec.name.clone(), spec.unit.clone(), spec.kind);
+        Ok(Named::new(definition, given, defaults, AtomicBool::new(on)))
+    }
+}
+
+fn check_kind(spec: &MetricSpec, given: Kind) -> Result<(), SampleError> {
+    if spec.kind == given {
+        return Ok(());
+    }
+    Err(SampleError::WrongKind { metric: spec.name.clone(), expected: spec.kind, given })
+}
