@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::metrics::cache;
-use pharos::metrics::catalog::listing;
+use pharos::metrics::catalog::{Mode, listing};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::cli::{Command, Options, Tslog};
+use crate::cli::{self, Command, Options, Tslog};
 use crate::engine::{self, Engine};
-use crate::metrics::{self, Source};
+use crate::metrics::{self, Definition, Source};
 use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
 use crate::{grpc, http, log, onnxruntime, repository, statsd, tslog};
@@ -72,19 +72,11 @@ async fn serve(options: &Options) -> Result<(), String> {
     let source = Source { file, overrides };
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
-    let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
-    let labels = cache::Settings {
-        auto_detect: options.metrics.auto_detect,
-        max_series: options.metrics.max_series as usize,
-        ..cache::Settings::new(&hostname())
-    };
-    let system = system_settings(options).await;
-    let settings = settings(options, library, system.gpus.clone())?;
-    let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
+    let (engine, system) = engine(options, metrics).await?;
     let tslog =
         tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
-    tokio::spawn(reload_metrics(hangup, engine.clone(), source));
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
+    tokio::spawn(reload_metrics(hangup, engine.clone(), source));
     let (stop, stopped) = watch::channel(false);
     let listeners = listen(options, &engine, &stopped).await?;
     let loaded = tokio::select! {
@@ -207,14 +199,29 @@ async fn bind(what: &str, flag: &str, address: IpAddr, port: u16) -> Result<TcpL
     Ok(listener)
 }
 
-/// What of the system is measured: nothing where nobody could see it.
-async fn system_settings(options: &Options) -> system::Settings {
-    let options = &options.metrics;
-    let gpus = if options.allow && options.allow_gpu { find_gpus(options.nvml_library.clone()).await } else { None };
+/// The engine, and what of the system is to be measured for it.
+async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, system::Settings), String> {
+    let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
+    let labels = cache::Settings {
+        auto_detect: options.metrics.auto_detect,
+        max_series: options.metrics.max_series as usize,
+        ..cache::Settings::new(&hostname())
+    };
+    // Seen by scrapes or in the metric logs; what nobody sees is not measured.
+    let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
+    let system = system_settings(&options.metrics, seen).await;
+    let settings = settings(options, library, system.gpus.clone())?;
+    let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
+    Ok((engine, system))
+}
+
+/// What of the system is measured, if it is `seen` at all.
+async fn system_settings(options: &cli::Metrics, seen: bool) -> system::Settings {
+    let gpus = if seen && options.allow_gpu { find_gpus(options.nvml_library.clone()).await } else { None };
     system::Settings {
         interval: options.interval,
         log_interval: options.system_log_interval,
-        cpu: options.allow && options.allow_cpu,
+        cpu: seen && options.allow_cpu,
         gpus,
         roots: Roots::new(&options.cgroup_root),
     }

@@ -227,20 +227,20 @@ def test_a_container_has_its_own_limits(start, tmp_path):
     cgroup = Cgroup(tmp_path / "cgroup")
     cgroup.write(memory_max=512 * MIB, memory_current=256 * MIB, cpu_max="25000 100000")
     cgroup.write(memory_stat=f"anon 1\ninactive_file {56 * MIB}", cpu_stat="usage_usec 1000000")
-    server = start([MODEL], FAST, f"--cgroup-root={cgroup.folder}")
+    server = start([MODEL], "--metrics-interval-ms=400", f"--cgroup-root={cgroup.folder}")
     eventually("it is measured", 10, lambda: "MemoryUsed" in names(server))
     assert only(server, "nv_cpu_memory_total_bytes") == 512 * MIB
     assert only(server, "nv_cpu_memory_used_bytes") == 200 * MIB
     assert (only(server, "MemoryUsed"), only(server, "MemoryAvailable")) == (200, 312)
     assert only(server, "MemoryUtilization") == pytest.approx(200 / 512 * 100)
-    eventually("nothing is used", 10, lambda: total(server.scrape(), "CPUUtilization") == 0 and measured(server))
-    # An eighth of a processor, half of the quota.
-    begun, shown = time.monotonic(), []
-    while time.monotonic() - begun < 2:
+    eventually("nothing is used", 10, lambda: ("CPUUtilization", 0) in {(n, v) for (n, _), v in server.scrape().items()})
+    begun = time.monotonic()
+
+    def an_eighth_of_a_processor():
         cgroup.write(cpu_stat=f"usage_usec {1_000_000 + int((time.monotonic() - begun) * 125_000)}")
-        shown.append(only(server, "CPUUtilization"))
-    middle = sorted(shown[len(shown) // 2 :])[len(shown) // 4]
-    assert 35 < middle < 65, shown
+        return 45 < only(server, "CPUUtilization") < 55
+
+    eventually("it is half of the quota", 20, an_eighth_of_a_processor)
     cgroup.write(memory_max="max")
     eventually("the limit is gone", 10, lambda: only(server, "nv_cpu_memory_total_bytes") == meminfo()["MemTotal"])
 
@@ -294,6 +294,32 @@ def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
     eventually("it is back", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
     assert server.log_tail().count("GPU 0 answers again") == 1
     assert server.infer(MODEL, REQUEST)[0] == 200
+
+
+def test_the_log_gets_them_at_an_interval_of_its_own(start, tmp_path):
+    """TorchServe's gauges, in TorchServe's order, once a second here, although they are measured twenty times."""
+    server = start([MODEL], FAST, no_limits(tmp_path), "--system-metrics-log-interval-secs=1")
+
+    def logged():
+        text = (server.logs / "ts_metrics.log").read_text().rpartition("\n")[0]
+        samples = [line.partition(" - ")[2] for line in text.splitlines()]
+        return [line for line in samples if line.startswith(("CPU", "Disk", "Memory"))]
+
+    eventually("the first round is logged", 10, lambda: len(logged()) >= 7)
+    begun = time.monotonic()
+    eventually("two more", 10, lambda: len(logged()) >= 21)
+    assert 1.5 < time.monotonic() - begun < 5
+    order = [
+        "CPUUtilization.Percent",
+        "DiskAvailable.Gigabytes",
+        "DiskUsage.Gigabytes",
+        "DiskUtilization.Percent",
+        "MemoryAvailable.Megabytes",
+        "MemoryUsed.Megabytes",
+        "MemoryUtilization.Percent",
+    ]
+    assert [line.partition(":")[0] for line in logged()[:21]] == order * 3
+    assert all("|#Level:Host|#hostname:" in line for line in logged())
 
 
 def test_workers_memory_on_gpus(start, gpus):

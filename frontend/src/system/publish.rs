@@ -231,7 +231,9 @@ mod tests {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let samples = lines.filter_map(|line| line.rsplit_once(' '));
         let ours = |(name, value): (&str, &str)| Some((sorted(name), value.parse().ok()?));
-        samples.filter_map(ours).filter(|(name, _)| !name.starts_with("pharos_requ")).collect()
+        let read =
+            ["CPU", "Disk", "GPU", "Memory", "nv_cpu", "nv_gpu", "nv_energy", "pharos_gpu", "pharos_worker", "process"];
+        samples.filter_map(ours).filter(|(name, _)| read.iter().any(|start| name.starts_with(start))).collect()
     }
 
     fn sorted(series: &str) -> String {
