@@ -366,9 +366,6 @@ impl Cache {
             return Ok(Arc::clone(&registry));
         }
         registry.catalog().check_collisions(name, kind).map_err(SampleError::Collision)?;
-        if registry.catalog().disabled().iter().any(|spec| spec.name == *name) {
-            return Err(SampleError::BadValue(format!("metric `{name}` is switched off in metrics.yaml")));
-        }
         let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
         if detected >= MAX_DETECTED {
             return Err(SampleError::TooManyMetrics(name.clone()));
