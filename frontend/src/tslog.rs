@@ -119,7 +119,7 @@ impl Work {
         self.visit(false);
         while !self.stopping.load(Ordering::Acquire) {
             let journal = self.cache.journal().clone();
-            if journal.wanted() != !self.files.is_empty() {
+            if journal.wanted() == self.files.is_empty() {
                 self.visit(true);
             } else if !journal.wanted() {
                 thread::park();

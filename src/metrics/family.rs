@@ -127,9 +127,7 @@ impl Family {
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
         if same {
             let members = self.read();
-            let member =
-                |(labels, old): (&Box<[String]>, &Arc<Series>)| (labels.clone(), new.member(labels, old.cell.clone()));
-            let members = members.iter().map(member);
+            let members = members.iter().map(|(labels, old)| (labels.clone(), new.member(labels, old.cell.clone())));
             *new.write() = members.collect();
         }
         new

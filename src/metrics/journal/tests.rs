@@ -149,9 +149,7 @@ fn grown(counters: &mut Counters, cache: &Cache) -> Vec<String> {
 }
 
 fn timeline(queue_ns: u64) -> Timeline {
-    let mut timeline = Timeline::default();
-    timeline.queue_start = Instant(1000);
-    timeline.request_start = Instant(1000);
+    let mut timeline = Timeline { queue_start: Instant(1000), request_start: Instant(1000), ..Timeline::default() };
     timeline.compute.start = Instant(1000 + queue_ns);
     timeline.request_end = Instant(1000 + 2 * queue_ns);
     timeline
