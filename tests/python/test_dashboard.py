@@ -150,7 +150,16 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
     page.wait(3)
     assert page.ask("document.activeElement.innerText") == "simple", "the focus stays while rows change"
     page.open(url(loaded, "#model=digits&version=1"))
-    page.ask("location.reload()")
+    page.ask("window.before = true; location.reload()")
+
+    def reloaded():
+        try:
+            return page.ask("window.before === undefined && !!document.getElementById('filter')")
+        except AssertionError:
+            # Asked while one page goes and the next one comes.
+            return False
+
+    eventually("the page is loaded again", 20, reloaded)
     shows(page, "scope-title", "^digits, version 1$")
     page.ask("(() => { const f = document.getElementById('filter'); f.value = 'DIG'; f.dispatchEvent(new Event('input')); })()")
     shows(page, "models-count", "^1 of 4")
