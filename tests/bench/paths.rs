@@ -1,12 +1,14 @@
 //! Single-thread costs of what every request goes through, with criterion; `make bench` runs it before the load.
 
 use bytes::Bytes;
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::infer::{InferInput, InferRequest};
 use pharos::metrics::cache::{self, Cache};
-use pharos::metrics::catalog::Catalog;
+use pharos::metrics::catalog::{Catalog, Kind};
+use pharos::metrics::channel::{self, Definition, Sample, Writer};
 use pharos::metrics::exposition::{self, Format};
+use pharos::metrics::feed::Feed;
 use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::journal::Batch;
 use pharos::metrics::record;
@@ -117,6 +119,29 @@ fn emitter_paths(criterion: &mut Criterion) {
     });
 }
 
+/// What the frontend pays for samples that workers send: a thousand of them, without request ids and without logs.
+fn ring_paths(criterion: &mut Criterion) {
+    let text = "mode: prometheus\nmodel_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop]}]\n";
+    let catalog = Catalog::parse(text, "metrics.yaml").expect("a good definition");
+    let cache = Cache::new(catalog, cache::Settings::new("host"));
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let (memory, reader) = channel::create(256 << 10).expect("memory for a ring");
+    let mut writer = Writer::open(&memory).expect("a ring");
+    let labels = vec![("shop".to_owned(), "a".to_owned())];
+    let orders = Definition { name: "Orders".into(), kind: Some(Kind::Counter), unit: "Count".into(), labels };
+    let series = writer.intern(&orders).expect("room for a series");
+    let mut feed = Feed::new(reader);
+    criterion.bench_function("metrics: 1000 samples of a ring", |bencher| {
+        let fill = || {
+            for _ in 0..1000 {
+                let sample = Sample { series, value: 1.0, clock: Instant(1), request_id: "" };
+                writer.sample(&sample).expect("room for a sample");
+            }
+        };
+        bencher.iter_batched(fill, |()| feed.drain(&cache, &model).expect("a good ring"), BatchSize::PerIteration);
+    });
+}
+
 /// What a sample costs the one who records it, and the one who writes it.
 fn tslog_paths(criterion: &mut Criterion) {
     let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
@@ -157,6 +182,6 @@ criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, tslog_paths
+    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths
 }
 criterion_main!(paths);
