@@ -90,6 +90,17 @@ def by_name(found: list, name: str) -> list:
     return [fields for fields in found if fields["name"] == name]
 
 
+@pytest.fixture(params=["UTC", "Asia/Kolkata"])
+def zone(request, monkeypatch):
+    """A time zone, for the server and for the test."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
 def test_lines_are_those_of_torchserve(start):
     """Names, units and dimensions of a real TorchServe's lines; times of now, local and in seconds; files from the start."""
     server = start([], repository=EXAMPLES)
@@ -262,6 +273,37 @@ def test_modes(start, mode):
     eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
     eventually("a line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
     assert (by_name(lines(server, "ts_metrics"), "ts_inference_requests_total") == []) == (mode == "legacy")
+
+
+def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
+    """SIGHUP: from mode prometheus to both and back; a file that is not written any more stays as it was."""
+    definition = tmp_path / "metrics.yaml"
+    shipped = (EXAMPLES.parent.parent / "metrics.yaml").read_text()
+
+    def define(mode):
+        definition.write_text(re.sub("^mode: .*$", f"mode: {mode}", shipped, flags=re.MULTILINE))
+
+    def queue_times():
+        return len(by_name(lines(server, "ts_metrics"), "QueueTime"))
+
+    define("prometheus")
+    server = start([], f"--metrics-config={definition}", repository=EXAMPLES)
+    server.infer("simple", simple())
+    assert not folder(server).exists()
+    define("both")
+    server.process.send_signal(signal.SIGHUP)
+    eventually("the files exist", 5, lambda: len(list(folder(server).glob("*.log"))) == 2)
+    server.infer("simple", simple())
+    eventually("the line", 5, lambda: queue_times() == 1)
+    # Counters are told from when they came into the logs.
+    assert [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")] == ["1.0"]
+    define("prometheus")
+    server.process.send_signal(signal.SIGHUP)
+    eventually("it was read again", 5, lambda: server.log.read_text().count("read again") == 2)
+    time.sleep(0.2)
+    server.infer("simple", simple())
+    time.sleep(0.2)
+    assert queue_times() == 1
 
 
 def test_variables_of_torchserve(start, tmp_path, monkeypatch):
