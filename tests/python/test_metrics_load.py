@@ -220,7 +220,7 @@ def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
     models = {"emit": {"metrics": "gauge Waves Meters beach", "samples": 3}}
     server = emitting(models, "--exit-on-error=false", wait=False)
     server.wait_until_ready("/v2/health/live")
-    reason = eventually("the load has failed", 20, lambda: server.index()["emit"][0].get("reason"))
+    reason = eventually("the load has failed", 20, lambda: server.index().get("emit", [{}])[0].get("reason"))
     assert "`- {name: Waves, unit: Meters, dimensions: [beach]}`" in reason, reason
     server.kill()
     server = emitting(models, "--model-metrics-auto-detect")
