@@ -8,7 +8,7 @@
 //! [`Cache::generation`] then changes, and handles should be asked for anew: an old one of a metric that is gone counts
 //! where nobody looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -378,12 +378,12 @@ impl Cache {
     /// Sets all series of a built-in gauge at once, by label values in the order of [`Builtin::dimensions`]: others than
     /// these are removed. A gauge that is not defined stays so.
     pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
-        let mut now = Vec::with_capacity(rows.len());
+        let mut now = HashSet::with_capacity(rows.len());
         for (labels, value) in rows {
             let Ok(series) = self.gauge(builtin.name(), labels) else { return };
             // A gauge takes every value.
             let _ = series.add_or_update(*value);
-            now.push(Arc::as_ptr(&series.cell));
+            now.insert(Arc::as_ptr(&series.cell));
         }
         self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
     }

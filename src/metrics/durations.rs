@@ -117,6 +117,10 @@ impl Buckets {
         bounds.zip(self.counts.iter().map(Count::get)).collect()
     }
 
+    pub(super) fn has_exemplars(&self) -> bool {
+        !self.exemplars.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// By position of the bucket.
     pub(super) fn exemplars(&self) -> BTreeMap<usize, Exemplar> {
         self.exemplars.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from peers import wait_or_kill
 from server import eventually
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
@@ -74,11 +75,7 @@ class Browser:
     def end(self):
         """Ends the process; its children end with it."""
         self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, 10)
         self.loop.close()
 
     async def connect(self, port: str):

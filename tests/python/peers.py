@@ -48,6 +48,15 @@ def free_ports(count: int) -> list:
     return ports
 
 
+def wait_or_kill(process: subprocess.Popen, patience_s: float):
+    """Waits until a process has ended, and ends it by force when that takes longer."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Triton:
     """A real Triton that serves a repository. It is started at the first use and again after a crash."""
 
@@ -75,11 +84,7 @@ class Triton:
 
     def wait_for_end(self):
         """Waits until a process that no longer answers is gone; a dying one may take seconds. Ends it if need be."""
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, 20)
 
     def is_ready(self) -> bool:
         """Whether it says that it is ready."""
@@ -92,8 +97,4 @@ class Triton:
         """Ends it, by its own process id."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            wait_or_kill(self.process, 40)

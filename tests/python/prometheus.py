@@ -16,7 +16,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from peers import free_ports
+from peers import free_ports, wait_or_kill
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = sorted((ROOT / "grafana/rules").glob("*.yaml"))
@@ -104,11 +104,7 @@ class Prometheus:
 
     def __exit__(self, *_):
         self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, 10)
         self.log.close()
 
     def ask(self, path: str, **parameters) -> dict:

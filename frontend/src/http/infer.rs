@@ -68,7 +68,7 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
 
 /// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header
 /// that cannot be understood must not count as absent, for the body means something else without it.
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
+pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
     let mut values = headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let first = values.next()?;
     Some(values.fold(first, |list, value| Cow::Owned(format!("{list}, {value}"))))

@@ -10,14 +10,14 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderName, HeaderValue, VARY};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Format, Names};
 use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
-use super::{Engine, answer, dashboard};
+use super::{Engine, answer, dashboard, infer};
 use crate::listener::{self, Speaks};
 
 /// Serves metrics on `listener` until `shutdown` is ready.
@@ -34,9 +34,9 @@ pub fn router(engine: Engine) -> Router {
 }
 
 async fn metrics(State(engine): State<Engine>, uri: Uri, headers: HeaderMap) -> Response {
-    let format = Format::negotiate(Some(&list(&headers, ACCEPT)));
+    let format = Format::negotiate(infer::text(&headers, ACCEPT.as_str()).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
-    let coding = Coding::of_response(Some(&list(&headers, ACCEPT_ENCODING)));
+    let coding = Coding::of_response(infer::text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
     // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
     let text = tokio::task::spawn_blocking(move || {
         let text = Bytes::from(engine.metrics_text(format, &names));
@@ -53,12 +53,6 @@ async fn metrics(State(engine): State<Engine>, uri: Uri, headers: HeaderMap) -> 
     }
     response.headers_mut().insert(VARY, HeaderValue::from_static("accept, accept-encoding"));
     response
-}
-
-/// All values of a header as one list.
-fn list(headers: &HeaderMap, name: HeaderName) -> String {
-    let values: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
-    values.join(",")
 }
 
 /// The pairs of a query, decoded.

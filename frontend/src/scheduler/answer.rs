@@ -28,7 +28,7 @@ impl Driver {
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
         }
-        self.record_times(&parts, &answers, done, now.ns_since(since));
+        self.record_times(&answers, done, now.ns_since(since));
         self.leave(requests.into_iter().zip(answers));
         link.send_released_if_many();
     }
@@ -72,12 +72,8 @@ impl Driver {
     }
 
     /// How long the requests that succeeded waited, and what of the `elapsed_ns` of the batch was not execution.
-    fn record_times(&self, parts: &[Arc<Part>], answers: &[Answer], done: &Done, elapsed_ns: u64) {
-        let queued = parts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(part, _)| {
-            let mut timeline = part.request.timeline;
-            timeline.compute = done.stamps;
-            timeline.queue_ns()
-        });
+    fn record_times(&self, answers: &[Answer], done: &Done, elapsed_ns: u64) {
+        let queued = answers.iter().flatten().map(|response| response.timeline.queue_ns());
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
         record::batch_times(&self.series, queued, elapsed_ns.saturating_sub(executed_ns));
     }

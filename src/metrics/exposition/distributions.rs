@@ -11,7 +11,7 @@ use super::{Family, Format, Labels, MetricSpec, View, escape_help, nv_labels, se
 use crate::metrics::builtin::Builtin;
 use crate::metrics::catalog::Kind;
 use crate::metrics::cell::Reading;
-use crate::metrics::durations::{Exemplar, Stage};
+use crate::metrics::durations::{Buckets, Exemplar, Stage};
 use crate::metrics::series::ModelSeries;
 
 /// A histogram at one moment: the sum, and each bucket's upper bound and own count.
@@ -43,7 +43,7 @@ impl View {
     pub(super) fn is_by_hand(&self, family: &Family) -> bool {
         let exemplary = |stage: Stage| {
             let mut histograms = self.models.iter().filter_map(|model| model.durations.histogram(stage));
-            self.format == Format::OpenMetrics && histograms.any(|histogram| !histogram.exemplars().is_empty())
+            self.format == Format::OpenMetrics && histograms.any(Buckets::has_exemplars)
         };
         family.spec.kind == Kind::Summary
             || family.spec.builtin.and_then(|builtin| stage_of(builtin, Stage::histogram)).is_some_and(exemplary)
