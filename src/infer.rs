@@ -1,7 +1,6 @@
 //! The one request and response type that every way into the server uses: HTTP, gRPC and, later, ensembles.
 
-use bytes::Bytes;
-
+use crate::data::Data;
 use crate::id::TraceId;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
@@ -72,7 +71,7 @@ pub struct InferRequest {
     pub inputs: Vec<InferInput>,
     /// The body of a raw binary request (`Inference-Header-Content-Length: 0`): the model's configuration says what its
     /// one input is. `inputs` is empty then, until the model's check has deduced it.
-    pub raw_body: Option<Bytes>,
+    pub raw_body: Option<Data>,
     /// Outputs asked for; empty means all.
     pub outputs: Vec<RequestedOutput>,
     /// Free parameters for the backend (those with a meaning of their own are fields below).

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytes::Bytes;
+use crate::data::Data;
 
 /// The closed list of datatypes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -139,7 +139,7 @@ pub struct Tensor {
     /// Dimensions, the batch first if the model batches. Not negative in a checked tensor.
     pub shape: Vec<i64>,
     /// The bytes.
-    pub data: Bytes,
+    pub data: Data,
 }
 
 /// Splits the serialized elements of a BYTES tensor.

@@ -5,9 +5,8 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use bytes::Bytes;
-
 use super::{ModelConfig, TensorSpec};
+use crate::data::Data;
 use crate::error::InferError;
 use crate::infer::{InferInput, InferRequest};
 use crate::tensor::{DataType, Tensor, byte_size, element_count, format_shape, push_bytes_element};
@@ -212,7 +211,7 @@ impl ModelConfig {
         let items = batch_size.max(1);
         let elements = element_count(dims).and_then(|count| count.checked_mul(items)).ok_or_else(too_large)?;
         if spec.datatype == DataType::Bytes {
-            return self.check_strings(name, &tensor.data, elements);
+            return self.check_strings(name, &tensor.data.as_slice(), elements);
         }
         let expected = byte_size(spec.datatype, dims).and_then(|size| size.checked_mul(items)).ok_or_else(too_large)?;
         let got = tensor.data.len();
@@ -266,7 +265,7 @@ impl ModelConfig {
     }
 
     /// The one input of a raw binary request: its shape follows from the model's and the body's length.
-    fn deduce(&self, body: Bytes) -> Result<InferInput, Refusal> {
+    fn deduce(&self, body: Data) -> Result<InferInput, Refusal> {
         let [spec] = self.inputs.as_slice() else {
             return Err(format!(
                 "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
@@ -291,14 +290,14 @@ impl ModelConfig {
             }
             None => {
                 let mut framed = Vec::with_capacity(body.len() + 4);
-                if spec.dims != [1] || !push_bytes_element(&mut framed, &body) {
+                if spec.dims != [1] || !push_bytes_element(&mut framed, &body.as_slice()) {
                     return Err(format!(
                         "For BYTE datatype raw input '{}', the model must have input shape [1]",
                         spec.name
                     )
                     .into());
                 }
-                (Bytes::from(framed), 1)
+                (Data::from(framed), 1)
             }
         };
         let batch = self.batches().then_some(1);

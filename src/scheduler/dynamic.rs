@@ -6,7 +6,8 @@
 //! not fit: another shape, or too many items for the maximum batch. Reaching a preferred size marks that prefix, so the
 //! largest reachable preferred size wins; passing the largest preferred size with nothing marked marks what is there.
 //! Then, for an idle instance: a marked prefix goes at once, unless the oldest request has waited the queue delay;
-//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none. Else the batch waits.
+//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none, or the first has been
+//! held back by its timeout already. Else the batch waits.
 //!
 //! # The second batch in flight
 //! An instance that executes may be sent its next batch, so that gathering and sending cost no idle time. Triton's
@@ -41,6 +42,8 @@ struct Walk {
     shape_key: u64,
     /// When the oldest of them was enqueued.
     oldest: Instant,
+    /// The timeout of the first of them has passed.
+    overdue: bool,
     /// How many of them a preferred batch takes.
     marked: Option<usize>,
     /// They are exactly of a preferred size, rather than all before the request that passed the largest.
@@ -189,6 +192,7 @@ impl DynamicBatcher {
             if walk.requests == 0 {
                 walk.shape_key = entry.ticket.shape_key;
                 walk.oldest = entry.queued;
+                walk.overdue = queue.is_delayed(position);
             } else {
                 if items > sizes.largest_preferred && walk.marked.is_none() {
                     walk.marked = Some(walk.requests);
@@ -230,6 +234,8 @@ impl DynamicBatcher {
             () if walk.other_shape => SendReason::Shape,
             () if complete => SendReason::Full,
             () if self.stopping => SendReason::Drain,
+            // They have been held back once: they wait for no company.
+            () if walk.overdue => SendReason::Timeout,
             () if waited => SendReason::Delay,
             () if self.delay.is_zero() => SendReason::Idle,
             () => return None,

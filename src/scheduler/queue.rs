@@ -137,6 +137,11 @@ impl Queue {
         }
     }
 
+    /// Whether the entry is in a lane of those delayed by their timeouts.
+    pub(super) fn is_delayed(&self, position: Position) -> bool {
+        self.node(position).is_some_and(|node| node.lane.1)
+    }
+
     /// Takes the first entry.
     pub(super) fn pop(&mut self) -> Option<Entry> {
         let head = self.lanes.first()?.head;

@@ -35,7 +35,7 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             apart(&["scheduler", "repository", "supervisor", "trace", "cache", "metrics", "wire"]),
             apart(&["model"]),
-            together(&["infer", "tensor", "shm", "arena", "timeline", "id", "error"]),
+            together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
         ],
     },
     House {

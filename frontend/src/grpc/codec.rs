@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
 use pharos::tensor::{DataType, Tensor};
@@ -142,9 +143,9 @@ fn input(
             )));
         }
         (Some(typed), false) => typed.into(),
-        (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?,
+        (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?.into(),
         // A tensor without elements has no data to give.
-        (None, false) if shape.contains(&0) => Bytes::new(),
+        (None, false) if shape.contains(&0) => Data::new(),
         (None, false) => return Err(no_data(&name, model)),
     };
     Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
@@ -209,7 +210,7 @@ pub fn encode(response: InferResponse) -> ModelInferResponse {
             shape: output.tensor.shape,
             ..InferOutputTensor::default()
         });
-        message.raw_output_contents.push(output.tensor.data);
+        message.raw_output_contents.push(output.tensor.data.join());
     }
     message
 }

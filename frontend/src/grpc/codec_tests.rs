@@ -58,7 +58,7 @@ fn typed_contents_become_little_endian_bytes() {
         ),
     ] {
         let decoded = decode(request(vec![tensor(datatype, Some(contents))], vec![])).unwrap();
-        assert_eq!(decoded.inputs[0].tensor.data, expected, "{datatype}");
+        assert_eq!(decoded.inputs[0].tensor.data, expected[..], "{datatype}");
     }
 }
 
@@ -164,7 +164,7 @@ fn errors_have_tritons_code_and_text() {
 
 #[test]
 fn outputs_are_raw() {
-    let tensor = Tensor { datatype: DataType::Bf16, shape: vec![1], data: Bytes::from_static(&[1, 2]) };
+    let tensor = Tensor { datatype: DataType::Bf16, shape: vec![1], data: Bytes::from_static(&[1, 2]).into() };
     let response = InferResponse {
         model_name: "m".into(),
         parameters: vec![("p".into(), Parameter::Uint(1))],

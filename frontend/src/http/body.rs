@@ -7,9 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
+use pharos::data::{Collector, Data};
 use pharos::error::{ErrorCode, InferError, Reason};
 
 /// How long a client may send nothing in the middle of a body.
@@ -17,13 +18,11 @@ const STALL: Duration = Duration::from_secs(60);
 /// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 const DRAIN_BYTES: u64 = 1 << 30;
-/// Larger bodies are not allocated whole before their bytes come.
-const TRUSTED_LENGTH: u64 = 16 << 20;
 
 /// A request's body as far as it could be read.
 pub(super) enum Read {
     /// All of it.
-    Whole(Bytes),
+    Whole(Data),
     /// It is longer than allowed: at least this many bytes.
     TooLarge(u64),
 }
@@ -41,12 +40,11 @@ pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
         return Ok(Read::TooLarge(declared.lower()));
     }
     // A body that came in one piece is used as it is.
-    let Some(first) = frame(&mut body).await? else { return Ok(Read::Whole(Bytes::new())) };
+    let Some(first) = frame(&mut body).await? else { return Ok(Read::Whole(Data::new())) };
     if http_body::Body::is_end_stream(&body) && first.len() as u64 <= limit {
-        return Ok(Read::Whole(first));
+        return Ok(Read::Whole(first.into()));
     }
-    let capacity = declared.lower().min(TRUSTED_LENGTH).max(first.len() as u64);
-    let mut whole = BytesMut::with_capacity(usize::try_from(capacity).unwrap_or_default());
+    let mut whole = Collector::default();
     let mut next = Some(first);
     while let Some(piece) = next {
         let length = (whole.len() + piece.len()) as u64;
@@ -54,10 +52,10 @@ pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
             drop(whole);
             return Ok(Read::TooLarge(length + drain(&mut body, DRAIN_BYTES).await));
         }
-        whole.extend_from_slice(&piece);
+        whole.push(piece);
         next = frame(&mut body).await?;
     }
-    Ok(Read::Whole(whole.freeze()))
+    Ok(Read::Whole(whole.finish()))
 }
 
 /// The next piece of data; `None` at the end.

@@ -4,6 +4,7 @@
 //! leave as the tensors' own bytes.
 
 use bytes::Bytes;
+use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 
@@ -82,11 +83,12 @@ pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> 
     Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
 }
 
-/// Decodes a whole, decompressed body. The request's stamps are the caller's to set.
+/// Decodes a whole, decompressed body; binary inputs are its pieces. The request's stamps are the caller's to set.
 ///
 /// # Errors
 /// Every row of spec 2.3, with its code.
-pub fn decode(head: Head, mut body: Bytes, limit: u64) -> Result<(InferRequest, AnswerForm), InferError> {
+pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<(InferRequest, AnswerForm), InferError> {
+    let mut body = body.into();
     let json_length = json_length(head.header_length.as_deref(), body.len())?;
     check_size(json_length as u64, (body.len() - json_length) as u64, limit)?;
     let mut request =
@@ -95,7 +97,7 @@ pub fn decode(head: Head, mut body: Bytes, limit: u64) -> Result<(InferRequest, 
         request.raw_body = Some(body);
         return Ok((request, AnswerForm { binary: true, exceptions: Vec::new() }));
     }
-    let json = body.split_to(json_length);
+    let json = body.split_to(json_length).join();
     let binary = super::parse::parse(&json, body, &mut request)?;
     let exceptions = request.outputs.iter().filter(|output| output.binary_data.is_some_and(|wish| wish != binary));
     let exceptions = exceptions.map(|output| output.name.clone()).collect();
@@ -111,7 +113,7 @@ pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, Inf
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;
     let outputs = response.outputs.into_iter();
     let blobs = outputs.filter(|output| form.is_binary(&output.name) && !output.tensor.data.is_empty());
-    Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data).collect() })
+    Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 
 /// The fuzzer's way in: the first two bytes give the length of the JSON (all ones: no header), the rest is the body. What

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::read::{GzDecoder, ZlibDecoder};
 use flate2::write::{GzEncoder, ZlibEncoder};
+use pharos::data::Data;
 use pharos::error::InferError;
 
 /// A content coding.
@@ -69,13 +70,13 @@ impl Coding {
 ///
 /// # Errors
 /// `Ok(None)` when it is longer than `limit`; INVALID_ARG when it is not what its coding says.
-pub(super) fn decompress(body: Bytes, coding: Coding, limit: u64) -> Result<Option<Bytes>, InferError> {
+pub(super) fn decompress(body: Data, coding: Coding, limit: u64) -> Result<Option<Data>, InferError> {
     let mut out = Vec::with_capacity(body.len().saturating_mul(2).min(usize::try_from(limit).unwrap_or(usize::MAX)));
     let most = limit.saturating_add(1);
     let read = match coding {
         Coding::Identity => return Ok((body.len() as u64 <= limit).then_some(body)),
-        Coding::Gzip => GzDecoder::new(&*body).take(most).read_to_end(&mut out),
-        Coding::Deflate => ZlibDecoder::new(&*body).take(most).read_to_end(&mut out),
+        Coding::Gzip => GzDecoder::new(&*body.join()).take(most).read_to_end(&mut out),
+        Coding::Deflate => ZlibDecoder::new(&*body.join()).take(most).read_to_end(&mut out),
     };
     match read {
         Ok(read) if read as u64 > limit => Ok(None),
@@ -148,10 +149,10 @@ mod tests {
         let whole: Vec<u8> = pieces.iter().flatten().copied().collect();
         for coding in [Coding::Identity, Coding::Gzip, Coding::Deflate] {
             let small = compress(pieces.iter(), coding).unwrap();
-            assert_eq!(decompress(small.clone(), coding, 5007).unwrap().as_deref(), Some(&whole[..]), "{coding:?}");
-            assert_eq!(decompress(small, coding, 5006).unwrap(), None, "{coding:?}");
+            assert_eq!(decompress(small.clone().into(), coding, 5007).unwrap(), Some(whole.clone().into()), "{coding:?}");
+            assert_eq!(decompress(small.into(), coding, 5006).unwrap(), None, "{coding:?}");
         }
-        let error = decompress(Bytes::from_static(b"xx"), Coding::Gzip, 10).unwrap_err();
+        let error = decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10).unwrap_err();
         assert!(error.message.starts_with("unable to decompress the request's gzip body"), "{error}");
     }
 }

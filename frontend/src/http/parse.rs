@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
+use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest, RequestedOutput};
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
@@ -42,7 +42,7 @@ object! {
 const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
-pub(super) fn parse(json: &[u8], binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
+pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
     // A NUL ends the text, as in Triton; there is none in JSON.
     let end = if json.contains(&0) { json.iter().position(|&byte| byte == 0) } else { None };
     let json = end.and_then(|end| json.get(..end)).unwrap_or(json);
@@ -63,7 +63,7 @@ pub(super) fn parse(json: &[u8], binary: Bytes, request: &mut InferRequest) -> R
     fill(parsed, binary, request)
 }
 
-fn fill(parsed: Request<'_>, binary: Bytes, request: &mut InferRequest) -> Result<bool, InferError> {
+fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
     if let Some(id) = parsed.id {
         request.id = as_string(id, "Unable to parse 'id'")?.into_owned();
     }
@@ -151,12 +151,12 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
 
 /// The binary data that no input has taken yet.
 struct Blobs<'a> {
-    rest: Bytes,
+    rest: Data,
     model: &'a str,
 }
 
 impl Blobs<'_> {
-    fn take(&mut self, input: &str, size: u64) -> Result<Bytes, InferError> {
+    fn take(&mut self, input: &str, size: u64) -> Result<Data, InferError> {
         match usize::try_from(size).ok().filter(|&size| size <= self.rest.len()) {
             Some(size) => Ok(self.rest.split_to(size)),
             None => Err(InferError::malformed(format!(
@@ -191,7 +191,7 @@ fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferEr
         (Some(size), _) => binary.take(&name, as_u64(size, "Unable to parse 'binary_data_size'")?)?,
         // Triton does not look at the data of an empty tensor.
         (None, Some(data)) if elements > 0 => super::data::flatten(&name, data.get(), datatype, elements)?.into(),
-        (None, _) => Bytes::new(),
+        (None, _) => Data::new(),
     };
     Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
 }

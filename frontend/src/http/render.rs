@@ -89,7 +89,7 @@ fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), I
 
 fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
     let tensor = &output.tensor;
-    let bytes: &[u8] = &tensor.data;
+    let bytes: &[u8] = &tensor.data.as_slice();
     if tensor.datatype.size().is_some() && byte_size(tensor.datatype, &tensor.shape) != Some(bytes.len() as u64) {
         return Err(size_mismatch(output));
     }
@@ -148,7 +148,7 @@ fn double(out: &mut Vec<u8>, number: f64) -> Result<(), InferError> {
 
 fn strings(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
     let mut count = 0u64;
-    for element in bytes_elements(&output.tensor.data) {
+    for element in bytes_elements(&output.tensor.data.as_slice()) {
         let element = element.map_err(|_| size_mismatch(output))?;
         let text = std::str::from_utf8(element).map_err(|_| {
             InferError::invalid(format!(

@@ -60,7 +60,7 @@ async fn answer_index(edge: &Edge, body: Body) -> Result<Response, InferError> {
             return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
         }
     };
-    let entries = edge.engine.repository_index(ready_only(&body)?);
+    let entries = edge.engine.repository_index(ready_only(&body.join())?);
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
 

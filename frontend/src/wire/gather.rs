@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::model::{Checked, ModelConfig};
@@ -77,7 +78,7 @@ impl Link {
         let len = pieces().map(|data| data.len() as u64).sum();
         let block = self.arenas.inputs.allocate(len).ok_or_else(|| no_room(len))?;
         let mut at = block.offset;
-        for data in pieces() {
+        for data in pieces().flat_map(Data::pieces) {
             if !self.arenas.inputs.write(at, data) {
                 self.arenas.inputs.release(&[block]);
                 return Err(no_room(len));

@@ -129,7 +129,7 @@ fn response(
         {
             *first = i64::try_from(part.checked.batch_size).unwrap_or(i64::MAX);
         }
-        let data = output.data.slice(start..output.ends[index]);
+        let data = output.data.slice(start..output.ends[index]).into();
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
     let find = |name: &str| outputs.iter().find(|output| output.name == name);

@@ -10,7 +10,7 @@ use crate::infer::{InferInput, InferRequest, RequestedOutput};
 use crate::tensor::{DataType, Tensor, byte_size, push_bytes_element};
 
 fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
-    InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data) } }
+    InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data).into() } }
 }
 
 fn int32(name: &str, shape: &[i64]) -> InferInput {
@@ -258,7 +258,7 @@ fn raw_bodies_become_the_one_input() {
         )
     };
     let raw =
-        |body: &'static [u8]| InferRequest { raw_body: Some(Bytes::from_static(body)), ..InferRequest::default() };
+        |body: &'static [u8]| InferRequest { raw_body: Some(Bytes::from_static(body).into()), ..InferRequest::default() };
     for (config, body, shape, data) in [
         (model(0, "TYPE_INT16", "[3]"), &b"aabbcc"[..], &[3][..], &b"aabbcc"[..]),
         (model(2, "TYPE_INT16", "[3]"), b"aabbcc", &[1, 3], b"aabbcc"),
@@ -270,7 +270,7 @@ fn raw_bodies_become_the_one_input() {
         config.check(&mut request).unwrap();
         assert_eq!(request.raw_body, None);
         assert_eq!((&*request.inputs[0].name, &*request.inputs[0].tensor.shape), ("I", shape));
-        assert_eq!(&request.inputs[0].tensor.data[..], data);
+        assert_eq!(*request.inputs[0].tensor.data.as_slice(), *data);
     }
     for (config, body, expected) in [
         (

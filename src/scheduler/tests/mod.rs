@@ -450,6 +450,12 @@ fn every_batch_says_why_it_goes_now() {
     assert_eq!(first_reason(delayed.clone(), &[1, 1], 10, false), SendReason::Delay);
     assert_eq!(first_reason(delayed, &[1, 1], 0, true), SendReason::Drain);
     assert_eq!(first_reason(preferring, &[1, 1], 0, false), SendReason::Preferred);
+    let queue_policy =
+        QueuePolicy { default_timeout_us: 5, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
+    for max_queue_delay_us in [0, 3, 10] {
+        let late = Settings { max_batch_size: 4, max_queue_delay_us, queue_policy, ..Settings::default() };
+        assert_eq!(first_reason(late, &[1, 1], 5, false), SendReason::Timeout, "delay {max_queue_delay_us}");
+    }
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Reference {
         match best {
             _ if !idle && !complete => None,
             Some(best) if !waited => Some(best),
-            _ if complete || waited || delay == Duration::ZERO => Some(taken),
+            _ if complete || waited || first.delayed || delay == Duration::ZERO => Some(taken),
             _ => None,
         }
     }
