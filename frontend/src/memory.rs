@@ -7,11 +7,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use pharos::arena::{Arena, Block};
 use pharos::shm::{self, SharedMemory};
+use pharos::wire::flags;
 
 /// Size of each arena in bytes: address space, not memory. Only what is touched costs.
 pub(crate) const CAPACITY: u64 = 8 << 30;
@@ -37,9 +39,24 @@ impl Inputs {
         usize::try_from(offset).is_ok_and(|offset| self.memory.copy_in(offset, data))
     }
 
+    /// Tells the worker that nobody waits for a request of a batch any more.
+    pub(crate) fn give_up(&self, row: u8, position: usize) {
+        if let Some((word, bit)) = flags::bit(row, position)
+            && let Some(word) = self.memory.words().get(word)
+        {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes back what [`Inputs::give_up`] said about the batch of this row.
+    pub(crate) fn clear_flags(&self, row: u8) {
+        let words = self.memory.words().get(flags::row(row)).unwrap_or_default();
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// Bytes handed out now.
     pub(crate) fn used(&self) -> u64 {
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner).used()
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner).used() - flags::BYTES
     }
 
     /// Gives blocks back.
@@ -154,8 +171,11 @@ pub(crate) struct Arenas {
 pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
     let (inputs, outputs) = (shm::create("pharos-inputs", CAPACITY)?, shm::create("pharos-outputs", CAPACITY)?);
     let length = usize::try_from(CAPACITY).map_err(io::Error::other)?;
+    let mut arena = Arena::new(CAPACITY);
+    // Never released: the flags lie at offset 0.
+    arena.allocate(flags::BYTES).ok_or_else(|| io::Error::other("the arena has no room for flags"))?;
     let arenas = Arenas {
-        inputs: Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(Arena::new(CAPACITY)) },
+        inputs: Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(arena) },
         outputs: Arc::new(Outputs {
             memory: SharedMemory::map(&outputs, length)?,
             released: Mutex::new(Released::default()),

@@ -22,11 +22,11 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::scheduler::{self, Action, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
-use pharos::wire::Done;
+use pharos::wire::{Done, flags};
 use tokio::sync::oneshot;
 
 use crate::clock;
-use crate::wire::{Part, SharedLink};
+use crate::wire::{Part, SharedLink, ToSend};
 
 pub(crate) use timer::Timer;
 
@@ -47,6 +47,10 @@ struct Request {
 /// A batch that an instance has been given.
 struct InFlight {
     batch: u64,
+    /// The row of its flags in the instance's arena.
+    flags: u8,
+    /// A flag of it is set.
+    given_up: bool,
     requests: Vec<(RequestId, Request)>,
 }
 
@@ -57,6 +61,17 @@ struct Member {
     in_flight: Vec<InFlight>,
     /// When the first one began to execute, by the frontend's clock.
     executing_since: Instant,
+}
+
+impl Member {
+    /// Takes a batch that is no longer in flight.
+    fn take(&mut self, position: usize) -> InFlight {
+        let batch = self.in_flight.remove(position);
+        if batch.given_up {
+            self.link.arenas.inputs.clear_flags(batch.flags);
+        }
+        batch
+    }
 }
 
 struct State {
@@ -71,10 +86,19 @@ struct State {
     armed: Option<Instant>,
 }
 
+/// A batch to be gathered and sent.
+struct Send {
+    instance: InstanceId,
+    link: SharedLink,
+    batch: u64,
+    flags: u8,
+    parts: Vec<Arc<Part>>,
+}
+
 /// What is to be done once the lock is given back.
 #[derive(Default)]
 struct Effects {
-    sends: Vec<(InstanceId, SharedLink, u64, Vec<Arc<Part>>)>,
+    sends: Vec<Send>,
     /// Answers that may leave, in order.
     answers: Vec<(Request, Answer)>,
 }
@@ -240,7 +264,7 @@ impl Driver {
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
-            finished = Some(member.in_flight.remove(position));
+            finished = Some(member.take(position));
             executing_since = std::mem::replace(&mut member.executing_since, now);
             // One that was sent second and came back first (two threads sent at once) was never counted as executing.
             let executing = if position > 0 { finished.as_ref() } else { member.in_flight.first() };
@@ -288,7 +312,13 @@ impl Driver {
 
     fn cancel(&self, id: RequestId) {
         let now = clock::now();
-        self.turn(now, |state| state.scheduler.cancel(id, now));
+        self.turn(now, |state| {
+            if state.queued.contains_key(&id) {
+                state.scheduler.cancel(id, now);
+            } else {
+                give_up(state, id);
+            }
+        });
     }
 
     /// The alarm for `at` rings. One that has been overtaken by an earlier one does nothing: it would only multiply.
@@ -326,8 +356,8 @@ impl Driver {
             self.timer.arm(at, self.this.clone());
         }
         drop(state);
-        for (instance, link, batch, parts) in effects.sends {
-            if let Err(error) = link.execute(batch, &self.config, &parts) {
+        for Send { instance, link, batch, flags, parts } in effects.sends {
+            if let Err(error) = link.execute(&self.config, &ToSend { batch, flags, parts: &parts }) {
                 self.send_failed(instance, batch, &error);
             }
         }
@@ -354,8 +384,10 @@ impl Driver {
             member.executing_since = now;
             record::request_pending(&self.series, -(taken.len() as i64));
         }
-        member.in_flight.push(InFlight { batch, requests: taken });
-        effects.sends.push((instance, member.link.clone(), batch, parts));
+        let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
+        let flags = flags.unwrap_or(flags::ROWS);
+        member.in_flight.push(InFlight { batch, flags, given_up: false, requests: taken });
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts });
     }
 
     fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
@@ -394,7 +426,7 @@ impl Driver {
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
-            let requests = member.in_flight.remove(position).requests;
+            let requests = member.take(position).requests;
             if position > 0 {
                 record::request_pending(&self.series, -(requests.len() as i64));
             } else if let Some(next) = member.in_flight.first() {
@@ -412,6 +444,19 @@ impl Driver {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the instance that executes a request, or soon will, that nobody waits for it any more.
+fn give_up(state: &mut State, id: RequestId) {
+    for member in state.members.values_mut() {
+        for batch in &mut member.in_flight {
+            if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
+                member.link.arenas.inputs.give_up(batch.flags, position);
+                batch.given_up = true;
+                return;
+            }
+        }
     }
 }
 

@@ -15,6 +15,8 @@ trait TensorConfig: Default {
     fn reshape(&self) -> Option<&ModelTensorReshape>;
     fn fill(&mut self, name: &str, datatype: DataType);
     fn set_dims(&mut self, dims: Vec<i64>, reshape: Option<ModelTensorReshape>);
+    /// Whether the model sees the elements of all requests in one dimension, one request behind the other.
+    fn is_flat(&self, config: &proto::ModelConfig) -> bool;
     /// The dimensions that the model sees, without the batch.
     fn model_dims(&self) -> &[i64] {
         self.reshape().map_or(self.dims(), |reshape| &reshape.shape)
@@ -22,7 +24,7 @@ trait TensorConfig: Default {
 }
 
 macro_rules! tensor_config {
-    ($type:ty, $role:literal) => {
+    ($type:ty, $role:literal, $is_flat:expr) => {
         impl TensorConfig for $type {
             const ROLE: &'static str = $role;
             fn name(&self) -> &str {
@@ -47,12 +49,17 @@ macro_rules! tensor_config {
                 self.dims = dims;
                 self.reshape = reshape;
             }
+            fn is_flat(&self, config: &proto::ModelConfig) -> bool {
+                config.max_batch_size > 0 && $is_flat(self, config)
+            }
         }
     };
 }
 
-tensor_config!(proto::ModelInput, "input");
-tensor_config!(proto::ModelOutput, "output");
+tensor_config!(proto::ModelInput, "input", |input: &Self, _: &proto::ModelConfig| input.allow_ragged_batch);
+tensor_config!(proto::ModelOutput, "output", |output: &Self, config: &proto::ModelConfig| {
+    config.batch_output.iter().any(|scattered| scattered.target_name.contains(&output.name))
+});
 
 /// Fills in inputs, outputs, datatypes, dimensions and the maximum batch size where they are left out. A maximum batch
 /// size that is filled in switches the dynamic batcher on, unless a scheduler is chosen.
@@ -79,9 +86,17 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    fill_tensors(&mut config.input, &signature.inputs, batching);
-    fill_tensors(&mut config.output, &signature.outputs, batching);
+    let made_here = |model: &&SignatureTensor| !is_made(config, &model.name);
+    let inputs: Vec<_> = signature.inputs.iter().filter(made_here).cloned().collect();
+    let whole = config.clone();
+    fill_tensors(&whole, &mut config.input, &inputs);
+    fill_tensors(&whole, &mut config.output, &signature.outputs);
     Ok(())
+}
+
+/// Whether the server makes the input from the batch as a whole.
+fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
+    config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
 }
 
 fn has_batch(tensor: &SignatureTensor) -> bool {
@@ -90,18 +105,18 @@ fn has_batch(tensor: &SignatureTensor) -> bool {
 
 /// Whether every tensor whose dimensions are written leaves out one dimension of the model's: the batch.
 fn leaves_room(config: &proto::ModelConfig, signature: &ModelSignature) -> bool {
-    one_short(&config.input, &signature.inputs) && one_short(&config.output, &signature.outputs)
+    one_short(config, &config.input, &signature.inputs) && one_short(config, &config.output, &signature.outputs)
 }
 
-fn one_short<T: TensorConfig>(tensors: &[T], signature: &[SignatureTensor]) -> bool {
-    tensors.iter().filter(|tensor| !tensor.dims().is_empty()).all(|tensor| {
+fn one_short<T: TensorConfig>(config: &proto::ModelConfig, tensors: &[T], signature: &[SignatureTensor]) -> bool {
+    tensors.iter().filter(|tensor| !tensor.dims().is_empty() && !tensor.is_flat(config)).all(|tensor| {
         let model = signature.iter().find(|model| model.name == tensor.name());
         let rank = model.and_then(|model| model.dims.as_ref()).map_or(0, Vec::len);
         tensor.model_dims().len() + 1 == rank
     })
 }
 
-fn fill_tensors<T: TensorConfig>(tensors: &mut Vec<T>, signature: &[SignatureTensor], batching: bool) {
+fn fill_tensors<T: TensorConfig>(config: &proto::ModelConfig, tensors: &mut Vec<T>, signature: &[SignatureTensor]) {
     if tensors.is_empty() {
         tensors.extend(signature.iter().map(|model| {
             let mut tensor = T::default();
@@ -113,7 +128,8 @@ fn fill_tensors<T: TensorConfig>(tensors: &mut Vec<T>, signature: &[SignatureTen
         let Some(model) = signature.iter().find(|model| model.name == tensor.name()) else { continue };
         tensor.fill(&model.name, model.datatype);
         let Some(dims) = model.dims.as_ref().filter(|_| tensor.dims().is_empty()) else { continue };
-        let dims = dims.get(usize::from(batching)..).unwrap_or_default();
+        let first = usize::from(config.max_batch_size > 0 && !tensor.is_flat(config));
+        let dims = dims.get(first..).unwrap_or_default();
         if dims.is_empty() {
             // A scalar per item: the protocol's shape is [1], the model's has no dimension besides the batch.
             tensor.set_dims(vec![1], Some(ModelTensorReshape { shape: Vec::new() }));
@@ -127,7 +143,9 @@ fn fill_tensors<T: TensorConfig>(tensors: &mut Vec<T>, signature: &[SignatureTen
 pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -> Result<(), ConfigError> {
     compare_tensors(config, &config.input, &signature.inputs)?;
     compare_tensors(config, &config.output, &signature.outputs)?;
-    let missing = signature.inputs.iter().find(|model| config.input.iter().all(|input| input.name != model.name));
+    compare_made(config, signature)?;
+    let given = |name: &String| config.input.iter().any(|input| input.name == *name) || is_made(config, name);
+    let missing = signature.inputs.iter().find(|model| !given(&model.name));
     match missing {
         Some(model) => Err(ConfigError::new(format!(
             "unable to load model '{}', configuration expects {} inputs, model provides {}: input '{}' is not configured",
@@ -140,6 +158,34 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     }
 }
 
+/// Batch inputs must be inputs of the model, of their datatype.
+fn compare_made(config: &proto::ModelConfig, signature: &ModelSignature) -> Result<(), ConfigError> {
+    for made in &config.batch_input {
+        for target in &made.target_name {
+            let model = signature.inputs.iter().find(|model| model.name == *target);
+            let Some(model) = model else { return Err(unexpected("input", target, config, &signature.inputs)) };
+            if made.data_type != i32::from(model.datatype.number()) {
+                return Err(ConfigError::new(format!(
+                    "unable to load model '{}', configuration expects datatype {} for batch input '{target}', model \
+                     provides TYPE_{}",
+                    config.name,
+                    made.data_type().as_str_name(),
+                    model.datatype.name()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unexpected(role: &str, name: &str, config: &proto::ModelConfig, signature: &[SignatureTensor]) -> ConfigError {
+    let allowed: Vec<&str> = signature.iter().map(|model| model.name.as_str()).collect();
+    let (model, allowed) = (&config.name, allowed.join(", "));
+    ConfigError::new(format!(
+        "unexpected inference {role} '{name}' for model '{model}', allowed {role}s are: {allowed}"
+    ))
+}
+
 fn compare_tensors<T: TensorConfig>(
     config: &proto::ModelConfig,
     tensors: &[T],
@@ -147,14 +193,7 @@ fn compare_tensors<T: TensorConfig>(
 ) -> Result<(), ConfigError> {
     for tensor in tensors.iter().filter(|tensor| !tensor.name().is_empty()) {
         let Some(model) = signature.iter().find(|model| model.name == tensor.name()) else {
-            let allowed: Vec<&str> = signature.iter().map(|model| model.name.as_str()).collect();
-            return Err(ConfigError::new(format!(
-                "unexpected inference {role} '{}' for model '{}', allowed {role}s are: {}",
-                tensor.name(),
-                config.name,
-                allowed.join(", "),
-                role = T::ROLE
-            )));
+            return Err(unexpected(T::ROLE, tensor.name(), config, signature));
         };
         if tensor.datatype() != 0 && tensor.datatype() != i32::from(model.datatype.number()) {
             let configured = proto::DataType::try_from(tensor.datatype()).unwrap_or(proto::DataType::TypeInvalid);
@@ -179,6 +218,19 @@ fn compare_shape<T: TensorConfig>(
     model: &SignatureTensor,
 ) -> Result<(), ConfigError> {
     let Some(provided) = model.dims.as_deref().filter(|_| !tensor.dims().is_empty()) else { return Ok(()) };
+    if tensor.is_flat(config) {
+        return match provided {
+            [-1] => Ok(()),
+            _ => Err(ConfigError::new(format!(
+                "unable to load model '{}', configuration expects model provides {role} with shape [-1] for ragged {role} \
+                 '{}', model provides {}",
+                config.name,
+                tensor.name(),
+                format_shape(provided),
+                role = T::ROLE
+            ))),
+        };
+    }
     let mut full = tensor.model_dims().to_vec();
     if config.max_batch_size > 0 {
         full.insert(0, -1);

@@ -5,7 +5,7 @@ use std::hash::RandomState;
 
 use prost::Message;
 
-use super::{ConfigError, Draft, proto, validate};
+use super::{BatchInput, BatchOutput, ConfigError, Draft, proto, validate};
 use crate::tensor::DataType;
 
 /// A valid model configuration. Made by [`Draft::complete`] and [`ModelConfig::decode`] only.
@@ -25,6 +25,10 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs.
     pub outputs: Vec<TensorSpec>,
+    /// Inputs that the server makes from the batch as a whole.
+    pub batch_inputs: Vec<BatchInput>,
+    /// Outputs of the batch as a whole that the server takes apart.
+    pub batch_outputs: Vec<BatchOutput>,
     /// How requests come together.
     pub scheduling: Scheduling,
     /// Which instances run; empty for an ensemble only.

@@ -13,12 +13,14 @@ mod lexer;
 mod normalize;
 pub mod onnx;
 mod proto;
+mod ragged;
 mod render;
 mod scheduling;
 #[cfg(test)]
 mod tests;
 mod text;
 mod validate;
+mod warmup;
 
 pub use check::Checked;
 pub use config::{
@@ -27,6 +29,7 @@ pub use config::{
 };
 pub use draft::{Completion, Draft};
 pub use onnx::{ModelSignature, SignatureTensor};
+pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
 
 /// Why a model configuration is refused: one line for the operator, with the place where the source is text.

@@ -9,6 +9,7 @@ use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::PolicyChoice;
 use super::proto::model_warmup::input::InputDataType;
 use super::proto::{self, ModelTensorReshape};
+use super::ragged::{batch_inputs, batch_outputs};
 use super::scheduling::scheduling;
 use super::{ConfigError, normalize};
 use crate::tensor::DataType;
@@ -40,6 +41,8 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         max_batch_size,
         inputs: inputs(&proto)?,
         outputs: outputs(&proto)?,
+        batch_inputs: batch_inputs(&proto)?,
+        batch_outputs: batch_outputs(&proto)?,
         scheduling: scheduling(&proto, max_batch_size)?,
         instance_groups: if is_ensemble { Vec::new() } else { instance_groups(&proto)? },
         default_model_filename: file_name(&proto)?,

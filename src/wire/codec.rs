@@ -163,7 +163,7 @@ macro_rules! fields {
     };
 }
 fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics, auto_detect });
-fields!(Execute { batch, requests, inputs, outputs, released });
+fields!(Execute { batch, requests, inputs, outputs, released, flags });
 fields!(BatchRequest { id, rows, parameters });
 fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
@@ -336,6 +336,7 @@ mod tests {
             inputs: vec![InputBlock { input: 1, datatype: DataType::Bf16, shape: vec![2, -1], offset: 64, len: 4 }],
             outputs: vec![0, 3],
             released: vec![128],
+            flags: 1,
         })
     }
 

@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -76,6 +76,8 @@ pub struct Execute {
     pub outputs: Vec<u16>,
     /// As [`ToWorker::Release`], to save a frame.
     pub released: Vec<u64>,
+    /// Which of the two rows of [`flags`] in the arena of the inputs tells which of these requests are given up.
+    pub flags: u8,
 }
 
 /// One request of a batch, as a worker sees it.
@@ -92,7 +94,7 @@ pub struct BatchRequest {
 /// An input of a batch in the frontend's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputBlock {
-    /// Position in the configuration's inputs.
+    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs.
     pub input: u16,
     /// What the elements are.
     pub datatype: DataType,
@@ -150,7 +152,8 @@ pub struct WireError {
 
 impl From<WireError> for InferError {
     fn from(error: WireError) -> Self {
-        InferError::new(error.code, Reason::Backend, error.message)
+        let reason = if error.code == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
+        InferError::new(error.code, reason, error.message)
     }
 }
 
@@ -179,6 +182,31 @@ pub fn payload_length(prefix: [u8; PREFIX]) -> Result<usize, DecodeError> {
         return Err(DecodeError::new("frame length", length as u64));
     }
     Ok(length)
+}
+
+/// Where the frontend says, while a worker executes a batch, which of its requests nobody waits for any more: a bit for
+/// each request, in 64-bit words at the start of the arena of the inputs, which are accessed as atomics only. There is a
+/// row for each of the two batches that an instance may hold; a row is zero when a batch is sent.
+pub mod flags {
+    /// Rows.
+    pub const ROWS: u8 = 2;
+    /// Words in a row.
+    pub const WORDS: usize = 32;
+    /// Bytes at the start of the arena.
+    pub const BYTES: u64 = ROWS as u64 * WORDS as u64 * 8;
+
+    /// The words of a row, as a range over those at the start of the arena.
+    pub fn row(row: u8) -> std::ops::Range<usize> {
+        let start = usize::from(row) * WORDS;
+        start..start + WORDS
+    }
+
+    /// The word and the bit for a request, by its position in the batch. `None` for one beyond the row, which is always
+    /// executed to the end.
+    pub fn bit(row: u8, position: usize) -> Option<(usize, u64)> {
+        let word = self::row(row).nth(position / 64)?;
+        (row < ROWS).then_some((word, 1 << (position % 64)))
+    }
 }
 
 /// The descriptors that a worker process inherits, by number.

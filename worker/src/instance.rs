@@ -78,6 +78,8 @@ impl Instance {
         let start = clock::now();
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
         let result = match batch_of(&self.config, &self.inputs, execute) {
+            // Given up while it waited behind another batch: nobody would read what it gives.
+            Ok(batch) if batch.all_cancelled() => Ok(Err(InferError::cancelled())),
             Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
             Err(error) => Ok(Err(error)),
         };
@@ -225,15 +227,16 @@ fn batch_of<'a>(
 ) -> Result<Batch<'a>, InferError> {
     let inputs = execute.inputs.iter().map(|block| {
         let index = usize::from(block.input);
-        let spec = config.inputs.get(index).ok_or_else(|| run_error(format!("there is no input {index}")))?;
+        let name = config.input_name(index).ok_or_else(|| run_error(format!("there is no input {index}")))?;
         let data = memory.bytes(block.offset, block.len);
-        let data = data.ok_or_else(|| run_error(format!("input '{}' is not in the arena", spec.name)))?;
-        Ok(Input { index, name: &spec.name, datatype: block.datatype, shape: &block.shape, data })
+        let data = data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))?;
+        Ok(Input { index, name, datatype: block.datatype, shape: &block.shape, data })
     });
     Ok(Batch {
         requests: &execute.requests,
         inputs: inputs.collect::<Result<_, InferError>>()?,
         wanted: &execute.outputs,
+        flags: memory.flags(execute.flags),
     })
 }
 

@@ -6,9 +6,11 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
+use pharos::wire::flags;
 
 use crate::descriptors::SharedDescriptors;
 
@@ -18,10 +20,30 @@ pub(crate) struct InputArena {
 }
 
 impl InputArena {
+    /// The flags of the batch that has this row.
+    pub(crate) fn flags(&self, row: u8) -> Flags<'_> {
+        Flags { words: self.memory.words(), row }
+    }
+
     /// The bytes of an input; `None` if they are not within the arena.
     pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         // SAFETY: the frontend leaves the block alone until it is answered (contract above).
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
+    }
+}
+
+/// Which requests of a batch nobody waits for any more.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags<'a> {
+    words: &'a [AtomicU64],
+    row: u8,
+}
+
+impl Flags<'_> {
+    /// Whether the request at this position of the batch is given up.
+    pub(crate) fn is_set(&self, position: usize) -> bool {
+        let found = flags::bit(self.row, position).and_then(|(word, bit)| Some((self.words.get(word)?, bit)));
+        found.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use memmap2::Mmap;
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, VersionPolicy, onnx};
+use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, VersionPolicy, Warmup, onnx};
 use pharos::repository::{self, State};
 use pharos::supervisor;
 use tokio::sync::Semaphore;
@@ -19,7 +19,7 @@ use super::scan::{self, Contents, Found};
 use super::{Repository, Serving};
 use crate::clock;
 use crate::scheduler::{Driver, settings};
-use crate::supervisor::{Instances, Plan};
+use crate::supervisor::{Instances, Plan, WarmUp};
 use crate::system;
 
 /// The backends of the worker that this build starts.
@@ -102,8 +102,8 @@ impl Repository {
         if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
             return Err("sequence batching and ensembles are not built yet".to_owned());
         }
-        if config.response_cache || !config.warmups.is_empty() {
-            tracing::warn!(model = %model.name, "response_cache and model_warmup are not built yet and are passed over");
+        if config.response_cache {
+            tracing::warn!(model = %model.name, "response_cache is not built yet and is passed over");
         }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
@@ -124,6 +124,7 @@ impl Repository {
 
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
         let began = clock::now();
+        let warmups = warmups(config, &directory)?;
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
@@ -145,6 +146,7 @@ impl Repository {
                 ..supervisor::Settings::default()
             },
             cache: self.cache.clone(),
+            warmups,
             metrics: self.metrics.subscribe(),
         });
         match Instances::start(plan, &names, &driver).await {
@@ -194,6 +196,29 @@ impl Repository {
         }
         left
     }
+}
+
+/// What the instances execute before they are ready. Files are in the directory `warmup` beside the versions.
+fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> {
+    let directory = version.parent().unwrap_or(version).join("warmup");
+    let file = |name: &str| {
+        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        if !inside || name.is_empty() {
+            return Err(format!("file '{}' must be in the model's directory 'warmup'", name.escape_debug()));
+        }
+        let path = directory.join(name);
+        std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+    };
+    let warm_up = |warmup: &Warmup| {
+        let requests = warmup.requests(config, file)?;
+        let checked = requests.into_iter().map(|mut request| {
+            let checked = config.check(&mut request).map_err(|error| error.to_string())?;
+            Ok::<_, String>((request, checked))
+        });
+        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts: checked.collect::<Result<_, _>>()? })
+    };
+    let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
+    config.warmups.iter().map(named).collect()
 }
 
 /// The versions that a policy names and that are not there.

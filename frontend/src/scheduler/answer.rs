@@ -22,15 +22,42 @@ impl Driver {
         (since, now): (Instant, Instant),
     ) {
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let answers = self.recorded(&parts, link, done, (since, now));
+        self.leave(requests.into_iter().zip(answers));
+        link.send_released_if_many();
+    }
+
+    /// Records a batch of a warm-up, which counts like any other.
+    ///
+    /// # Errors
+    /// That of the first request that failed.
+    pub(crate) fn warmed_up(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        done: &Done,
+        since: Instant,
+    ) -> Result<(), InferError> {
+        let answers = self.recorded(parts, link, done, (since, clock::now()));
+        answers.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    /// One answer for each request, in batch order, once the batch is in the metrics.
+    fn recorded(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        done: &Done,
+        (since, now): (Instant, Instant),
+    ) -> Vec<Answer> {
         let rows = parts.iter().map(|part| part.checked.batch_size).sum();
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
-        let mut answers = self.answers(&parts, link, done);
+        let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
         }
         self.record_times(&answers, done, now.ns_since(since));
-        self.leave(requests.into_iter().zip(answers));
-        link.send_released_if_many();
+        answers
     }
 
     /// One answer for each request, in batch order.

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use pharos::data::Data;
+use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::model::{Checked, ModelConfig};
+use pharos::tensor::{DataType, element_count};
 use pharos::wire::{BatchRequest, Execute, InputBlock, ToWorker};
 
 use super::{Link, lock};
@@ -18,41 +19,42 @@ pub(crate) struct Part {
     pub(crate) checked: Checked,
 }
 
+/// A batch as an instance is given it.
+pub(crate) struct ToSend<'a> {
+    /// Its number.
+    pub(crate) batch: u64,
+    /// The row of its flags.
+    pub(crate) flags: u8,
+    /// Its requests. They have equal shape keys: the same inputs, compatible shapes.
+    pub(crate) parts: &'a [Arc<Part>],
+}
+
+/// The inputs of a batch, as far as they are gathered.
+#[derive(Default)]
+struct Gathered {
+    inputs: Vec<InputBlock>,
+    blocks: Vec<Block>,
+}
+
 impl Link {
-    /// Gathers a batch and sends it. The requests have equal shape keys: the same inputs, compatible shapes.
+    /// Gathers a batch and sends it.
     ///
     /// # Errors
     /// The inputs do not fit in the arena; nothing was sent.
-    pub(crate) fn execute(&self, batch: u64, config: &ModelConfig, parts: &[Arc<Part>]) -> Result<(), InferError> {
-        let mut inputs = Vec::new();
-        let mut blocks = Vec::new();
-        for (position, spec) in config.inputs.iter().enumerate() {
-            let Some(index) = parts.first().and_then(|part| index_of(&part.request, &spec.name)) else { continue };
-            match self.gather(index, parts) {
-                Ok((block, offset_len)) => {
-                    blocks.push(block);
-                    inputs.push(InputBlock {
-                        input: u16::try_from(position).unwrap_or(u16::MAX),
-                        datatype: spec.datatype,
-                        shape: batch_shape(
-                            config,
-                            spec.backend_shape(first_shape(parts, index), config.batches()),
-                            parts,
-                        ),
-                        offset: offset_len.0,
-                        len: offset_len.1,
-                    });
-                }
-                Err(error) => {
-                    self.arenas.inputs.release(&blocks);
-                    return Err(error);
-                }
-            }
+    pub(crate) fn execute(&self, config: &ModelConfig, to_send: &ToSend<'_>) -> Result<(), InferError> {
+        let &ToSend { batch, flags, parts } = to_send;
+        let mut gathered = Gathered::default();
+        let all = self.gather_given(config, parts, &mut gathered);
+        if let Err(error) = all.and_then(|()| self.gather_made(config, parts, &mut gathered)) {
+            self.arenas.inputs.release(&gathered.blocks);
+            return Err(error);
         }
+        let Gathered { inputs, blocks } = gathered;
         lock(&self.blocks).insert(batch, blocks);
         let released = self.arenas.outputs.take_released();
         let requests = parts.iter().map(|part| describe(part)).collect();
-        let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs: wanted(config, parts), released });
+        let outputs = wanted(config, parts);
+        let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags });
         if self.send(&frame) {
             return Ok(());
         }
@@ -64,28 +66,79 @@ impl Link {
         Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
     }
 
+    /// Gathers what the clients gave.
+    fn gather_given(
+        &self,
+        config: &ModelConfig,
+        parts: &[Arc<Part>],
+        gathered: &mut Gathered,
+    ) -> Result<(), InferError> {
+        for (position, spec) in config.inputs.iter().enumerate() {
+            let Some(index) = parts.first().and_then(|part| index_of(&part.request, &spec.name)) else { continue };
+            let shape = match config.batches() && spec.allow_ragged_batch {
+                true => vec![shapes(parts, index).filter_map(element_count).sum::<u64>().cast_signed()],
+                false => {
+                    let first = shapes(parts, index).next().unwrap_or_default();
+                    batch_shape(config, spec.backend_shape(first, config.batches()), parts)
+                }
+            };
+            let inputs = parts.iter().filter_map(|part| part.request.inputs.get(index));
+            let pieces = inputs.flat_map(|input| input.tensor.data.pieces()).map(|piece| &**piece);
+            self.gather(InputBlock { shape, ..block_of(position, spec.datatype) }, pieces, gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the inputs that are made from the batch as a whole.
+    fn gather_made(
+        &self,
+        config: &ModelConfig,
+        parts: &[Arc<Part>],
+        gathered: &mut Gathered,
+    ) -> Result<(), InferError> {
+        let mut position = config.inputs.len();
+        for made in &config.batch_inputs {
+            let name = config.inputs.get(made.source).map_or("", |spec| spec.name.as_str());
+            let source = parts.first().and_then(|part| index_of(&part.request, name));
+            let shapes: Vec<&[i64]> = source.map(|index| shapes(parts, index).collect()).unwrap_or_default();
+            let tensor = made.make(&shapes, config.batches());
+            let (shape, data) = tensor.ok_or_else(|| no_room(u64::MAX))?;
+            for _ in &made.targets {
+                let block = InputBlock { shape: shape.clone(), ..block_of(position, made.datatype) };
+                self.gather(block, std::iter::once(data.as_slice()), gathered)?;
+                position += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the pieces of one input into a block of the arena.
+    fn gather<'a>(
+        &self,
+        input: InputBlock,
+        pieces: impl Iterator<Item = &'a [u8]> + Clone,
+        gathered: &mut Gathered,
+    ) -> Result<(), InferError> {
+        let len = pieces.clone().map(|piece| piece.len() as u64).sum();
+        let block = self.arenas.inputs.allocate(len).ok_or_else(|| no_room(len))?;
+        gathered.blocks.push(block);
+        let mut at = block.offset;
+        for piece in pieces {
+            if !self.arenas.inputs.write(at, piece) {
+                return Err(no_room(len));
+            }
+            at += piece.len() as u64;
+        }
+        gathered.inputs.push(InputBlock { offset: block.offset, len, ..input });
+        Ok(())
+    }
+
     /// Gives back the inputs of a batch that is done.
     pub(crate) fn release_inputs(&self, batch: u64) {
         let blocks = lock(&self.blocks).remove(&batch);
         if let Some(blocks) = blocks {
             self.arenas.inputs.release(&blocks);
         }
-    }
-
-    /// Copies one input of all parts into a block; (block, (offset, length)).
-    fn gather(&self, index: usize, parts: &[Arc<Part>]) -> Result<(pharos::arena::Block, (u64, u64)), InferError> {
-        let pieces = || parts.iter().filter_map(|part| part.request.inputs.get(index)).map(|input| &input.tensor.data);
-        let len = pieces().map(|data| data.len() as u64).sum();
-        let block = self.arenas.inputs.allocate(len).ok_or_else(|| no_room(len))?;
-        let mut at = block.offset;
-        for data in pieces().flat_map(Data::pieces) {
-            if !self.arenas.inputs.write(at, data) {
-                self.arenas.inputs.release(&[block]);
-                return Err(no_room(len));
-            }
-            at += data.len() as u64;
-        }
-        Ok((block, (block.offset, len)))
     }
 }
 
@@ -99,9 +152,15 @@ fn index_of(request: &InferRequest, name: &str) -> Option<usize> {
     request.inputs.iter().position(|input| input.name == name)
 }
 
-fn first_shape(parts: &[Arc<Part>], index: usize) -> &[i64] {
-    let input = parts.first().and_then(|part| part.request.inputs.get(index));
-    input.map(|input| input.tensor.shape.as_slice()).unwrap_or_default()
+/// The shapes of an input in all parts.
+fn shapes(parts: &[Arc<Part>], index: usize) -> impl Iterator<Item = &[i64]> {
+    parts.iter().filter_map(move |part| part.request.inputs.get(index)).map(|input| input.tensor.shape.as_slice())
+}
+
+/// A block without shape and place.
+fn block_of(position: usize, datatype: DataType) -> InputBlock {
+    let input = u16::try_from(position).unwrap_or(u16::MAX);
+    InputBlock { input, datatype, shape: Vec::new(), offset: 0, len: 0 }
 }
 
 /// The shape over the whole batch: the first dimension counts the rows of all requests.

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use crate::memory::Arenas;
 use crate::metrics::Ring;
 
-pub(crate) use gather::Part;
+pub(crate) use gather::{Part, ToSend};
 
 /// The connection to one worker process.
 pub(crate) struct Link {

@@ -15,10 +15,33 @@ use super::{Link, Part};
 struct BatchOutput {
     name: String,
     datatype: DataType,
-    /// The shape of the whole batch, as clients see it.
-    shape: Vec<i64>,
+    shapes: Shapes,
     data: Bytes,
     ends: Vec<usize>,
+}
+
+/// What shape each request's part of an output has.
+enum Shapes {
+    /// That of the whole batch, as clients see it, but for the rows that come first.
+    Batch { shape: Vec<i64>, rows_first: bool },
+    /// One for each request.
+    Each(Vec<Vec<i64>>),
+}
+
+impl Shapes {
+    /// The shape for the request at `index`, which brings `rows`.
+    fn of(&self, index: usize, rows: u64) -> Vec<i64> {
+        match self {
+            Self::Each(shapes) => shapes.get(index).cloned().unwrap_or_default(),
+            Self::Batch { shape, rows_first } => {
+                let mut shape = shape.clone();
+                if *rows_first && let Some(first) = shape.first_mut() {
+                    *first = i64::try_from(rows).unwrap_or(i64::MAX);
+                }
+                shape
+            }
+        }
+    }
 }
 
 impl Link {
@@ -70,6 +93,9 @@ fn batch_output(
         return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
     }
     let shape = spec.protocol_shape(&block.shape, config.batches());
+    if let Some(source) = config.scattered_by(&spec.name) {
+        return scattered(config, parts, (block, source), data).map_err(wrong);
+    }
     let batching = config.max_batch_size > 0;
     let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
     if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
@@ -86,7 +112,41 @@ fn batch_output(
                 .ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
         }
     };
-    Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shape, data, ends })
+    let shapes = Shapes::Batch { shape, rows_first: batching };
+    Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shapes, data, ends })
+}
+
+/// An output that holds the results of all requests one behind the other, each of the shape of its source input.
+fn scattered(
+    config: &ModelConfig,
+    parts: &[Arc<Part>],
+    (block, source): (&OutputBlock, usize),
+    data: Bytes,
+) -> Result<BatchOutput, String> {
+    let source = config.inputs.get(source).map_or("", |spec| spec.name.as_str());
+    let shape = |part: &Arc<Part>| {
+        let input = part.request.inputs.iter().find(|input| input.name == source)?;
+        Some(input.tensor.shape.clone())
+    };
+    let shapes: Option<Vec<Vec<i64>>> = parts.iter().map(shape).collect();
+    let shapes = shapes.ok_or_else(|| format!("has the shape of input '{source}', which a request leaves out"))?;
+    let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
+    let elements: u64 = counts.iter().sum();
+    if element_count(&block.shape) != Some(elements) {
+        return Err(format!(
+            "has shape {:?}, the inputs '{source}' of its batch have {elements} elements",
+            block.shape
+        ));
+    }
+    let ends = match byte_size(block.datatype, &block.shape) {
+        Some(size) if size == block.len => fixed_ends(data.len(), &counts),
+        Some(size) => return Err(format!("has {} bytes, its shape {:?} needs {size}", block.len, block.shape)),
+        None => {
+            text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
+        }
+    };
+    let name = config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default();
+    Ok(BatchOutput { name, datatype: block.datatype, shapes: Shapes::Each(shapes), data, ends })
 }
 
 /// Where each request's bytes end when all rows are of one size.
@@ -123,12 +183,7 @@ fn response(
 ) -> InferResponse {
     let view = |output: &BatchOutput| {
         let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
-        let mut shape = output.shape.clone();
-        if config.max_batch_size > 0
-            && let Some(first) = shape.first_mut()
-        {
-            *first = i64::try_from(part.checked.batch_size).unwrap_or(i64::MAX);
-        }
+        let shape = output.shapes.of(index, part.checked.batch_size);
         let data = output.data.slice(start..output.ends[index]).into();
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };

@@ -2,9 +2,9 @@
 //!
 //! | function | what it does |
 //! |---|---|
-//! | `identity` | output *i* is input *i* |
+//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
-//! | `delay` | identity after `delay_ms` milliseconds for each batch |
+//! | `delay` | identity after `delay_ms` milliseconds for each batch, or sooner if all its requests are cancelled |
 //! | `fail` | fails every batch with the text of `message`, or `requested failure` |
 //! | `crash` | identity, but aborts the process when the first byte of input 0 is 1 |
 //! | `panic` | identity, but panics when the first byte of input 0 is 1 |
@@ -14,7 +14,7 @@
 
 use std::io::{self, Write};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
@@ -24,6 +24,9 @@ use super::emit::Emitter;
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
 const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit";
+
+/// How often [`delay`] looks whether its batch is cancelled.
+const LOOK: Duration = Duration::from_millis(5);
 
 enum Function {
     Identity,
@@ -69,7 +72,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
             return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}")));
         }
     };
-    let (inputs, outputs) = (context.config.inputs.len(), context.config.outputs.len());
+    let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
     let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
     if (inputs, outputs) != wanted {
         let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
@@ -89,7 +92,7 @@ impl Backend for Builtin {
         match &self.function {
             Function::AddSub => return self.add_sub(batch, outputs),
             Function::Fail(message) => return Err(run_error(message.clone())),
-            Function::Delay(duration) => thread::sleep(*duration),
+            Function::Delay(duration) => delay(*duration, batch)?,
             Function::Emit(emitter) => emitter.execute(batch, outputs),
             Function::Crash if marked => std::process::abort(),
             #[allow(clippy::panic)] // what it is for
@@ -101,6 +104,20 @@ impl Backend for Builtin {
             Function::Identity | Function::Crash | Function::Panic | Function::Hang => {}
         }
         identity(batch, outputs)
+    }
+}
+
+/// Waits, and looks now and then whether anybody still waits for the batch.
+fn delay(duration: Duration, batch: &Batch<'_>) -> Result<(), InferError> {
+    let end = Instant::now() + duration;
+    loop {
+        if batch.all_cancelled() {
+            return Err(InferError::cancelled());
+        }
+        match end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => return Ok(()),
+            left => thread::sleep(left.min(LOOK)),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
 
-use crate::memory::OutputArena;
+use crate::memory::{Flags, OutputArena};
 
 pub use crate::instance::Outputs;
 pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
@@ -48,13 +48,13 @@ pub struct Context<'a> {
 
 /// One input of a batch, over all its requests.
 pub struct Input<'a> {
-    /// Position in the configuration's inputs.
+    /// Position in the configuration's inputs; those that the server makes (`batch_input`) follow.
     pub index: usize,
-    /// Name in the configuration.
+    /// Its name.
     pub name: &'a str,
     /// What the elements are.
     pub datatype: DataType,
-    /// The shape of the whole batch.
+    /// The shape of the whole batch; `[elements]` for an input that may be ragged.
     pub shape: &'a [i64],
     /// Little-endian, row-major, aligned to 64 bytes; BYTES elements length-prefixed.
     pub data: &'a [u8],
@@ -67,12 +67,25 @@ pub struct Batch<'a> {
     /// The inputs that are given, in the configuration's order.
     pub inputs: Vec<Input<'a>>,
     pub(crate) wanted: &'a [u16],
+    pub(crate) flags: Flags<'a>,
 }
 
 impl Batch<'_> {
     /// Whether any request wants the output at this position of the configuration.
     pub fn wants(&self, output: usize) -> bool {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| usize::from(*wanted) == output)
+    }
+
+    /// Whether nobody waits any more for the request at this position: its client has gone away or its time is over. May
+    /// become true at any moment. A backend may look between steps and spare itself work, failing the request with
+    /// [`InferError::cancelled`]; what it answers is thrown away.
+    pub fn is_cancelled(&self, request: usize) -> bool {
+        self.flags.is_set(request)
+    }
+
+    /// Whether nobody waits for any request of the batch any more.
+    pub fn all_cancelled(&self) -> bool {
+        !self.requests.is_empty() && (0..self.requests.len()).all(|request| self.is_cancelled(request))
     }
 
     /// The rows of all requests together.

@@ -33,7 +33,7 @@ pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 struct OnnxRuntime {
     session: Session,
     version: String,
-    /// The names of the configured inputs.
+    /// The names of the inputs that a batch can have.
     inputs: Vec<CString>,
     outputs: Vec<Output>,
     _environment: Environment,
@@ -72,7 +72,8 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
     let session =
         session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
     let outputs = outputs_of(&session, context.config).map_err(|text| in_file(&path, &text))?;
-    let inputs = context.config.inputs.iter().map(|input| c_name(&input.name)).collect::<Result<_, _>>();
+    let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
+    let inputs = names.map(c_name).collect::<Result<_, _>>();
     let inputs = inputs.map_err(|text| in_file(&path, &text))?;
     let version = version_of(library);
     Ok(Box::new(OnnxRuntime { session, version, inputs, outputs, _environment: environment }))

@@ -40,7 +40,8 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         |error: &dyn std::fmt::Display| load_error(format!("tract cannot load '{}': {error}", path.display()));
     let mut model = tract_onnx::onnx().model_for_path(&path).map_err(|error| unusable(&format!("{error:#}")))?;
     let names = graph_names(&model).map_err(|error| unusable(&error))?;
-    let position = |name: &String| context.config.inputs.iter().position(|input| &input.name == name);
+    let position =
+        |name: &String| (0..context.config.backend_inputs()).find(|at| context.config.input_name(*at) == Some(name));
     let inputs = names.0.iter().map(|name| position(name).ok_or(name)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_err(|name| unusable(&format!("its input '{name}' is not in the configuration")))?;
     let outputs: Vec<_> = names.1.iter().map(|name| configured_output(context, name)).collect();

@@ -1,0 +1,110 @@
+//! The requests that a model answers before it is ready (`model_warmup`).
+
+use super::config::{ModelConfig, Warmup, WarmupData, WarmupInput};
+use crate::data::Data;
+use crate::infer::{InferInput, InferRequest};
+use crate::tensor::{DataType, Tensor, byte_size, element_count, push_bytes_element};
+
+/// The most bytes that one input of a warm-up may have.
+const MOST_BYTES: u64 = 1 << 30;
+
+impl Warmup {
+    /// The requests of one run, which are executed as one batch: as many as its batch size, each of one item (Triton's
+    /// way); one for a model that does not batch. `file` gives the bytes of a file in the model's `warmup` directory.
+    ///
+    /// # Errors
+    /// The text for who wrote the configuration: too many items, data that does not fit its shape, a file that cannot be
+    /// read. Whether the inputs are the model's is for [`ModelConfig::check`] to say.
+    pub fn requests(
+        &self,
+        config: &ModelConfig,
+        file: impl Fn(&str) -> Result<Vec<u8>, String>,
+    ) -> Result<Vec<InferRequest>, String> {
+        let most = config.max_batch_size.max(1);
+        if self.batch_size > most {
+            return Err(format!("batch_size {} is more than the model's maximum of {most}", self.batch_size));
+        }
+        let mut inputs = Vec::with_capacity(self.inputs.len());
+        for (name, input) in &self.inputs {
+            let batch = config.batches().then_some(1);
+            let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
+            let data = input.data(&shape, &file).map_err(|text| format!("input '{name}': {text}"))?;
+            let tensor = Tensor { datatype: input.datatype, shape, data };
+            inputs.push(InferInput { name: name.clone(), tensor });
+        }
+        let request =
+            InferRequest { model_name: config.name.clone(), id: self.name.clone(), inputs, ..InferRequest::default() };
+        Ok(vec![request; self.batch_size.max(1) as usize])
+    }
+}
+
+impl WarmupInput {
+    fn data(&self, shape: &[i64], file: impl Fn(&str) -> Result<Vec<u8>, String>) -> Result<Data, String> {
+        let elements = element_count(shape).ok_or_else(|| format!("dims {:?} are not all 0 or greater", self.dims))?;
+        let size = byte_size(self.datatype, shape);
+        if size.unwrap_or(elements.saturating_mul(5)) > MOST_BYTES {
+            return Err(format!("dims {:?} make more than {MOST_BYTES} bytes", self.dims));
+        }
+        let count = usize::try_from(elements).unwrap_or(usize::MAX);
+        let bytes = match &self.data {
+            WarmupData::Zero => match size {
+                Some(size) => vec![0; usize::try_from(size).unwrap_or(usize::MAX)],
+                None => strings(std::iter::repeat_n("", count)),
+            },
+            WarmupData::Random => random(self.datatype, count),
+            WarmupData::File(name) => {
+                let bytes = file(name)?;
+                let got = bytes.len();
+                if let Some(size) = size.filter(|size| *size != got as u64) {
+                    return Err(format!("file '{name}' has {got} bytes, the dims {:?} need {size}", self.dims));
+                }
+                bytes
+            }
+        };
+        Ok(bytes.into())
+    }
+}
+
+fn strings<'a>(elements: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for element in elements {
+        push_bytes_element(&mut bytes, element.as_bytes());
+    }
+    bytes
+}
+
+/// Values that any model should take: whole numbers from 0 to 9 (also as texts), truth values, and numbers from 0 to 1.
+/// The same for each run, so that a model that fails on them fails always.
+fn random(datatype: DataType, count: usize) -> Vec<u8> {
+    let mut state = 0u64;
+    // SplitMix64 (Steele, Lea and Flood, 2014).
+    let mut next = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
+    for _ in 0..count {
+        let digit = (next() % 10) as u8;
+        // All of 2^24 are exact in single precision.
+        #[allow(clippy::cast_precision_loss)]
+        let fraction = (next() >> 40) as f32 / (1u32 << 24) as f32;
+        match datatype {
+            DataType::Bool => bytes.push(digit % 2),
+            DataType::Bytes => {
+                push_bytes_element(&mut bytes, &[b'0' + digit]);
+            }
+            DataType::Fp64 => bytes.extend_from_slice(&f64::from(fraction).to_le_bytes()),
+            DataType::Fp32 => bytes.extend_from_slice(&fraction.to_le_bytes()),
+            DataType::Fp16 => bytes.extend_from_slice(&half::f16::from_f32(fraction).to_le_bytes()),
+            DataType::Bf16 => bytes.extend_from_slice(&half::bf16::from_f32(fraction).to_le_bytes()),
+            // Little-endian: the digit, then zeros.
+            whole => {
+                bytes.push(digit);
+                bytes.resize(bytes.len() + whole.size().unwrap_or(1) - 1, 0);
+            }
+        }
+    }
+    bytes
+}
