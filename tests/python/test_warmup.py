@@ -1,0 +1,109 @@
+"""`model_warmup`: what a model answers before it is ready."""
+
+import struct
+
+import pytest
+
+from request_table import one
+from server import eventually, total
+from test_ragged import write
+
+IO = """
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+TEXT_IO = IO.replace("FP32", "STRING")
+
+
+def model(function: str, warmups: str, io=IO, batch=4) -> str:
+    """A configuration of the builtin backend."""
+    return f"""backend: "builtin" max_batch_size: {batch} {io} {warmups}
+parameters {{ key: "function" value {{ string_value: "{function}" }} }}
+parameters {{ key: "delay_ms" value {{ string_value: "300" }} }}
+"""
+
+
+def warmup(data: str, name="first", batch=1, dims="2", count=1, datatype="FP32", tensor="INPUT0") -> str:
+    """One entry."""
+    return f"""model_warmup [ {{ name: "{name}" batch_size: {batch} count: {count}
+  inputs {{ key: "{tensor}" value {{ data_type: TYPE_{datatype} dims: [ {dims} ] {data} }} }} }} ]
+"""
+
+
+def test_a_model_is_ready_after_its_warmups(start, tmp_path):
+    """Zeros, random values and a file, several times and in batches; all are in the statistics of the model, for each of
+    its instances, and the model is not ready while they run."""
+    warmups = (
+        warmup("zero_data: true", batch=2, count=3)
+        + warmup("random_data: true", "second", batch=4)
+        + warmup('input_data_file: "values"', "third")
+    )
+    folder = write(tmp_path / "models", "warm", model("delay", warmups + "instance_group [ { count: 2 } ]"))
+    (folder / "warm/warmup").mkdir()
+    (folder / "warm/warmup/values").write_bytes(struct.pack("<2f", 1, 2))
+    server = start([], repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    assert server.get("/v2/models/warm/ready")[0] != 200
+    server.wait_until_ready()
+    statistics = server.statistics("warm")
+    assert statistics["inference_stats"]["success"]["count"] == 2 * (3 * 2 + 4 + 1)
+    assert statistics["inference_count"] == 2 * (3 * 2 + 4 + 1)
+    assert statistics["execution_count"] == 2 * 5
+    batches = {entry["batch_size"]: entry["compute_infer"]["count"] for entry in statistics["batch_stats"]}
+    assert batches == {1: 2, 2: 6, 4: 2}
+    assert statistics["inference_stats"]["compute_infer"]["ns"] >= 22 * 0.3e9
+    assert total(server.scrape(), "nv_inference_request_success", model="warm") == 22
+    assert total(server.scrape(), "nv_inference_pending_request_count", model="warm") == 0
+    assert server.infer("warm", one("FP32", [1, 2], [5, 6]))[1]["outputs"][0]["data"] == [5, 6]
+
+
+def test_every_datatype_warms_up(start, tmp_path):
+    """Random and zero values of every datatype reach the model."""
+    folder = tmp_path / "models"
+    names = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"]
+    names += ["FP16", "BF16", "FP32", "FP64", "STRING"]
+    for name in names:
+        both = warmup("zero_data: true", datatype=name) + warmup("random_data: true", "other", datatype=name)
+        write(folder, name.lower(), model("identity", both, IO.replace("FP32", name)))
+    server = start([], repository=folder)
+    for name in names:
+        assert server.statistics(name.lower())["execution_count"] == 2, name
+
+
+def test_a_restarted_instance_warms_up_again(start, tmp_path):
+    """An instance whose worker dies executes its warm-ups again before it takes requests."""
+    folder = write(tmp_path / "models", "warm", model("crash", warmup("zero_data: true")))
+    server = start([], repository=folder)
+    assert server.statistics("warm")["execution_count"] == 1
+    server.infer("warm", one("FP32", [1, 2], [struct.unpack("<f", bytes([1, 0, 0, 0]))[0], 0]))
+    eventually("it warms up again", 20, lambda: server.statistics("warm")["execution_count"] >= 2)
+    eventually("it answers", 20, lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "expected"),
+    [
+        ("fail", warmup("zero_data: true"), "warmup 'first': requested failure"),
+        ("crash", warmup('input_data_file: "crash"'), "signal 6"),
+        ("identity", warmup("zero_data: true", batch=5), "batch_size 5 is more than the model's maximum of 4"),
+        ("identity", warmup("zero_data: true", tensor="X"), "unexpected inference input 'X'"),
+        ("identity", warmup("zero_data: true", datatype="INT32"), "data-type is 'INT32', but model 'wrong' expects 'FP32'"),
+        ("identity", warmup("zero_data: true", dims="3"), "Expected [-1,2], got [1,3]"),
+        ("identity", warmup("zero_data: true", dims="-1"), "dims [-1] are not all 0 or greater"),
+        ("identity", warmup("zero_data: true", dims="1000000, 1000000"), "more than 1073741824 bytes"),
+        ("identity", warmup('input_data_file: "short"'), "file 'short' has 1 bytes, the dims [2] need 8"),
+        ("identity", warmup('input_data_file: "none"'), "warmup/none' cannot be read"),
+        ("identity", warmup('input_data_file: "../config.pbtxt"'), "must be in the model's directory 'warmup'"),
+        ("identity", warmup(""), "one of zero_data, random_data and input_data_file must be given"),
+    ],
+)
+def test_a_failed_warmup_fails_the_load(start, tmp_path, function, text, expected):
+    """A model that cannot be warmed up is not loaded, and the reason is told."""
+    folder = write(tmp_path / "models", "wrong", model(function, text))
+    (folder / "wrong/warmup").mkdir()
+    (folder / "wrong/warmup/short").write_bytes(b"\1")
+    (folder / "wrong/warmup/crash").write_bytes(b"\1" + bytes(7))
+    server = start([], "--exit-on-error=false", repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    eventually(f"the reason says {expected!r}", 20, lambda: expected in str(server.index()))
+    assert server.get("/v2/models/wrong/ready")[0] != 200
