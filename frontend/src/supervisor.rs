@@ -1,5 +1,7 @@
 //! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
 
+mod warmup;
+
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -8,11 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pharos::id::InstanceId;
-use pharos::infer::InferRequest;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
-use pharos::model::Checked;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::{Done, Load, Loaded, ToFrontend, ToWorker, VERSION};
@@ -24,7 +24,10 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use crate::clock;
 use crate::process::{self, Printed, Program};
 use crate::scheduler::Driver;
-use crate::wire::{Link, Part, SharedLink, ToSend};
+use crate::wire::{Link, SharedLink};
+
+pub(crate) use warmup::WarmUp;
+use warmup::{WARM_UP, Warming};
 
 /// How often memory is handed back, samples are drained and execution times are looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -43,38 +46,6 @@ pub(crate) struct Plan {
     pub(crate) warmups: Vec<WarmUp>,
     /// The text of `metrics.yaml`; it changes when the file is read again.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
-}
-
-/// Batches with this or a higher number warm an instance up.
-const WARM_UP: u64 = 1 << 63;
-
-/// What an instance executes before it is ready, as one batch.
-pub(crate) struct WarmUp {
-    pub(crate) name: String,
-    /// How often.
-    pub(crate) count: u32,
-    pub(crate) parts: Vec<(InferRequest, Checked)>,
-}
-
-impl WarmUp {
-    /// The batch as it is sent now.
-    fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
-        let part = |(request, checked): &(InferRequest, Checked)| {
-            let mut request = request.clone();
-            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
-            Arc::new(Part { request, checked: *checked })
-        };
-        self.parts.iter().map(part).collect()
-    }
-}
-
-/// The run of a warm-up that an instance executes.
-struct Warming {
-    /// How many runs of all warm-ups are over.
-    over: u32,
-    name: String,
-    parts: Vec<Arc<Part>>,
-    since: Instant,
 }
 
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
@@ -369,30 +340,6 @@ impl Instance {
             Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
             Event::LoadFailed(reason) => machine.load_failed(reason, clock::now()),
             Event::Ended(reason) => self.ended(&reason, machine, running).await,
-        }
-    }
-
-    /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
-    fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let runs = self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
-        let next = runs.skip(over as usize).next();
-        let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
-        let since = clock::now();
-        let parts = warm_up.parts(since);
-        let to_send = ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts };
-        match running.link.execute(&self.driver.config, &to_send) {
-            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since }),
-            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),
-        }
-    }
-
-    fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
-        link.release_inputs(done.batch);
-        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
-        match self.driver.warmed_up(&warming.parts, &link, done, warming.since) {
-            Ok(()) => self.warm_up(warming.over + 1, machine, running),
-            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warming.name), clock::now()),
         }
     }
 

@@ -1,0 +1,71 @@
+//! Warm-ups: what an instance executes between the loading of its model and its first request, after every start.
+
+use std::sync::Arc;
+
+use pharos::infer::InferRequest;
+use pharos::model::Checked;
+use pharos::supervisor::Supervisor;
+use pharos::timeline::Instant;
+use pharos::wire::Done;
+
+use super::{Instance, Running};
+use crate::clock;
+use crate::wire::{Part, ToSend};
+
+/// Batches with this or a higher number warm an instance up.
+pub(super) const WARM_UP: u64 = 1 << 63;
+
+/// What an instance executes before it is ready, as one batch.
+pub(crate) struct WarmUp {
+    pub(crate) name: String,
+    /// How often.
+    pub(crate) count: u32,
+    pub(crate) parts: Vec<(InferRequest, Checked)>,
+}
+
+impl WarmUp {
+    /// The batch as it is sent now.
+    fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
+        let part = |(request, checked): &(InferRequest, Checked)| {
+            let mut request = request.clone();
+            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
+            Arc::new(Part { request, checked: *checked })
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+/// The run of a warm-up that an instance executes.
+pub(super) struct Warming {
+    /// How many runs of all warm-ups are over.
+    over: u32,
+    name: String,
+    parts: Vec<Arc<Part>>,
+    since: Instant,
+}
+
+impl Instance {
+    /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
+    pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let runs = self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
+        let next = runs.skip(over as usize).next();
+        let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
+        let since = clock::now();
+        let parts = warm_up.parts(since);
+        let to_send = ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts };
+        match running.link.execute(&self.driver.config, &to_send) {
+            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since }),
+            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),
+        }
+    }
+
+    pub(super) fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
+        link.release_inputs(done.batch);
+        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
+        match self.driver.warmed_up(&warming.parts, &link, done, warming.since) {
+            Ok(()) => self.warm_up(warming.over + 1, machine, running),
+            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warming.name), clock::now()),
+        }
+    }
+}
