@@ -1,6 +1,8 @@
 //! Names and numbers that identify things. No behaviour.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 /// One accepted inference request, unique for the life of the frontend.
@@ -61,6 +63,29 @@ impl fmt::Display for ModelVersion {
         write!(f, "{}/{}", self.name, self.version)
     }
 }
+
+/// Hashes numbers that the server counts up itself to neighbouring places, so that in a long queue too the newest and the
+/// oldest requests are found in memory that was touched just before.
+#[derive(Debug, Default)]
+pub struct Sequential(u64);
+
+impl Hasher for Sequential {
+    fn write_u64(&mut self, number: u64) {
+        // The low bits choose the place; the map tells what is there apart by the highest seven.
+        self.0 = number | number << 57;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0 << 8 | u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A map from requests.
+pub type RequestMap<T> = HashMap<RequestId, T, BuildHasherDefault<Sequential>>;
 
 #[cfg(test)]
 mod tests {

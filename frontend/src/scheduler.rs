@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::{InstanceId, ModelVersion, RequestId};
+use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
@@ -76,7 +76,7 @@ impl Member {
 
 struct State {
     scheduler: Box<dyn Scheduler>,
-    queued: HashMap<RequestId, Request>,
+    queued: RequestMap<Request>,
     members: HashMap<InstanceId, Member>,
     order: Option<Reorder<(Request, Answer)>>,
     next_batch: u64,
@@ -131,7 +131,7 @@ impl Driver {
         let order = ordered.then(Reorder::new);
         let state = State {
             scheduler: scheduler::create(settings),
-            queued: HashMap::new(),
+            queued: RequestMap::default(),
             members: HashMap::new(),
             order,
             next_batch: 0,

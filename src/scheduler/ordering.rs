@@ -3,9 +3,9 @@
 //! Schedulers stay free of it: they decide where requests run, and that is not changed by the order of the answers. The
 //! driver keeps one [`Reorder`] per model that asks for it, and passes every answer of an accepted request through.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use crate::id::RequestId;
+use crate::id::{RequestId, RequestMap};
 
 #[derive(Debug)]
 enum Slot<T> {
@@ -24,12 +24,12 @@ pub struct Reorder<T> {
     slots: VecDeque<Slot<T>>,
     /// The number of the first slot; slots are numbered in order of arrival.
     first: u64,
-    numbers: HashMap<RequestId, u64>,
+    numbers: RequestMap<u64>,
 }
 
 impl<T> Default for Reorder<T> {
     fn default() -> Self {
-        Self { slots: VecDeque::new(), first: 0, numbers: HashMap::new() }
+        Self { slots: VecDeque::new(), first: 0, numbers: RequestMap::default() }
     }
 }
 

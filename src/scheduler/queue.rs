@@ -5,10 +5,10 @@
 //! thousands costs as little as taking the first. Only deadlines cost more than constant time (a search tree), and only
 //! for requests that have one. Memory is reused, never given back: it is bounded by the longest queue there ever was.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use super::{Ticket, Waiting};
-use crate::id::RequestId;
+use crate::id::{RequestId, RequestMap};
 use crate::timeline::Instant;
 
 /// One waiting request.
@@ -52,7 +52,7 @@ struct Lane {
 pub(super) struct Queue {
     nodes: Vec<Node>,
     free: Vec<Position>,
-    by_request: HashMap<RequestId, Position>,
+    by_request: RequestMap<Position>,
     /// Sorted by key; only lanes with entries, so that levels nobody uses cost nothing.
     lanes: Vec<Lane>,
     /// Equal deadlines in order of arrival.

@@ -14,7 +14,7 @@ use pharos::metrics::journal::Batch;
 use pharos::metrics::record;
 use pharos::metrics::tslog::{Layout, Stamp, Text};
 use pharos::model::{Completion, Draft};
-use pharos::scheduler::{self, Settings, Ticket};
+use pharos::scheduler::{self, QueuePolicy, Settings, Ticket};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
@@ -24,7 +24,7 @@ const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
 const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;
 
 fn request() -> InferRequest {
-    let tensor = Tensor { datatype: DataType::Int32, shape: vec![1, 16], data: Bytes::from_static(&[0; 64]) };
+    let tensor = Tensor { datatype: DataType::Int32, shape: vec![1, 16], data: Bytes::from_static(&[0; 64]).into() };
     let input = |name: &str| InferInput { name: name.to_owned(), tensor: tensor.clone() };
     InferRequest {
         model_name: "simple".into(),
@@ -53,7 +53,8 @@ fn wire_paths(criterion: &mut Criterion) {
     let input = InputBlock { input: 0, datatype: DataType::Int32, shape: vec![8, 16], offset: 0, len: 512 };
     let requests = vec![BatchRequest { id: String::new(), rows: 1, parameters: Vec::new() }; 8];
     let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
-    let frame = ToWorker::Execute(Execute { batch: 1, requests, inputs, outputs: vec![], released: vec![0, 64] });
+    let frame =
+        ToWorker::Execute(Execute { batch: 1, requests, inputs, outputs: vec![], released: vec![0, 64], flags: 0 });
     let mut bytes = Vec::new();
     criterion.bench_function("wire: encode and decode a batch of 8", |bencher| {
         bencher.iter(|| {
@@ -76,6 +77,40 @@ fn scheduler_paths(criterion: &mut Criterion) {
             scheduler.enqueue(Ticket { request, batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 }, now);
             while scheduler.poll_action(now).is_some() {}
             scheduler.batch_done(InstanceId(0), now);
+        });
+    });
+    for waiting in [10, 1_000, 100_000] {
+        for (name, timeout_us) in [("", 0), (", with timeouts", 3_600_000_000)] {
+            let name = format!("scheduler: a batch of 8 comes and goes, {waiting} wait{name}");
+            deep_queue(criterion, &name, (waiting, timeout_us));
+        }
+    }
+}
+
+/// A queue of constant depth: eight requests come, one of those in the middle is given up and comes again, a batch ends.
+fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64, u64)) {
+    let queue_policy = QueuePolicy { default_timeout_us: timeout_us, ..QueuePolicy::default() };
+    let mut scheduler = scheduler::create(Settings { max_batch_size: 8, queue_policy, ..Settings::default() });
+    let ticket =
+        |number| Ticket { request: RequestId(number), batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 };
+    scheduler.instance_ready(InstanceId(0), Instant(0));
+    let mut number = 0;
+    while number < waiting + 16 {
+        number += 1;
+        scheduler.enqueue(ticket(number), Instant(number));
+        while scheduler.poll_action(Instant(number)).is_some() {}
+    }
+    criterion.bench_function(name, |bencher| {
+        bencher.iter(|| {
+            for _ in 0..8 {
+                number += 1;
+                scheduler.enqueue(ticket(number), Instant(number));
+            }
+            let (now, middle) = (Instant(number), number - waiting / 2);
+            scheduler.cancel(RequestId(middle), now);
+            scheduler.enqueue(ticket(middle), now);
+            scheduler.batch_done(InstanceId(0), now);
+            while scheduler.poll_action(now).is_some() {}
         });
     });
 }
