@@ -236,12 +236,12 @@ impl Engine {
         check_text(&request)?;
         record::inference_requested(&serving.driver.series);
         let checked = serving.config.check(&mut request)?;
-        if let Some(output) = request.outputs.iter().find(|output| output.classification > 0) {
-            let text =
-                format!("classification of output '{}' is not built yet; ask for the tensor itself", output.name);
-            return Err(InferError::unsupported(text));
+        let classified = classified(&request);
+        let mut response = serving.driver.infer(request, checked).await?;
+        for (name, count) in classified {
+            serving.classify(&mut response, &name, count)?;
         }
-        serving.driver.infer(request, checked).await
+        Ok(response)
     }
 
     /// Statistics of a model's version (empty: every ready version), or of all models (both empty).
@@ -322,6 +322,12 @@ impl Engine {
 /// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the
 /// other requests of the batch.
 const MAX_TEXT: usize = 1 << 20;
+
+/// The outputs of which the client wants the largest elements, and how many of them.
+fn classified(request: &InferRequest) -> Vec<(String, u64)> {
+    let outputs = request.outputs.iter().filter(|output| output.classification > 0);
+    outputs.map(|output| (output.name.clone(), output.classification)).collect()
+}
 
 /// Refuses a request whose id and parameters are too long.
 fn check_text(request: &InferRequest) -> Result<(), InferError> {

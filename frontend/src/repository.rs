@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use pharos::classification;
 use pharos::error::InferError;
+use pharos::infer::InferResponse;
 use pharos::metrics::cache::Cache;
 use pharos::model::ModelConfig;
 use pharos::repository::{IndexEntry, State, States};
@@ -50,6 +52,22 @@ pub(crate) struct Serving {
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) driver: Arc<Driver>,
     pub(crate) instances: Instances,
+    /// The names of the classes of outputs that have a label file.
+    pub(crate) labels: BTreeMap<String, Vec<String>>,
+}
+
+impl Serving {
+    /// Puts the `count` largest elements of an output in its place.
+    ///
+    /// # Errors
+    /// Its elements have no order, or are too many.
+    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
+        let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
+        for output in response.outputs.iter_mut().filter(|output| output.name == name) {
+            output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
+        }
+        Ok(())
+    }
 }
 
 /// What is there, replaced as a whole when it changes: requests take a snapshot without waiting.

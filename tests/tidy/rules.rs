@@ -34,7 +34,7 @@ pub(crate) const HOUSES: &[House] = &[
         source: "src/",
         floors: &[
             apart(&["scheduler", "repository", "supervisor", "trace", "cache", "metrics", "wire"]),
-            apart(&["model"]),
+            apart(&["model", "classification"]),
             together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
         ],
     },

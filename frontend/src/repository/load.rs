@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memmap2::Mmap;
+use pharos::classification;
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, Scheduling, VersionPolicy, Warmup, onnx};
+use pharos::model::{
+    Completion, Draft, ModelConfig, ModelSignature, Scheduling, TensorSpec, VersionPolicy, Warmup, onnx,
+};
 use pharos::repository::{self, State};
 use pharos::supervisor;
 use tokio::sync::Semaphore;
@@ -124,7 +127,7 @@ impl Repository {
 
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
         let began = clock::now();
-        let warmups = warmups(config, &directory)?;
+        let (warmups, labels) = (warmups(config, &directory)?, labels(config, &directory)?);
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
@@ -156,7 +159,7 @@ impl Repository {
                 record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
                 tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
                 let config = Arc::new(config.with_parameter("engine", &loaded.engine));
-                Ok(Serving { config, driver, instances })
+                Ok(Serving { config, driver, instances, labels })
             }
             Err(reason) => {
                 self.cache.model_unloaded(&series);
@@ -198,15 +201,34 @@ impl Repository {
     }
 }
 
+/// A file that the configuration names in the model's directory, or in a directory there.
+fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if inside && !name.is_empty() {
+        return Ok(directory.join(name));
+    }
+    Err(format!("file '{}' must be in the model's directory '{}'", name.escape_debug(), directory.display()))
+}
+
+/// The names of the classes, by output. Label files are in the model's directory.
+fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
+    let directory = version.parent().unwrap_or(version);
+    let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
+    let read = |output: &TensorSpec| {
+        let path = model_file(directory, &output.label_filename)?;
+        let text = std::fs::read_to_string(&path);
+        let text = text.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
+        Ok((output.name.clone(), classification::labels(&text)))
+    };
+    let in_output = |output| read(output).map_err(|text: String| format!("output '{}': {text}", output.name));
+    named.map(in_output).collect()
+}
+
 /// What the instances execute before they are ready. Files are in the directory `warmup` beside the versions.
 fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> {
     let directory = version.parent().unwrap_or(version).join("warmup");
     let file = |name: &str| {
-        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
-        if !inside || name.is_empty() {
-            return Err(format!("file '{}' must be in the model's directory 'warmup'", name.escape_debug()));
-        }
-        let path = directory.join(name);
+        let path = model_file(&directory, name)?;
         std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     };
     let warm_up = |warmup: &Warmup| {
