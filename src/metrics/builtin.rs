@@ -121,7 +121,7 @@ builtins! {
 }
 
 /// Upper bounds of durations in microseconds: 50 us to 10 s.
-const MICROSECONDS: &[f64] =
+pub(super) const MICROSECONDS: &[f64] =
     &[50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];

@@ -2,6 +2,7 @@
 //!
 //! A catalog that exists is valid. A metric's place in it is its [`MetricId`].
 
+mod anchors;
 mod difference;
 mod fields;
 pub mod listing;
@@ -9,27 +10,27 @@ mod names;
 mod node;
 mod overrides;
 mod parse;
+mod suspicions;
+mod worker_labels;
 
 use std::collections::HashMap;
 use std::fmt;
 
 use super::builtin::Builtin;
-use super::emitter::detected_buckets;
+use super::emitter::default_buckets;
 use names::Names;
 
 pub use difference::Difference;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
+pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.
 pub const SHIPPED: &str = include_str!("../../metrics.yaml");
 
 /// Quantiles of a summary that names none: those of Triton.
 pub const DEFAULT_QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
-
-/// Upper bounds of a histogram that names none: Prometheus' customary ones, in seconds.
-pub const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// The most quantiles of one summary.
 const MAX_QUANTILES: usize = 100;
@@ -166,7 +167,7 @@ impl MetricSpec {
             unit: unit.to_owned(),
             dimensions,
             help: format!("{name} ({unit}), not defined in metrics.yaml"),
-            buckets: detected_buckets(kind, unit),
+            buckets: default_buckets(kind, unit),
             quantiles: if kind == Kind::Summary { DEFAULT_QUANTILES.to_vec() } else { Vec::new() },
             modes: Views::ALL,
             builtin: None,
@@ -276,6 +277,12 @@ impl Catalog {
         self.mode
     }
 
+    /// What the file may say, but hardly means: nothing at all, or a metric that nobody records and that is called almost
+    /// like one of the server's.
+    pub fn suspicions(&self) -> Vec<String> {
+        suspicions::of(self)
+    }
+
     /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
     pub fn views(&self, spec: &MetricSpec) -> Views {
         let Views { tslog, prometheus } = spec.modes;
@@ -336,6 +343,7 @@ impl Catalog {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::metrics::emitter::SECOND_BUCKETS;
     use proptest::prelude::*;
 
     fn error(text: &str) -> String {
@@ -392,7 +400,7 @@ model_metrics:
         assert_eq!(catalog.get(id), Some(orders));
         let size = catalog.find("Size").unwrap().1;
         assert_eq!((size.section, size.buckets.as_slice()), (Section::Model, &[1.0, 2.5, 1000.0][..]));
-        assert_eq!(catalog.find("Plain").unwrap().1.buckets, DEFAULT_BUCKETS);
+        assert_eq!(catalog.find("Plain").unwrap().1.buckets, SECOND_BUCKETS);
         assert!(catalog.find("other").is_none());
     }
 
@@ -421,7 +429,92 @@ model_metrics:
         let text = "dimensions:\n  - &model_name \"ModelName\"\n  - &level \"Level\"\nmodel_metrics:\n  gauge:\n    - \
                     name: T\n      unit: ms\n      dimensions: [*model_name, *level]\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
-        assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level"]);
+        assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
+    }
+
+    /// As TorchServe does for metrics of models, and for them alone.
+    #[test]
+    fn torchserves_list_gives_metrics_of_models_a_label_for_the_host() {
+        let file = |dimensions: &str, labels: &str| {
+            let metric = |name: &str| format!("  gauge:\n    - {{name: {name}, unit: ms, dimensions: [{labels}]}}\n");
+            let text = format!("ts_metrics:\n{}model_metrics:\n{}dimensions: {dimensions}\n", metric("F"), metric("M"));
+            let catalog = Catalog::parse(&text, "m.yaml").unwrap();
+            ["F", "M"].map(|name| catalog.find(name).unwrap().1.dimensions.join(","))
+        };
+        assert_eq!(file("[a]", "a"), ["a", "a,Hostname"]);
+        assert_eq!(file("[a]", ""), ["", "Hostname"]);
+        for host in ["Hostname", "hostname", "host"] {
+            assert_eq!(file("[a]", host), [host, host]);
+        }
+        assert_eq!(file("{a: a}", "a"), ["a", "a"]);
+        assert_eq!(file("", "a"), ["a", "a"]);
+    }
+
+    #[test]
+    fn what_is_hardly_meant_is_said() {
+        let suspicions = |text: &str| Catalog::parse(text, "m.yaml").unwrap().suspicions();
+        let one =
+            |section: &str, name: &str| suspicions(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
+        let [empty] = &suspicions("mode: both\n")[..] else { panic!("one") };
+        assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
+        let off = suspicions("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
+        assert!(off[0].contains("no metric is defined that is switched on"), "{off:?}");
+        let slip = "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`";
+        assert_eq!(one("ts_metrics", "Request2XX"), [slip]);
+        assert_eq!(one("model_metrics", "PredictonTime").len(), 1);
+        for (section, name) in [("ts_metrics", "Orders"), ("ts_metrics", "Queue"), ("model_metrics", "Request2XX")] {
+            assert_eq!(one(section, name), [""; 0], "{name}");
+        }
+        assert_eq!(one("model_metrics", "HandlerMethodTime"), [""; 0]);
+        assert_eq!(Catalog::shipped().suspicions(), [""; 0]);
+        assert_eq!(suspicions(include_str!("testdata/torchserve.yaml")), [""; 0]);
+    }
+
+    #[test]
+    fn what_every_worker_records_has_labels_that_it_knows() {
+        let file = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{{entry}}}\n");
+        check(
+            &file("name: HandlerTime, unit: ms, dimensions: [ModelName, Foo]"),
+            "m.yaml:3:61: model_metrics.gauge[0].dimensions[1]: no worker can fill in the label `Foo` of `HandlerTime`, \
+             which it records itself; allowed are `ModelName`, `model_name`, `model`, `ModelVersion`, ",
+        );
+        let later = "dimensions: [Foo], name: PredictionTime, unit: ms";
+        check(&file(later), "m.yaml:3:7: model_metrics.gauge[0]: no worker can fill in the label `Foo`");
+        let designed = "name: HandlerTime, unit: ms, dimensions: [model, version, host]";
+        assert!(Catalog::parse(&file(designed), "m.yaml").is_ok());
+        assert!(Catalog::parse(&file("name: Mine, unit: ms, dimensions: [Foo]"), "m.yaml").is_ok());
+    }
+
+    #[test]
+    fn an_alias_to_nothing_is_named_with_the_anchors_there_are() {
+        let text = "dimensions:\n  - &level \"Level\"\n  - &host Hostname\nmodel_metrics:\n  gauge:\n    - name: a\n      \
+                    unit: s\n      dimensions: [*level, *nope]\n";
+        assert_eq!(error(text), "m.yaml:8:28: unknown anchor `nope`; defined before it are `level`, `host`");
+    }
+
+    #[test]
+    fn a_metric_without_a_help_text_has_that_of_the_shipped_file() {
+        let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}\n    - {name: \
+                    MemoryUsed, unit: M, dimensions: [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
+                    HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - {name: PredictionTime, unit: s}\n";
+        let (catalog, shipped) = (Catalog::parse(text, "m.yaml").unwrap(), Catalog::shipped());
+        let help = |catalog: &Catalog, name: &str| catalog.find(name).unwrap().1.help.clone();
+        for name in ["CPUUtilization", "HandlerTime"] {
+            assert_eq!(help(&catalog, name), help(&shipped, name));
+        }
+        let others = ["MemoryUsed", "own", "PredictionTime"].map(|name| help(&catalog, name));
+        assert_eq!(others, ["mine", "own (s)", "PredictionTime (s)"]);
+    }
+
+    #[test]
+    fn a_histogram_without_buckets_has_those_of_its_unit() {
+        let buckets = |unit: &str| {
+            let text = format!("model_metrics:\n  histogram: [{{name: a, unit: '{unit}'}}]\n");
+            Catalog::parse(&text, "m.yaml").unwrap().find("a").unwrap().1.buckets.clone()
+        };
+        assert_eq!(buckets("Percent").last(), Some(&100.0));
+        assert_eq!(buckets("ms"), crate::metrics::emitter::MILLISECOND_BUCKETS);
+        assert_eq!(buckets("Items"), SECOND_BUCKETS);
     }
 
     #[test]
@@ -555,6 +648,16 @@ model_metrics:
             &gauge("pharos_a, unit: s"),
             "there is no built-in metric `pharos_a`, and names that begin with `pharos_`",
         );
+        let counter = |name: &str| format!("ts_metrics:\n  counter:\n    - {{name: {name}, unit: Count}}\n");
+        check(
+            &counter("nv_inference_request_sucess"),
+            "m.yaml:3:14: ts_metrics.counter[0].name: there is no built-in metric `nv_inference_request_sucess`, and names \
+             in ts_metrics that begin with `nv_` are reserved for those of the server; the nearest is \
+             `nv_inference_request_success`",
+        );
+        check(&counter("ts_inference_request_total"), "the nearest is `ts_inference_requests_total`");
+        check(&counter("pharos_batch_total"), "the nearest is `pharos_batches_total`");
+        assert!(Catalog::parse(&gauge("ts_handler_preprocess, unit: Milliseconds"), "m.yaml").is_ok());
         check(&gauge("cpuutilization, unit: s"), "differs only in case from the built-in metric `CPUUtilization`");
         check(
             &gauge("a, unit: s, dimensions: [Hostname, hostname]"),
@@ -574,7 +677,7 @@ model_metrics:
         assert_eq!((catalog.len(), catalog.mode()), (21, Mode::Both));
         assert_eq!(catalog.iter().filter(|(_, spec)| spec.builtin.is_some()).count(), 19);
         assert_eq!(catalog.find("WorkerLoadTime").unwrap().1.dimensions, ["WorkerName", "Level", "Hostname"]);
-        assert_eq!(catalog.find("HandlerTime").unwrap().1.dimensions, ["ModelName", "Level"]);
+        assert_eq!(catalog.find("HandlerTime").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
     }
 
     #[test]

@@ -4,18 +4,33 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::catalog::{DEFAULT_BUCKETS, Kind};
+use super::builtin::MICROSECONDS;
+use super::catalog::Kind;
 use crate::timeline::Instant;
 
 /// The most characters of a refused line that are shown.
 const SHOWN: usize = 120;
 
-/// Upper bounds of a histogram of milliseconds that nobody has declared: a quarter of a millisecond to ten seconds.
+/// Upper bounds of a histogram of seconds, and of a unit that is not known here: those of TorchServe (and of Prometheus'
+/// Java client, from which it has them).
+pub const SECOND_BUCKETS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+
+/// Of a histogram of milliseconds: a quarter of a millisecond to ten seconds.
 pub const MILLISECOND_BUCKETS: [f64; 15] =
     [0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0];
 
-/// Units that mean milliseconds.
-const MILLISECONDS: [&str; 3] = ["ms", "Milliseconds", "milliseconds"];
+/// Of a histogram of per cents: finer at both ends.
+const PERCENT_BUCKETS: [f64; 14] = [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 100.0];
+
+/// Of a histogram of bytes: 256 B to 1 GiB, each four times the one before.
+const BYTE_BUCKETS: [f64; 12] = {
+    let (mut bounds, mut at) = ([256.0; 12], 1);
+    while at < bounds.len() {
+        bounds[at] = bounds[at - 1] * 4.0;
+        at += 1;
+    }
+    bounds
+};
 
 /// A line that is not in the emitter's grammar, and why: what was expected. The line itself is at hand where it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +44,19 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// The buckets of a metric that was detected and not declared; empty unless it is a histogram.
-pub fn detected_buckets(kind: Kind, unit: &str) -> Vec<f64> {
-    match kind {
-        Kind::Histogram if MILLISECONDS.contains(&unit) => MILLISECOND_BUCKETS.to_vec(),
-        Kind::Histogram => DEFAULT_BUCKETS.to_vec(),
-        _ => Vec::new(),
+/// The buckets of a metric that names none, by its unit; empty unless it is a histogram.
+pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {
+    if kind != Kind::Histogram {
+        return Vec::new();
     }
+    let bounds: &[f64] = match unit {
+        "us" | "µs" | "Microseconds" | "microseconds" => MICROSECONDS,
+        "ms" | "Milliseconds" | "milliseconds" => &MILLISECOND_BUCKETS,
+        "%" | "Percent" | "percent" => &PERCENT_BUCKETS,
+        "B" | "Bytes" | "bytes" => &BYTE_BUCKETS,
+        _ => &SECOND_BUCKETS,
+    };
+    bounds.to_vec()
 }
 
 /// A name as Prometheus can show it: every character but ASCII letters, digits and `_` becomes `_`, and a digit in front
@@ -128,9 +149,16 @@ mod tests {
     }
 
     #[test]
-    fn detected_histograms_get_buckets_of_their_unit() {
-        assert_eq!(detected_buckets(Kind::Histogram, "Milliseconds"), MILLISECOND_BUCKETS);
-        assert_eq!(detected_buckets(Kind::Histogram, "Seconds"), DEFAULT_BUCKETS);
-        assert!(detected_buckets(Kind::Gauge, "ms").is_empty());
+    fn histograms_get_buckets_of_their_unit() {
+        let buckets = |unit: &str| default_buckets(Kind::Histogram, unit);
+        assert_eq!(buckets("Milliseconds"), MILLISECOND_BUCKETS);
+        assert_eq!((buckets("Seconds"), buckets("Items")), (SECOND_BUCKETS.to_vec(), SECOND_BUCKETS.to_vec()));
+        assert_eq!(buckets("Microseconds").first(), Some(&50.0));
+        assert_eq!(buckets("Percent").last(), Some(&100.0));
+        assert_eq!((buckets("B").first(), buckets("Bytes").last()), (Some(&256.0), Some(&f64::from(1 << 30))));
+        for unit in ["us", "ms", "%", "B", "s"] {
+            assert!(buckets(unit).is_sorted_by(|a, b| a < b), "{unit}");
+        }
+        assert!(default_buckets(Kind::Gauge, "ms").is_empty());
     }
 }

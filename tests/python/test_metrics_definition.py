@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -50,6 +51,9 @@ BAD = {
     "twice": (gauge("name: a, unit: s}\n    - {name: a, unit: s"), ":4:14: model_metrics.gauge[1].name: metric `a` is defined twice"),
     "reserved": (gauge("name: pharos_mine, unit: s"), "reserved for those of the server"),
     "built in": (gauge("name: CPUUtilization, unit: s"), "must be a gauge in ts_metrics"),
+    "a slip": (b"ts_metrics:\n  counter:\n    - {name: nv_inference_request_sucess, unit: Count}\n", "; the nearest is `nv_inference_request_success`"),
+    "an anchor": (gauge("name: a, unit: s, dimensions: [&a a, *nope]"), ":3:45: unknown anchor `nope`; defined before it are `a`"),
+    "a label of the worker's": (gauge("name: HandlerTime, unit: ms, dimensions: [ModelName, Level, Foo]"), ":3:68: model_metrics.gauge[0].dimensions[2]: no worker can fill in the label `Foo` of `HandlerTime`"),
     "collision": (gauge("name: a_sum, unit: s}\n  histogram:\n    - {name: a, unit: s"), "collides with the gauge `a_sum`"),
     "laughs": (laughs().encode(), ":2:5: "),
     "brackets": (b"[" * 1_000_000, "nested deeper than 1000"),
@@ -95,6 +99,24 @@ def test_check_says_what_a_good_file_has():
     assert "21 metrics (6 counters, 15 gauges, 0 histograms, 0 summaries)" in result.stdout
 
 
+@pytest.mark.parametrize(
+    "text,warning",
+    [
+        ("mode: both\n", "no metric is defined: /metrics, the metric logs and every other view stay empty"),
+        ("ts_metrics:\n  counter: [{name: Request2XX, unit: Count}]\n", "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`"),
+    ],
+)
+def test_a_file_that_is_hardly_meant_is_warned_of(start, tmp_path, text, warning):
+    """By the command, at the start and at SIGHUP; it is taken nevertheless."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text(text)
+    result = run("metrics", "check", file)
+    assert (result.returncode, result.stderr) == (0, f"{file}: warning: {warning}\n")
+    server = start([MODEL], f"--metrics-config={file}")
+    assert re.search(rf"WARN.*{re.escape(warning)}", server.log.read_text())
+    hang_up(server, warning)
+
+
 def test_list_in_every_form(tmp_path):
     """Table, JSON and Markdown list the same metrics, without a file those of the shipped one."""
     listed = json.loads(run("metrics", "list", "--format", "json").stdout)
@@ -109,7 +131,7 @@ def test_list_in_every_form(tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text(definition(HANDLER, "    - {name: mine, unit: s, help: 'a|b'}\n"))
     markdown = run("metrics", "list", file, "--format=markdown").stdout
-    assert "| HandlerTime | gauge | ms | ModelName,Level | tslog,prometheus | on | worker | HandlerTime (ms) |\n" in markdown
+    assert "| HandlerTime | gauge | ms | ModelName,Level | tslog,prometheus | on | worker | Time that the last batch spent in" in markdown
     assert "| on | models | a\\|b |\n" in markdown
     assert "nv_inference_count" not in markdown
 
@@ -275,10 +297,24 @@ def test_torchserves_file_gives_torchserves_series(start):
     status, text = server.get("/metrics", server.metrics)
     assert status == 200
     series = samples(text)
-    assert ("HandlerTime", (("Level", "Model"), ("ModelName", MODEL))) in series
+    for name in ("HandlerTime", "PredictionTime"):
+        assert (name, (("Hostname", socket.gethostname()), ("Level", "Model"), ("ModelName", MODEL))) in series
     labels = [dict(labels) for name, labels in series if name == "ts_inference_requests_total"]
     assert [set(found) for found in labels] == [{"hostname", "model_name", "model_version"}]
     assert all(name in TORCHSERVE.read_text() for name, _ in series)
+    assert "# HELP Requests2XX Number of HTTP responses" in text
+
+
+def test_times_of_the_worker_come_with_the_labels_of_the_design(start, tmp_path):
+    """Aliases as TorchServe's design document has them: `model` and `host`."""
+    file = tmp_path / "metrics.yaml"
+    aliases = 'dimensions:\n  model_name: &model_name "model"\n  host: &host "host"\n'
+    metrics = [f"    - {{name: {name}, unit: ms, dimensions: [*model_name, *host]}}\n" for name in ("HandlerTime", "PredictionTime")]
+    file.write_text(aliases + definition(*metrics))
+    server = start([MODEL], f"--metrics-config={file}")
+    infer(server)
+    labels = (("host", socket.gethostname()), ("model", MODEL))
+    assert {("HandlerTime", labels), ("PredictionTime", labels)} <= server.scrape().keys()
 
 
 def test_latency_counters_are_switched_off_and_counts_stay(start):

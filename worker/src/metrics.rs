@@ -93,7 +93,7 @@ impl Metrics {
     /// It is no ring, or the definition of the metrics is wrong.
     pub(crate) fn open(ring: &OwnedFd, bell: OwnedFd, load: &Load) -> io::Result<Self> {
         let metrics = Self(Arc::new(Shared {
-            definitions: Mutex::new(Definitions::new(&load.model, load.auto_detect)),
+            definitions: Mutex::new(Definitions::new(&load.model, load.version, load.auto_detect)),
             sink: Mutex::new(Sink::open(ring, bell)?),
             held: Mutex::default(),
             times: Mutex::default(),
@@ -116,8 +116,9 @@ impl Metrics {
     }
 
     /// The metric of this name and type, with these dimensions; what `metrics.yaml` says about its unit and labels holds.
-    /// Dimensions of the definition that are left out must be among `ModelName`, `Level` and `Hostname`, which are filled
-    /// in. The same metric may be added any number of times.
+    /// Dimensions of the definition that are left out must be among those of
+    /// [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are filled in. The same metric may be added any number
+    /// of times.
     ///
     /// # Errors
     /// `metrics.yaml` does not define it (the text names the line to add) and metrics are not detected, or it defines
@@ -171,7 +172,8 @@ impl Metrics {
         lock(&self.0.sink).batch_ended();
     }
 
-    /// The series of a metric that every backend records, if the definition has it with dimensions that are known here.
+    /// The series of a metric that every backend records, if the definition has it: its labels are known here, or the
+    /// catalog would not have taken them. What can still go wrong is a ring without room.
     fn time(&self, name: &str) -> Option<Series> {
         let named = lock(&self.0.definitions).find(name)?;
         Metric::new(self.clone(), named).series(&[]).ok()

@@ -28,12 +28,15 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads the definition as it is now.
+    /// Reads the definition as it is now. What it hardly means is said in the log.
     ///
     /// # Errors
     /// The file cannot be read, or is wrong: with file, line, column, the offending name and what is allowed.
     pub fn read(&self) -> Result<Definition, String> {
         let (text, catalog) = read(self.file.as_deref())?;
+        for suspicion in catalog.suspicions() {
+            tracing::warn!("metrics from {self}: {suspicion}");
+        }
         Ok(Definition { text, catalog: self.overrides.apply(catalog) })
     }
 }
@@ -77,9 +80,12 @@ fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> String {
 #[cfg_attr(test, allow(dead_code))]
 pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
-        MetricsCommand::Check { file } => {
-            read(Some(file)).map(|(_, catalog)| format!("{}: {}\n", file.display(), listing::summary(&catalog)))
-        }
+        MetricsCommand::Check { file } => read(Some(file)).map(|(_, catalog)| {
+            for suspicion in catalog.suspicions() {
+                eprintln!("{}: warning: {suspicion}", file.display());
+            }
+            format!("{}: {}\n", file.display(), listing::summary(&catalog))
+        }),
         MetricsCommand::List { file, format } => {
             read(file.as_deref()).map(|(_, catalog)| listing::list(&catalog, *format))
         }

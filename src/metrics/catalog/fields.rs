@@ -4,6 +4,7 @@ use serde::de::{self, SeqAccess};
 
 use super::names::{self, Names, is_label_name, shortened};
 use super::node::{Node, Seed};
+use super::worker_labels;
 use super::{Kind, MAX_QUANTILES, Section, Views};
 
 /// A metric's name, not used before; a built-in one must stand where it belongs.
@@ -70,9 +71,12 @@ impl Node<'_> for Help {
     }
 }
 
-pub(super) struct Labels;
+/// The labels of a metric, whose name is `None` if the file has not said it yet.
+pub(super) struct Labels<'a> {
+    pub(super) metric: Option<&'a str>,
+}
 
-impl<'de> Node<'de> for Labels {
+impl<'de> Node<'de> for Labels<'_> {
     type Out = Vec<String>;
     fn takes(&self) -> &'static str {
         "a list of label names"
@@ -82,13 +86,17 @@ impl<'de> Node<'de> for Labels {
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
         let mut labels = Vec::new();
-        while list.next_element_seed(Seed(Label(&mut labels)))?.is_some() {}
+        let metric = self.metric;
+        while list.next_element_seed(Seed(Label { metric, before: &mut labels }))?.is_some() {}
         Ok(labels)
     }
 }
 
 /// One label name; appends itself to those before it.
-pub(super) struct Label<'a>(pub(super) &'a mut Vec<String>);
+pub(super) struct Label<'a> {
+    pub(super) metric: Option<&'a str>,
+    pub(super) before: &'a mut Vec<String>,
+}
 
 impl Node<'_> for Label<'_> {
     type Out = ();
@@ -101,13 +109,16 @@ impl Node<'_> for Label<'_> {
             return Err(E::custom(format!("`{}` is no label name; {allowed}", shortened(text))));
         }
         // Labels for the host are filled in whatever their case.
-        match self.0.iter().find(|label| label.eq_ignore_ascii_case(text)) {
+        match self.before.iter().find(|label| label.eq_ignore_ascii_case(text)) {
             Some(label) if label == text => return Err(E::custom(format!("label `{text}` is given twice"))),
             Some(label) => return Err(E::custom(format!("labels `{label}` and `{text}` differ only in case"))),
             None => {}
         }
-        within(self.0.len(), MAX_LABELS, "labels")?;
-        self.0.push(text.to_owned());
+        if let Some(metric) = self.metric {
+            worker_labels::check(metric, text).map_err(E::custom)?;
+        }
+        within(self.before.len(), MAX_LABELS, "labels")?;
+        self.before.push(text.to_owned());
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::suspicions::nearest_to;
 use super::{Kind, Section};
 use crate::metrics::builtin::Builtin;
 
@@ -10,6 +11,10 @@ const MAX_NAME: usize = 255;
 
 /// The beginning of the server's own names.
 const OWN_PREFIX: &str = "pharos_";
+
+/// The beginnings of names that Triton and TorchServe keep for the server itself. Models may use them, as TorchServe's
+/// handlers do (`ts_handler_preprocess`).
+const FRONTEND_PREFIXES: [&str; 2] = ["nv_", "ts_"];
 
 /// Whether Prometheus takes it as a metric's name.
 pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
@@ -41,7 +46,16 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
             false => Err(format!("the built-in metric `{name}` must be a {} in ts_metrics", wanted.as_str())),
         };
     }
+    let prefix = FRONTEND_PREFIXES.iter().find(|prefix| section == Section::Frontend && name.starts_with(**prefix));
+    if let Some(prefix) = prefix {
+        return Err(no_builtin(name, &format!("names in ts_metrics that begin with `{prefix}`")));
+    }
     check_reserved(name)
+}
+
+fn no_builtin(name: &str, reserved: &str) -> String {
+    let nearest = nearest_to(name);
+    format!("there is no built-in metric `{name}`, and {reserved} are reserved for those of the server{nearest}")
 }
 
 /// What a metric that is not built in must not be called.
@@ -53,8 +67,7 @@ pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
         return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));
     }
     if name.starts_with(OWN_PREFIX) {
-        let why = format!("names that begin with `{OWN_PREFIX}` are reserved for those of the server");
-        return Err(format!("there is no built-in metric `{name}`, and {why}"));
+        return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
     }
     Ok(())
 }

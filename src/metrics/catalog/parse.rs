@@ -6,14 +6,50 @@ use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
 use super::names::Names;
 use super::node::{Key, Node, Seed};
-use super::{CatalogError, DEFAULT_BUCKETS, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, Section, Views};
+use super::{
+    CatalogError, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, RECORDED_BY_WORKER, SHIPPED, Section, Views, WorkerLabel,
+};
+use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
+use crate::metrics::emitter::default_buckets;
 
 /// What a file says, checked.
 pub(super) struct Parsed {
     pub(super) mode: Mode,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
+}
+
+impl Parsed {
+    fn all(&mut self) -> impl Iterator<Item = &mut MetricSpec> {
+        self.specs.iter_mut().chain(&mut self.disabled)
+    }
+
+    /// Gives every metric of models a label for the host, as TorchServe does.
+    fn append_hostname(&mut self) {
+        for spec in self.all().filter(|spec| spec.section == Section::Model) {
+            if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
+                spec.dimensions.push("Hostname".to_owned());
+            }
+        }
+    }
+
+    /// Gives metrics without a help text that of the shipped file, or else one of their name and unit.
+    fn fill_help(&mut self) {
+        let known = |spec: &MetricSpec| spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
+        let mut shipped = None;
+        for spec in self.all().filter(|spec| spec.help.is_empty()) {
+            if known(spec) {
+                let shipped = shipped.get_or_insert_with(|| read(SHIPPED, "").ok());
+                let same = |other: &&mut MetricSpec| other.name == spec.name && other.kind == spec.kind;
+                let same = shipped.as_mut().and_then(|shipped| shipped.all().find(same));
+                spec.help = same.map_or_else(String::new, |same| same.help.clone());
+            }
+            if spec.help.is_empty() {
+                spec.help = format!("{} ({})", spec.name, spec.unit);
+            }
+        }
+    }
 }
 
 /// The longest file, in bytes, and the most metrics in it.
@@ -26,6 +62,13 @@ const MAX_DEPTH: usize = 1000;
 
 /// Parses the text of a `metrics.yaml`.
 pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
+    let mut parsed = read(text, file)?;
+    parsed.fill_help();
+    Ok(parsed)
+}
+
+/// As the file has it: help texts may be empty.
+fn read(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     check_size(text).map_err(|(line, column, message)| CatalogError {
         file: file.to_owned(),
         line,
@@ -37,7 +80,7 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
         let message = error.to_string();
         let suffix = format!(" at line {line} column {column}");
-        let message = message.strip_suffix(&suffix).unwrap_or(&message).to_owned();
+        let message = anchors::explain(message.strip_suffix(&suffix).unwrap_or(&message), text, line);
         CatalogError { file: file.to_owned(), line, column, message }
     })
 }
@@ -71,12 +114,12 @@ impl<'de> Node<'de> for File {
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let mut parsed = Parsed { mode: Mode::Both, specs: Vec::new(), disabled: Vec::new() };
-        let (mut seen, mut names) = (Vec::new(), Names::default());
+        let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
         let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "mode" => parsed.mode = map.next_value_seed(Seed(ModeName))?,
-                "dimensions" => map.next_value_seed(Seed(Aliases))?,
+                "dimensions" => form = map.next_value_seed(Seed(Aliases))?,
                 _ => {
                     let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };
                     let target = Target { section, parsed: &mut parsed, names: &mut names };
@@ -84,8 +127,21 @@ impl<'de> Node<'de> for File {
                 }
             }
         }
+        if form == Form::TorchServe {
+            parsed.append_hostname();
+        }
         Ok(parsed)
     }
+}
+
+/// Whose form a file has, which its `dimensions` tell.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// That of TorchServe's design document, and the one that this server ships: a mapping, or no `dimensions` at all.
+    /// The labels of a metric are those that it names.
+    Designed,
+    /// That of TorchServe: a list. Metrics of models have `Hostname` besides the labels that they name.
+    TorchServe,
 }
 
 struct ModeName;
@@ -106,22 +162,22 @@ impl Node<'_> for ModeName {
 struct Aliases;
 
 impl<'de> Node<'de> for Aliases {
-    type Out = ();
+    type Out = Form;
     fn takes(&self) -> &'static str {
         "a mapping of aliases to label names, or a list of label names,"
     }
-    fn empty<E: de::Error>(self) -> Result<(), E> {
-        Ok(())
+    fn empty<E: de::Error>(self) -> Result<Form, E> {
+        Ok(Form::Designed)
     }
-    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while list.next_element_seed(Seed(Label(&mut Vec::new())))?.is_some() {}
-        Ok(())
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Form, A::Error> {
+        while list.next_element_seed(Seed(Label { metric: None, before: &mut Vec::new() }))?.is_some() {}
+        Ok(Form::TorchServe)
     }
-    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Form, A::Error> {
         while map.next_key_seed(Seed(AnyText))?.is_some() {
-            map.next_value_seed(Seed(Label(&mut Vec::new())))?;
+            map.next_value_seed(Seed(Label { metric: None, before: &mut Vec::new() }))?;
         }
-        Ok(())
+        Ok(Form::Designed)
     }
 }
 
@@ -230,7 +286,10 @@ impl<'de> Node<'de> for Metric<'_> {
                     fields.name = Some(map.next_value_seed(Seed(place))?);
                 }
                 "unit" => fields.unit = Some(map.next_value_seed(Seed(Unit))?),
-                "dimensions" => fields.dimensions = map.next_value_seed(Seed(Labels))?,
+                "dimensions" => {
+                    let labels = Labels { metric: fields.name.as_deref() };
+                    fields.dimensions = map.next_value_seed(Seed(labels))?;
+                }
                 "help" => fields.help = Some(map.next_value_seed(Seed(Help))?),
                 "buckets" => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
                 "quantiles" => fields.quantiles = Some(map.next_value_seed(Seed(Quantiles))?),
@@ -259,20 +318,11 @@ impl Fields {
         let unit = self.unit.clone().ok_or_else(|| format!("metric `{name}` has no unit"))?;
         self.check_type(&name, kind)?;
         let builtin = Builtin::from_name(&name);
-        if let Some(builtin) = builtin {
-            let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
-            let mut wanted = builtin.dimensions().to_vec();
-            labels.sort_unstable();
-            wanted.sort_unstable();
-            if labels != wanted {
-                let wanted = builtin.dimensions().join(", ");
-                return Err(format!("the dimensions of the built-in metric `{name}` must be [{wanted}]"));
-            }
-        }
-        let help = self.help.unwrap_or_else(|| format!("{name} ({unit})"));
-        let buckets = self.buckets.unwrap_or_else(|| match kind {
-            Kind::Histogram => builtin.map_or(&DEFAULT_BUCKETS[..], Builtin::buckets).to_vec(),
-            _ => Vec::new(),
+        self.check_labels(&name, builtin)?;
+        let help = self.help.unwrap_or_default();
+        let buckets = self.buckets.unwrap_or_else(|| match (kind, builtin) {
+            (Kind::Histogram, Some(builtin)) => builtin.buckets().to_vec(),
+            _ => default_buckets(kind, &unit),
         });
         let quantiles = self.quantiles.unwrap_or_else(|| match kind {
             Kind::Summary => DEFAULT_QUANTILES.to_vec(),
@@ -293,6 +343,22 @@ impl Fields {
             builtin,
             detected: false,
         })
+    }
+
+    /// The labels of a metric that code records.
+    fn check_labels(&self, name: &str, builtin: Option<Builtin>) -> Result<(), String> {
+        // Those that stand behind the name have been checked where they stand.
+        self.dimensions.iter().try_for_each(|label| worker_labels::check(name, label))?;
+        let Some(builtin) = builtin else { return Ok(()) };
+        let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
+        let mut wanted = builtin.dimensions().to_vec();
+        labels.sort_unstable();
+        wanted.sort_unstable();
+        if labels == wanted {
+            return Ok(());
+        }
+        let wanted = builtin.dimensions().join(", ");
+        Err(format!("the dimensions of the built-in metric `{name}` must be [{wanted}]"))
     }
 
     /// What only one type of metric may have.

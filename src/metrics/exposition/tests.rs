@@ -154,7 +154,7 @@ fn a_metric_that_the_file_leaves_out_is_not_shown() {
     let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     record::inference_done(&series, &timeline(), 2);
-    let expected = "# HELP nv_inference_count nv_inference_count (c)\n# TYPE nv_inference_count counter\nnv_inference_count{model=\"m\",version=\"1\"} 2\n";
+    let expected = "# HELP nv_inference_count Number of inferences performed (does not include cached requests)\n# TYPE nv_inference_count counter\nnv_inference_count{model=\"m\",version=\"1\"} 2\n";
     assert_eq!(render(&cache, Format::Text), expected);
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, MetricSpec};
+use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, WorkerLabel};
 use pharos::metrics::channel::Definition;
 
 use super::MetricError;
@@ -21,28 +21,29 @@ pub(super) struct Definitions {
     added: HashMap<(String, Kind), Arc<Named>>,
 }
 
-/// Values of dimensions that a model need not give, as in TorchServe.
+/// Values of dimensions that a model need not give.
 struct Defaults {
     model: String,
+    version: String,
     hostname: String,
 }
 
 impl Defaults {
     fn of(&self, dimension: &str) -> Option<&str> {
-        match dimension {
-            "ModelName" => Some(&self.model),
-            "Level" => Some("Model"),
-            "Hostname" => Some(&self.hostname),
-            _ => None,
-        }
+        Some(match WorkerLabel::of(dimension)? {
+            WorkerLabel::Model => &self.model,
+            WorkerLabel::Version => &self.version,
+            WorkerLabel::Level => "Model",
+            WorkerLabel::Host => &self.hostname,
+        })
     }
 }
 
 impl Definitions {
     /// Of nothing yet.
-    pub(super) fn new(model: &str, auto_detect: bool) -> Self {
+    pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let defaults = Defaults { model: model.to_owned(), hostname };
+        let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
         Self { catalog: None, auto_detect, defaults, added: HashMap::new() }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::Kind;
+use pharos::metrics::catalog::{Kind, WorkerLabel};
 use pharos::metrics::channel::Definition;
 use pharos::timeline::Instant;
 
@@ -50,15 +50,20 @@ impl Named {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Names and values of all labels. As many values as there are dimensions without a default belong to those;
-    /// otherwise they belong to the first dimensions, and the others need a default.
+    /// Names and values of all labels. As many values as there are dimensions without a default belong to those; as many
+    /// as there are besides the ones that TorchServe appends belong to those; otherwise they belong to the first
+    /// dimensions, and the others need a default.
     fn labels(&self, values: &[&str]) -> Result<Vec<(String, String)>, SampleError> {
-        let free = self.defaults.iter().filter(|default| default.is_none()).count();
-        let only_free = values.len() == free;
+        let count = |free: &dyn Fn(&str, bool) -> bool| {
+            self.names.iter().zip(&self.defaults).filter(|(name, default)| free(name, default.is_none())).count()
+        };
+        let only_free = values.len() == count(&|_, free| free);
+        let only_own = values.len() == count(&|name, free| free || !WorkerLabel::is_appended(name));
         let mut values_left = values.iter();
         let mut labels = Vec::with_capacity(self.names.len());
         for (name, default) in self.names.iter().zip(&self.defaults) {
-            let given = if only_free && default.is_some() { None } else { values_left.next() };
+            let filled = default.is_some() && (only_free || (only_own && WorkerLabel::is_appended(name)));
+            let given = if filled { None } else { values_left.next() };
             if let Some(value) = given.map(|value| (*value).to_owned()).or_else(|| default.clone()) {
                 labels.push((name.clone(), value));
             }
@@ -97,8 +102,8 @@ impl Metric {
     }
 
     /// Records a sample for the requests of the batch that this thread executes, if it does: a counter's increment, a
-    /// gauge's value, an observation. The values belong to the dimensions as they were named in `add_metric`; `ModelName`,
-    /// `Level` and `Hostname` may be left out.
+    /// gauge's value, an observation. The values belong to the dimensions as they were named in `add_metric`; those that
+    /// the worker knows itself ([`WorkerLabel`]) may be left out, all of them or those that TorchServe appends.
     pub fn add_or_update(&self, value: f64, dimension_values: &[&str]) {
         self.add_or_update_for(value, dimension_values, Requests::Batch);
     }

@@ -6,6 +6,7 @@ use pharos::id::ModelVersion;
 use pharos::metrics::cache::{Cache, Settings};
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::metrics::feed::Feed;
+use pharos::timeline::ComputeStamps;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::*;
@@ -252,6 +253,49 @@ fn another_definition_applies_to_handles_that_are_held() {
     each(4.0);
     let of_orders = |value| came("Orders", &["shop=a", "ModelName=m"], value, "");
     assert_eq!(world.came(), (vec![of_orders(1.0), came("Off", &[], 2.0, ""), of_orders(4.0)], 0));
+}
+
+/// In TorchServe's spelling, in that of its design document, and in Triton's.
+#[test]
+fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
+    let mut world = world(false);
+    let time = |labels: &str| {
+        format!("model_metrics:\n  gauge:\n    - {{name: HandlerTime, unit: ms, dimensions: [{labels}]}}\n")
+    };
+    let executed = || {
+        let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
+        let done = Done { batch: 0, stamps, error: None, failed: Vec::new(), outputs: Vec::new() };
+        world.metrics.batch_executed(&done, Instant(0));
+    };
+    for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
+        world.metrics.redefine(&time(labels)).unwrap();
+        executed();
+    }
+    assert!(world.metrics.redefine(&time("ModelName, Level, Foo")).is_err());
+    let labels = world.came().0.into_iter().map(|(name, labels, value, _)| {
+        assert_eq!((&*name, value), ("HandlerTime", 2.0));
+        labels.join(",")
+    });
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let designed = format!("model=m,host={host}");
+    let named = format!("model_name=m,model_version=1,hostname={host}");
+    assert_eq!(labels.collect::<Vec<_>>(), [&*designed, "ModelName=m,Level=Model", &*named, "version=1", ""]);
+}
+
+/// Whichever of the dimensions that the worker knows a model gives.
+#[test]
+fn values_find_their_dimensions() {
+    let mut world = world(false);
+    let text = "model_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [model, Level, sea]}\n";
+    world.metrics.redefine(text).unwrap();
+    let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
+    for values in [&["red"][..], &["other", "red"], &["other", "Sea", "red"]] {
+        depth.add_or_update(1.0, values);
+    }
+    assert!(depth.series(&[]).is_err());
+    let labels: Vec<String> = world.came().0.into_iter().map(|(_, labels, ..)| labels.join(",")).collect();
+    let expected = ["model=m,Level=Model,sea=red", "model=other,Level=Model,sea=red", "model=other,Level=Sea,sea=red"];
+    assert_eq!(labels, expected);
 }
 
 /// `cargo test --release -p pharos-worker cost -- --ignored --nocapture` prints what a sample costs.
