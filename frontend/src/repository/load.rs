@@ -144,22 +144,8 @@ impl Repository {
             (settings::of(&config), limits),
             self.timer.clone(),
         );
-        let threads = match self.settings.worker_threads {
-            0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
-            threads => threads,
-        };
-        let plan = Arc::new(Plan {
-            program: self.settings.program.clone(),
-            directory: directory.canonicalize().unwrap_or(directory),
-            threads,
-            settings: supervisor::Settings {
-                start_timeout: self.settings.start_timeout,
-                execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
-                ..supervisor::Settings::default()
-            },
-            cache: self.cache.clone(),
-            metrics: self.metrics.subscribe(),
-        });
+        let threads = self.threads(active);
+        let plan = self.plan(directory, threads);
         match Instances::start(plan, &placements, &driver).await {
             Ok((instances, loaded)) => {
                 let seconds = (clock::now() - began).as_secs_f64();
@@ -174,6 +160,30 @@ impl Repository {
                 Err(reason)
             }
         }
+    }
+
+    /// Threads for each instance, when this many execute.
+    fn threads(&self, active: usize) -> u32 {
+        match self.settings.worker_threads {
+            0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
+            threads => threads,
+        }
+    }
+
+    /// What is the same for all instances of a version in this directory.
+    fn plan(&self, directory: PathBuf, threads: u32) -> Arc<Plan> {
+        Arc::new(Plan {
+            program: self.settings.program.clone(),
+            directory: directory.canonicalize().unwrap_or(directory),
+            threads,
+            settings: supervisor::Settings {
+                start_timeout: self.settings.start_timeout,
+                execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
+                ..supervisor::Settings::default()
+            },
+            cache: self.cache.clone(),
+            metrics: self.metrics.subscribe(),
+        })
     }
 
     /// What the processes of a model hold on the GPUs, by the number of the device.

@@ -216,3 +216,39 @@ impl Driver {
         self.limits.as_ref().map(|registration| registration.waiting(clock::now()))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use pharos::scheduler::rate_limiter::{Demand, Need};
+
+    use super::*;
+
+    fn placement(passive: bool) -> Placement {
+        let need = Need { name: "R".to_owned(), device: None, count: 2 };
+        Placement { name: "m_0".to_owned(), passive, demand: Demand { resources: vec![need], priority: 1 } }
+    }
+
+    #[test]
+    fn a_model_that_goes_takes_all_that_it_had_with_it() {
+        let limits = Limits::new(Vec::new());
+        let registration = limits.register(&[placement(false), placement(true), placement(false)]).unwrap();
+        let instances = || registration.members.keys().map(|instance| instance.0);
+        assert_eq!((instances().min(), instances().max(), instances().count()), (Some(0), Some(2), 2));
+        registration.bind(&Weak::new());
+        registration.tell(InstanceId(0), |limiter, member| limiter.stage(member, Instant(1)));
+        assert!(limits.poll(Instant(2)).is_some_and(|grant| grant.instance == InstanceId(0)));
+        registration.tell(InstanceId(2), |limiter, member| limiter.stage(member, Instant(2)));
+        assert_eq!((limits.usage()[0].used, registration.waiting(Instant(5)).0), (2, 1));
+        drop(registration);
+        assert_eq!(limits.usage(), []);
+        assert!(limits.lock().owners.is_empty());
+    }
+
+    #[test]
+    fn passive_instances_need_nothing() {
+        let limits = Limits::new(vec![Limit { name: "R".to_owned(), count: 1, device: None }]);
+        assert!(limits.register(&[placement(true)]).is_ok());
+        assert!(limits.register(&[placement(false)]).is_err());
+    }
+}

@@ -170,6 +170,24 @@ fn nobody_is_passed_more_often_than_the_priorities_say() {
 }
 
 #[test]
+fn a_count_made_elsewhere_is_not_held_against_anybody_for_long() {
+    // The third has executed ten thousand times without company; the second begins beside it, and so far behind the first.
+    let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1), ("S 1", 1)], Vec::new());
+    limiter.stage(members[2], NOW);
+    rounds(&mut limiter, &members, 10_000);
+    members.iter().for_each(|member| limiter.stage(*member, NOW));
+    let mut executed = [0; 3];
+    for _ in 0..600 {
+        for next in granted(&mut limiter, &members) {
+            executed[next] += 1;
+            limiter.release(members[next]);
+            limiter.stage(members[next], NOW);
+        }
+    }
+    assert!(executed.iter().all(|count| *count >= 100), "{executed:?}");
+}
+
+#[test]
 fn what_is_withdrawn_is_free_and_no_execution() {
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1", 1)], Vec::new());
     for _ in 0..5 {
