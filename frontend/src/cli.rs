@@ -6,6 +6,7 @@
 //! beside Triton's `key=value` settings.
 
 mod definition;
+mod rate_limit;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
 pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use rate_limit::{RateLimit, RateLimiter};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -50,6 +52,9 @@ pub struct Options {
     /// The processes that run models.
     #[command(flatten)]
     pub workers: Workers,
+    /// How instances share resources.
+    #[command(flatten)]
+    pub rate_limiter: RateLimiter,
     /// The HTTP listener.
     #[command(flatten)]
     pub http: Http,
@@ -417,6 +422,7 @@ mod tests {
     use super::*;
     use pharos::metrics::catalog::Setting;
     use pharos::metrics::catalog::listing::Form;
+    use pharos::scheduler::rate_limiter::Limit;
 
     fn parse(args: &[&str]) -> Result<Options, String> {
         let args = ["pharos", "--model-repository", "models"].iter().chain(args);
@@ -478,6 +484,16 @@ mod tests {
     }
 
     #[test]
+    fn resources_are_limited_when_the_rate_limiter_is_on() {
+        let limit = |name: &str, count, device| Limit { name: name.to_owned(), count, device };
+        let resources = ["--rate-limit-resource=R:4", "--rate-limit-resource=s:0:1;R:2:0"];
+        let on = parse(&[&resources[..], &["--rate-limit=Execution_Count"]].concat()).unwrap().rate_limiter;
+        assert_eq!(on.limits(), Some(vec![limit("R", 4, None), limit("s", 0, Some(1)), limit("R", 2, Some(0))]));
+        assert_eq!(parse(&["--rate-limit=execution_count"]).unwrap().rate_limiter.limits(), Some(Vec::new()));
+        assert_eq!(parse(&resources).unwrap().rate_limiter.limits(), None);
+    }
+
+    #[test]
     fn torchserves_variables_stand_behind_the_flags() {
         let none = |_: &str| None;
         let variable = |name: &str| match name {
@@ -510,6 +526,12 @@ mod tests {
             (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
+            (&["--rate-limit=on"], &["--rate-limit", "'on'", "invalid argument for --rate-limit", "execution_count"]),
+            (&["--rate-limit-resource=R"], &["'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got R"]),
+            (&["--rate-limit-resource=R:1:2:3"], &["'<resource_name>:<count>'. Got R:1:2:3"]),
+            (&["--rate-limit-resource=R:x"], &["Got R:x", "whole numbers from 0 to 4294967295"]),
+            (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
+            (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
             (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
             (&["--metrics-mode=all"], &["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),

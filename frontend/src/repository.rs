@@ -17,10 +17,11 @@ use pharos::infer::InferResponse;
 use pharos::metrics::cache::Cache;
 use pharos::model::ModelConfig;
 use pharos::repository::{IndexEntry, State, States};
+use pharos::scheduler::rate_limiter::Limit;
 use tokio::sync::watch;
 
 use crate::process::Program;
-use crate::scheduler::{Driver, Timer};
+use crate::scheduler::{Driver, Limits, Timer};
 use crate::supervisor::Instances;
 use crate::system::{Gpus, Worker};
 
@@ -43,6 +44,8 @@ pub struct Settings {
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 for the cores divided among the model's instances.
     pub worker_threads: u32,
+    /// The explicit limits of the rate limiter; `None` when it is off.
+    pub rate_limits: Option<Vec<Limit>>,
     /// The GPUs, to ask how much of their memory a model takes.
     pub gpus: Option<Arc<Gpus>>,
 }
@@ -84,6 +87,8 @@ pub(crate) struct Repository {
     /// The text of `metrics.yaml`, watched by every instance.
     metrics: watch::Sender<Arc<str>>,
     timer: Arc<Timer>,
+    /// The resources that instances share, with the rate limiter on.
+    limits: Option<Arc<Limits>>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
@@ -91,7 +96,8 @@ pub(crate) struct Repository {
 impl Repository {
     /// A repository that has loaded nothing yet.
     pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
-        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, table: RwLock::default() }
+        let limits = settings.rate_limits.clone().map(Limits::new);
+        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, limits, table: RwLock::default() }
     }
 
     /// Another text of `metrics.yaml`, for the workers that run and for those to come.

@@ -6,6 +6,8 @@
 //! Never under the lock: copying tensors, answering clients.
 
 mod answer;
+mod limits;
+pub(crate) mod placement;
 pub(crate) mod settings;
 mod timer;
 
@@ -20,7 +22,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::scheduler::{self, Action, RejectReason, Reorder, Scheduler, Ticket};
+use pharos::scheduler::{self, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
 use pharos::wire::{Done, flags};
 use tokio::sync::oneshot;
@@ -28,6 +30,7 @@ use tokio::sync::oneshot;
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
 
+pub(crate) use limits::{Limits, Registration};
 pub(crate) use timer::Timer;
 
 /// A model may have any number of priority levels; series for all of them would be of no use to anybody.
@@ -101,6 +104,10 @@ struct Effects {
     sends: Vec<Send>,
     /// Answers that may leave, in order.
     answers: Vec<(Request, Answer)>,
+    /// The rate limiter was told something: resources may be free for somebody.
+    asked: bool,
+    /// An instance of another driver has got its resources.
+    grant: Option<limits::Grant>,
 }
 
 /// The driver of one model version.
@@ -115,18 +122,21 @@ pub(crate) struct Driver {
     /// Whether answers leave in the order of their requests.
     ordered: bool,
     priority_levels: u64,
+    /// With the rate limiter on.
+    limits: Option<Registration>,
     this: Weak<Driver>,
 }
 
 impl Driver {
-    /// A driver with no instances yet.
+    /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
     pub(crate) fn new(
         config: Arc<ModelConfig>,
         model: ModelVersion,
         series: Arc<ModelSeries>,
-        settings: scheduler::Settings,
+        (settings, limits): (scheduler::Settings, Option<Registration>),
         timer: Arc<Timer>,
     ) -> Arc<Self> {
+        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
         let (ordered, priority_levels) = (settings.preserve_ordering, settings.priority_levels);
         let order = ordered.then(Reorder::new);
         let state = State {
@@ -139,16 +149,22 @@ impl Driver {
             armed: None,
         };
         let next_request = AtomicU64::new(1);
-        Arc::new_cyclic(|this| Self {
-            config,
-            model,
-            series,
-            state: Mutex::new(state),
-            timer,
-            next_request,
-            ordered,
-            priority_levels,
-            this: this.clone(),
+        Arc::new_cyclic(|this| {
+            if let Some(registration) = &limits {
+                registration.bind(this);
+            }
+            Self {
+                config,
+                model,
+                series,
+                state: Mutex::new(state),
+                timer,
+                next_request,
+                ordered,
+                priority_levels,
+                limits,
+                this: this.clone(),
+            }
         })
     }
 
@@ -333,20 +349,21 @@ impl Driver {
         });
     }
 
-    /// One event: tells the scheduler under the lock, then does what it decided.
+    /// One event: tells the scheduler under the lock, then does what it decided, and hands resources that have become free
+    /// to the drivers that get them.
     fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
-        let mut state = self.lock();
-        event(&mut state);
-        let mut effects = Effects::default();
-        while let Some(action) = state.scheduler.poll_action(now) {
-            match action {
-                Action::Execute { instance, requests, reason } => {
-                    record::batch_sent(&self.series, reason);
-                    self.start(&mut state, &mut effects, (instance, now), &requests);
-                }
-                Action::Reject { request, reason } => self.reject(&mut state, request, reason),
-            }
+        let grant = self.turn_alone(now, |state, _| event(state));
+        if grant.is_some() {
+            self.deliver(grant);
         }
+    }
+
+    /// One event of this driver alone; another one's instance may have got its resources.
+    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<limits::Grant> {
+        let mut state = self.lock();
+        let mut effects = Effects::default();
+        event(&mut state, &mut effects);
+        self.decide(&mut state, &mut effects, now);
         while let Some((_, answered)) = state.order.as_mut().and_then(Reorder::pop) {
             effects.answers.push(answered);
         }
@@ -365,6 +382,7 @@ impl Driver {
             // A client that has gone away does not take its answer.
             let _ = request.reply.send(answer);
         }
+        effects.grant
     }
 
     /// Books a batch for an instance; it is sent when the lock is given back.

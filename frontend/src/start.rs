@@ -242,6 +242,10 @@ fn settings(
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
+    let rate_limits = options.rate_limiter.limits();
+    if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
+        tracing::warn!("--rate-limit-resource means nothing without --rate-limit=execution_count");
+    }
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
@@ -255,6 +259,7 @@ fn settings(
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             gpus,
+            rate_limits,
         },
     })
 }

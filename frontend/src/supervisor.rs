@@ -24,6 +24,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use crate::clock;
 use crate::process::{self, Printed, Program};
 use crate::scheduler::Driver;
+use crate::scheduler::placement::Placement;
 use crate::wire::{Link, SharedLink};
 
 pub(crate) use warmup::WarmUp;
@@ -61,6 +62,8 @@ struct Health {
     shown: AtomicU8,
     /// Its process; 0 while it has none.
     pid: AtomicU32,
+    /// It is kept out of scheduling: requests can rely on it neither now nor later.
+    passive: bool,
 }
 
 impl Health {
@@ -72,7 +75,7 @@ impl Health {
 
     /// It is ready, or is worth waiting for.
     fn can_serve(&self) -> bool {
-        self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed)
+        !self.passive && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
     }
 }
 
@@ -89,19 +92,22 @@ struct Handle {
 }
 
 impl Instances {
-    /// Starts one instance for each name and waits until all have loaded the model. Gives the engine and the memory of all.
+    /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
     ///
     /// # Errors
     /// The first reason why one could not; the others are stopped.
     pub(crate) async fn start(
         plan: Arc<Plan>,
-        names: &[String],
+        placements: &[Placement],
         driver: &Arc<Driver>,
     ) -> Result<(Self, Loaded), String> {
-        let healths: Arc<[Arc<Health>]> = names.iter().map(|_| Arc::new(Health::default())).collect();
+        let healths: Arc<[Arc<Health>]> = placements
+            .iter()
+            .map(|placement| Arc::new(Health { passive: placement.passive, ..Health::default() }))
+            .collect();
         let mut all = Vec::new();
         let mut outcomes = Vec::new();
-        for (number, name) in names.iter().enumerate() {
+        for (number, Placement { name, .. }) in placements.iter().enumerate() {
             let (outcome, started) = oneshot::channel();
             let (stop, stopped) = watch::channel(false);
             let health = healths[number].clone();
@@ -139,9 +145,10 @@ impl Instances {
         numbers.zip(&self.all).map(|(id, handle)| (id, handle.name.as_str(), handle.health.state()))
     }
 
-    /// How many are ready now.
+    /// How many are ready for requests now.
     pub(crate) fn ready(&self) -> usize {
-        self.all.iter().filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+        let active = self.all.iter().filter(|handle| !handle.health.passive);
+        active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
     }
 
     /// Every instance by name, with the id of its process if it has one.
@@ -294,7 +301,9 @@ impl Instance {
         self.health.ready.store(true, Ordering::Relaxed);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
-        self.driver.instance_ready(self.id, running.link.clone());
+        if !self.health.passive {
+            self.driver.instance_ready(self.id, running.link.clone());
+        }
         match (self.outcome.take(), running.loaded.take()) {
             (Some(outcome), Some(loaded)) => {
                 let _ = outcome.send(Ok(loaded));

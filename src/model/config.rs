@@ -239,6 +239,21 @@ pub struct InstanceGroup {
     pub passive: bool,
     /// The name of the host policy; may be empty.
     pub host_policy: String,
+    /// What each instance must hold while it executes, when the server has its rate limiter on.
+    pub resources: Vec<Resource>,
+    /// Weight at the rate limiter: an instance of priority 2 gets half as many executions as one of priority 1; 0 means 1.
+    pub priority: u32,
+}
+
+/// Some of a resource that instances share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// Its name, not empty.
+    pub name: String,
+    /// Whether all devices share it; otherwise each device has its own.
+    pub global: bool,
+    /// How many.
+    pub count: u32,
 }
 
 /// Where instances run. Written `KIND_AUTO` is decided when the configuration is completed.

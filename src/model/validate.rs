@@ -293,6 +293,15 @@ fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, Con
             u32::try_from(gpu)
                 .map_err(|_| ConfigError::new(format!("{this} specifies invalid or unsupported gpu id {gpu}")))
         };
+        let limiter = group.rate_limiter.clone().unwrap_or_default();
+        if limiter.resources.iter().any(|resource| resource.name.is_empty()) {
+            return error(format!("{this} has a rate limiter resource without a name"));
+        }
+        let resource = |raw: proto::model_rate_limiter::Resource| Resource {
+            name: raw.name,
+            global: raw.global,
+            count: raw.count,
+        };
         Ok(InstanceGroup {
             name: group.name.clone(),
             kind,
@@ -300,6 +309,8 @@ fn instance_groups(proto: &proto::ModelConfig) -> Result<Vec<InstanceGroup>, Con
             gpus: group.gpus.iter().map(gpu).collect::<Result<_, _>>()?,
             passive: group.passive,
             host_policy: group.host_policy.clone(),
+            resources: limiter.resources.into_iter().map(resource).collect(),
+            priority: limiter.priority,
         })
     };
     proto.instance_group.iter().map(convert).collect()

@@ -19,6 +19,11 @@
 //! queue delay having passed is no reason either: the batch could not start any earlier. With a maximum batch of 1
 //! every request is a full batch, so models that do not batch are always pipelined.
 //!
+//! # With the rate limiter
+//! A batch that could go does not go: all idle instances ask for their resources, since any of them may get them first.
+//! The batch is formed for the one that does, from what waits by then; when nothing is left that could go, the others ask
+//! no longer.
+//!
 //! # Cost
 //! The walk is kept between calls and goes on where it stopped, so a request is looked at once however often it is
 //! asked for batches; what disturbs the walked part (a removal, a request in front of it) restarts it, at most one
@@ -81,6 +86,9 @@ impl Sizes {
 enum Decided {
     Execute(InstanceId, Vec<Entry>, SendReason),
     Reject(RequestId, RejectReason),
+    Acquire(InstanceId),
+    Withdraw(InstanceId),
+    Release(InstanceId),
 }
 
 impl From<Decided> for Action {
@@ -91,6 +99,9 @@ impl From<Decided> for Action {
                 Self::Execute { instance, requests, reason }
             }
             Decided::Reject(request, reason) => Self::Reject { request, reason },
+            Decided::Acquire(instance) => Self::Acquire { instance },
+            Decided::Withdraw(instance) => Self::Withdraw { instance },
+            Decided::Release(instance) => Self::Release { instance },
         }
     }
 }
@@ -143,6 +154,9 @@ impl DynamicBatcher {
         let full = |queue: &Queue| limit != 0 && queue.level_len(level) >= limit;
         if full(&self.queue) {
             self.expire(now);
+            if self.settings.rate_limited {
+                return full(&self.queue);
+            }
             while let Some(batch) = self.next_batch(now) {
                 self.decided.push_back(batch);
             }
@@ -152,17 +166,55 @@ impl DynamicBatcher {
 
     /// The next batch that can go at this time.
     fn next_batch(&mut self, now: Instant) -> Option<Decided> {
+        if self.settings.rate_limited {
+            return self.next_wish(now);
+        }
         let (instance, in_flight) = self.instances.least_loaded()?;
         if in_flight >= self.max_in_flight || self.is_held() {
             return None;
         }
         self.walk_on();
         let (requests, reason) = self.batch_to_send(in_flight == 0, now)?;
+        Some(self.send(instance, requests, reason))
+    }
+
+    /// An instance that asks for its resources, or asks for them no longer, according to whether a batch could go.
+    fn next_wish(&mut self, now: Instant) -> Option<Decided> {
+        if self.could_send(now) {
+            self.instances.ask().map(Decided::Acquire)
+        } else {
+            self.instances.unask(None).map(Decided::Withdraw)
+        }
+    }
+
+    /// Whether a batch could go to an idle instance.
+    fn could_send(&mut self, now: Instant) -> bool {
+        if self.is_held() {
+            return false;
+        }
+        self.walk_on();
+        self.batch_to_send(true, now).is_some()
+    }
+
+    /// What the instance has of the rate limiter is free.
+    fn give_up(&mut self, instance: InstanceId) {
+        if !self.settings.rate_limited {
+            return;
+        }
+        if self.instances.is_busy(instance) {
+            self.decided.push_back(Decided::Release(instance));
+        } else if self.instances.unask(Some(instance)).is_some() {
+            self.decided.push_back(Decided::Withdraw(instance));
+        }
+    }
+
+    /// Takes the first requests out of the queue as a batch.
+    fn send(&mut self, instance: InstanceId, requests: usize, reason: SendReason) -> Decided {
         let mut batch = Vec::with_capacity(requests);
         batch.extend((0..requests).map_while(|_| self.queue.pop()));
         self.walk = Walk::default();
         self.instances.sent(instance);
-        Some(Decided::Execute(instance, batch, reason))
+        Decided::Execute(instance, batch, reason)
     }
 
     fn expire(&mut self, now: Instant) {
@@ -272,14 +324,30 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn batch_done(&mut self, instance: InstanceId, _now: Instant) {
+        self.give_up(instance);
         self.instances.done(instance);
     }
 
+    fn resources_granted(&mut self, instance: InstanceId, now: Instant) {
+        if self.instances.unask(Some(instance)).is_none() {
+            return;
+        }
+        self.expire(now);
+        let batch = if self.could_send(now) { self.batch_to_send(true, now) } else { None };
+        let decided = match batch {
+            Some((requests, reason)) => self.send(instance, requests, reason),
+            None => Decided::Withdraw(instance),
+        };
+        self.decided.push_back(decided);
+    }
+
     fn instance_ready(&mut self, instance: InstanceId, _now: Instant) {
+        self.give_up(instance);
         self.instances.join(instance);
     }
 
     fn instance_lost(&mut self, instance: InstanceId, _now: Instant) {
+        self.give_up(instance);
         self.instances.leave(instance);
         for decided in std::mem::take(&mut self.decided) {
             match decided {

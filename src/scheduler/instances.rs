@@ -9,6 +9,8 @@ struct Instance {
     /// The number of its latest batch, so that equally loaded instances take turns and the one whose batch was sent
     /// first, which is likely to end first, gets the next.
     last_sent: u64,
+    /// It counts as one batch in flight because it waits for its resources, or has them and nothing to execute yet.
+    asked: bool,
 }
 
 /// The ready instances of one model. A handful, so a scan is the fastest search.
@@ -23,7 +25,7 @@ impl Instances {
     pub(super) fn join(&mut self, id: InstanceId) {
         match self.find(id) {
             Some(known) => known.in_flight = 0,
-            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0 }),
+            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, asked: false }),
         }
     }
 
@@ -53,6 +55,27 @@ impl Instances {
     pub(super) fn least_loaded(&self) -> Option<(InstanceId, u32)> {
         let least = self.ready.iter().min_by_key(|instance| (instance.in_flight, instance.last_sent))?;
         Some((least.id, least.in_flight))
+    }
+
+    /// The least loaded instance waits for its resources from now on, if it is idle.
+    pub(super) fn ask(&mut self) -> Option<InstanceId> {
+        let (id, _) = self.least_loaded().filter(|(_, in_flight)| *in_flight == 0)?;
+        let instance = self.find(id)?;
+        (instance.asked, instance.in_flight) = (true, 1);
+        Some(id)
+    }
+
+    /// An instance that waits for its resources, or the one that is named if it does, is idle again.
+    pub(super) fn unask(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
+        let is = |instance: &&mut Instance| instance.asked && named.is_none_or(|id| instance.id == id);
+        let instance = self.ready.iter_mut().find(is)?;
+        (instance.asked, instance.in_flight) = (false, 0);
+        Some(instance.id)
+    }
+
+    /// Whether the instance holds batches.
+    pub(super) fn is_busy(&self, id: InstanceId) -> bool {
+        self.ready.iter().any(|instance| instance.id == id && instance.in_flight > 0 && !instance.asked)
     }
 
     fn find(&mut self, id: InstanceId) -> Option<&mut Instance> {

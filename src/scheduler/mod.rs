@@ -21,12 +21,14 @@ mod dynamic;
 mod instances;
 pub mod ordering;
 mod queue;
+pub mod rate_limiter;
 #[cfg(test)]
 pub mod sim;
 #[cfg(test)]
 mod tests;
 
 pub use ordering::Reorder;
+pub use rate_limiter::RateLimiter;
 
 /// What a scheduler knows of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +64,22 @@ pub enum Action {
         request: RequestId,
         /// Why.
         reason: RejectReason,
+    },
+    /// With [`Settings::rate_limited`]: stage the idle instance at the rate limiter, and tell the scheduler by
+    /// [`Scheduler::resources_granted`] when it has its resources.
+    Acquire {
+        /// A ready instance that holds no batch.
+        instance: InstanceId,
+    },
+    /// The instance waits for its resources no longer, or gives back unused what it was granted.
+    Withdraw {
+        /// The instance, which the scheduler may have forgotten.
+        instance: InstanceId,
+    },
+    /// The batch that the instance had its resources for has ended, or the instance is lost.
+    Release {
+        /// The instance, which the scheduler may have forgotten.
+        instance: InstanceId,
     },
 }
 
@@ -168,6 +186,9 @@ pub struct Settings {
     pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
     /// Whether an instance may get its next batch while it is busy: two in flight, unless a queue policy forbids it.
     pub prefetch: bool,
+    /// Whether an instance executes only while it holds its resources ([`Action::Acquire`]); then it gets one batch at a
+    /// time.
+    pub rate_limited: bool,
     /// Nothing is executed until this many requests have been queued, once (`TRITONSERVER_DELAY_SCHEDULER`, for tests).
     pub delay_scheduler: Option<usize>,
 }
@@ -184,6 +205,7 @@ impl Default for Settings {
             queue_policy: QueuePolicy::default(),
             priority_queue_policies: BTreeMap::new(),
             prefetch: true,
+            rate_limited: false,
             delay_scheduler: None,
         }
     }
@@ -203,7 +225,7 @@ impl Settings {
     /// Batches that an instance may hold at once: 1 or 2.
     pub fn max_in_flight(&self) -> u32 {
         let mut policies = std::iter::once(&self.queue_policy).chain(self.priority_queue_policies.values());
-        if self.prefetch && policies.all(QueuePolicy::allows_prefetch) { 2 } else { 1 }
+        if self.prefetch && !self.rate_limited && policies.all(QueuePolicy::allows_prefetch) { 2 } else { 1 }
     }
 }
 
@@ -227,6 +249,9 @@ pub trait Scheduler: Send {
     fn cancel(&mut self, request: RequestId, now: Instant);
     /// The oldest batch in flight on the instance has been answered.
     fn batch_done(&mut self, instance: InstanceId, now: Instant);
+    /// The rate limiter has given the instance its resources. If it waits for them, it gets the batch that can go now, or
+    /// they are given back when nothing can; else nothing happens.
+    fn resources_granted(&mut self, _instance: InstanceId, _now: Instant) {}
     /// The instance joined or came back, with nothing in flight.
     fn instance_ready(&mut self, instance: InstanceId, now: Instant);
     /// The instance is gone. What was in flight there belongs to the driver, which may [`Scheduler::requeue`] it.

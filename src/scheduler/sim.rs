@@ -283,6 +283,7 @@ impl Sim {
                 None => return,
                 Some(Action::Reject { request, reason }) => self.answer(request, Outcome::Rejected(reason)),
                 Some(Action::Execute { instance, requests, .. }) => self.send(instance, requests),
+                Some(other) => unreachable!("{other:?} without a rate limiter"),
             }
         }
         assert!(self.scheduler.poll_action(self.now).is_none(), "more actions than requests");

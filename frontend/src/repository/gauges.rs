@@ -1,5 +1,7 @@
 //! Gauges that are only looked at when somebody asks: what waits, what instances do, what their memory holds.
 
+use std::sync::Arc;
+
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 
@@ -23,6 +25,7 @@ impl Repository {
         self.cache.set_gauges(Builtin::InstanceState, &states);
         self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
         self.observe_queues(&all, &versions);
+        self.observe_limits(&all, &versions);
         self.cache.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
         for pool in [Builtin::PinnedMemoryTotal, Builtin::PinnedMemoryUsed] {
             // Nothing is pinned while nothing runs on a GPU.
@@ -30,7 +33,33 @@ impl Repository {
         }
     }
 
-    fn observe_queues(&self, all: &[std::sync::Arc<Serving>], versions: &[String]) {
+    /// Who waits for resources, and what there is of them. Without a rate limiter there are no such series.
+    fn observe_limits(&self, all: &[Arc<Serving>], versions: &[String]) {
+        let Some(limits) = &self.limits else { return };
+        let mut waiting = Rows::new();
+        for (serving, version) in all.iter().zip(versions) {
+            let Some((count, waited)) = serving.driver.resource_waits() else { continue };
+            let labels = [&*serving.driver.model.name, version.as_str()];
+            if let Ok(series) = self.cache.counter(Builtin::RateLimiterWait.name(), &labels) {
+                // A time is never negative.
+                let _ = series.add_or_update(waited.as_secs_f64());
+            }
+            waiting.push((labels.to_vec(), count as f64));
+        }
+        let is_there = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        self.cache.remove_series(Builtin::RateLimiterWait.name(), |series| !is_there(series.labels()));
+        self.cache.set_gauges(Builtin::RateLimiterWaiting, &waiting);
+        let usage = limits.usage();
+        let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
+        let devices: Vec<String> = usage.iter().map(|usage| device(usage.device)).collect();
+        let labels = || usage.iter().zip(&devices).map(|(usage, device)| vec![usage.name.as_str(), device.as_str()]);
+        let limits: Rows<'_> = labels().zip(usage.iter().map(|usage| f64::from(usage.total))).collect();
+        let used: Rows<'_> = labels().zip(usage.iter().map(|usage| usage.used as f64)).collect();
+        self.cache.set_gauges(Builtin::RateLimiterLimit, &limits);
+        self.cache.set_gauges(Builtin::RateLimiterUsed, &used);
+    }
+
+    fn observe_queues(&self, all: &[Arc<Serving>], versions: &[String]) {
         let now = clock::now();
         let waiting: Vec<_> = all.iter().map(|serving| serving.driver.waiting()).collect();
         let oldest = all.iter().zip(versions).zip(&waiting).map(|((serving, version), waiting)| {

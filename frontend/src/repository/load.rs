@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use super::scan::{self, Contents, Found};
 use super::{Repository, Serving};
 use crate::clock;
-use crate::scheduler::{Driver, settings};
+use crate::scheduler::{Driver, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use crate::system;
 
@@ -128,18 +128,55 @@ impl Repository {
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
         let began = clock::now();
         let (warmups, labels) = (warmups(config, &directory)?, labels(config, &directory)?);
+        let placements = placement::of(config, version);
+        let active = placements.iter().filter(|placement| !placement.passive).count();
+        if active == 0 {
+            return Err(format!(
+                "all instances of model '{}' are passive: none would execute its requests",
+                config.name
+            ));
+        }
+        let limits = self.limits.as_ref().map(|limits| limits.register(&placements)).transpose()?;
         let model = ModelVersion::new(config.name.as_str(), version);
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
         let config = Arc::new(config.clone());
-        let driver =
-            Driver::new(config.clone(), model.clone(), series.clone(), settings::of(&config), self.timer.clone());
-        let names = instance_names(&config, version);
-        let threads = match self.settings.worker_threads {
-            0 => cores().div_euclid(u32::try_from(names.len()).unwrap_or(1).max(1)).max(1),
+        let driver = Driver::new(
+            config.clone(),
+            model.clone(),
+            series.clone(),
+            (settings::of(&config), limits),
+            self.timer.clone(),
+        );
+        let threads = self.threads(active);
+        let plan = self.plan(directory, threads, warmups);
+        match Instances::start(plan, &placements, &driver).await {
+            Ok((instances, loaded)) => {
+                let seconds = (clock::now() - began).as_secs_f64();
+                record::model_load_duration(&series, seconds);
+                record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
+                tracing::info!(model = %model, engine = loaded.engine, instances = placements.len(), threads, "model ready in {seconds:.3} s");
+                let config = Arc::new(config.with_parameter("engine", &loaded.engine));
+                Ok(Serving { config, driver, instances, labels })
+            }
+            Err(reason) => {
+                self.cache.model_unloaded(&series);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Threads for each instance, when this many execute.
+    fn threads(&self, active: usize) -> u32 {
+        match self.settings.worker_threads {
+            0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
             threads => threads,
-        };
-        let plan = Arc::new(Plan {
+        }
+    }
+
+    /// What is the same for all instances of a version in this directory.
+    fn plan(&self, directory: PathBuf, threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+        Arc::new(Plan {
             program: self.settings.program.clone(),
             directory: directory.canonicalize().unwrap_or(directory),
             threads,
@@ -151,21 +188,7 @@ impl Repository {
             cache: self.cache.clone(),
             warmups,
             metrics: self.metrics.subscribe(),
-        });
-        match Instances::start(plan, &names, &driver).await {
-            Ok((instances, loaded)) => {
-                let seconds = (clock::now() - began).as_secs_f64();
-                record::model_load_duration(&series, seconds);
-                record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
-                tracing::info!(model = %model, engine = loaded.engine, instances = names.len(), threads, "model ready in {seconds:.3} s");
-                let config = Arc::new(config.with_parameter("engine", &loaded.engine));
-                Ok(Serving { config, driver, instances, labels })
-            }
-            Err(reason) => {
-                self.cache.model_unloaded(&series);
-                Err(reason)
-            }
-        }
+        })
     }
 
     /// What the processes of a model hold on the GPUs, by the number of the device.
@@ -271,15 +294,6 @@ fn map(path: &Path) -> io::Result<Mmap> {
     // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
     // that moment would end the process, as it would any program that maps its model.
     unsafe { Mmap::map(&file) }
-}
-
-/// `<group>_<n>`, with the version when it is not the first, so that log lines tell instances apart.
-fn instance_names(config: &ModelConfig, version: u64) -> Vec<String> {
-    let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
-    let groups = config.instance_groups.iter().filter(|group| !group.passive);
-    groups
-        .flat_map(|group| (0..group.count).map(|n| format!("{}_{n}{suffix}", group.name)).collect::<Vec<_>>())
-        .collect()
 }
 
 fn cores() -> u32 {

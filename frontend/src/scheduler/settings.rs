@@ -20,6 +20,7 @@ pub(crate) fn of(config: &ModelConfig) -> Settings {
         queue_policy: policy(&batching.default_queue_policy),
         priority_queue_policies: policies.map(|(level, own)| (*level, policy(own))).collect(),
         prefetch: true,
+        rate_limited: false,
         delay_scheduler: std::env::var(DELAY_VARIABLE).ok().and_then(|count| count.parse().ok()),
     }
 }

@@ -343,6 +343,10 @@ fn what_does_not_fit_together_is_refused() {
             "instance group m_0 of model m has count 5000, allowed: 1 to 4096",
         ),
         (
+            format!("{io} instance_group {{ name: 'g' rate_limiter {{ resources [ {{ count: 1 }} ] }} }}"),
+            "instance group g of model m has a rate limiter resource without a name",
+        ),
+        (
             format!("{io} default_model_filename: '../../etc/passwd'"),
             "'default_model_filename' must stay in the version directory for m, got '../../etc/passwd'",
         ),

@@ -7,7 +7,9 @@ use std::time::Duration;
 use super::sim::{Event, Outcome, Record, Sim};
 use super::*;
 
+mod limited;
 mod properties;
+mod rate_limiter;
 mod reference;
 
 fn us(time: u64) -> Duration {

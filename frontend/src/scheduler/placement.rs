@@ -1,0 +1,110 @@
+//! The instances of a model version, as its groups ask for them.
+
+use std::collections::BTreeMap;
+
+use pharos::model::{InstanceGroup, InstanceKind, ModelConfig};
+use pharos::scheduler::rate_limiter::{Demand, Need};
+
+/// The device whose resources an instance takes that is on no GPU. Triton's choice.
+const DEVICE_OF_CPUS: u32 = 0;
+
+/// One instance to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    /// `<group>_<n>`, with the version when it is not the first, so that log lines tell instances apart.
+    pub(crate) name: String,
+    /// It is loaded and kept out of scheduling.
+    pub(crate) passive: bool,
+    /// What it needs of the rate limiter.
+    pub(crate) demand: Demand,
+}
+
+/// The instances of all groups in their order. Groups of one name count on: `g_0`, `g_1` and so on.
+pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
+    let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
+    let mut numbers = BTreeMap::<&str, u32>::new();
+    let mut all = Vec::new();
+    for group in &config.instance_groups {
+        let number = numbers.entry(&group.name).or_default();
+        for device in devices(group) {
+            for _ in 0..group.count {
+                let name = format!("{}_{number}{suffix}", group.name);
+                all.push(Placement { name, passive: group.passive, demand: demand(group, device) });
+                *number += 1;
+            }
+        }
+    }
+    all
+}
+
+/// A group has its count of instances on each of these.
+fn devices(group: &InstanceGroup) -> Vec<u32> {
+    match group.kind {
+        InstanceKind::Gpu => group.gpus.clone(),
+        InstanceKind::Cpu | InstanceKind::Model => vec![DEVICE_OF_CPUS],
+    }
+}
+
+fn demand(group: &InstanceGroup, device: u32) -> Demand {
+    let needs = group.resources.iter().map(|resource| Need {
+        name: resource.name.clone(),
+        device: (!resource.global).then_some(device),
+        count: resource.count,
+    });
+    Demand { resources: needs.collect(), priority: group.priority }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use pharos::model::{Completion, Draft};
+
+    use super::*;
+
+    const MODEL: &str = "backend: 'builtin' input { name: 'a' data_type: TYPE_FP32 dims: 1 }
+        output { name: 'b' data_type: TYPE_FP32 dims: 1 }";
+
+    fn placements(groups: &str, version: u64) -> Vec<Placement> {
+        let draft = Draft::from_text(&format!("{MODEL} {groups}"), "config.pbtxt").unwrap();
+        let completion = Completion { directory: "m", gpus: &[0, 3], ..Completion::default() };
+        of(&draft.complete(&completion).unwrap(), version)
+    }
+
+    fn names(groups: &str, version: u64) -> Vec<String> {
+        placements(groups, version).into_iter().map(|placement| placement.name).collect()
+    }
+
+    #[test]
+    fn instances_are_called_by_group_and_number() {
+        assert_eq!(names("", 1), ["m_0"]);
+        assert_eq!(names("", 3), ["m_0_v3"]);
+        assert_eq!(
+            names("instance_group [ { count: 2 }, { name: 'x' kind: KIND_MODEL } ]", 1),
+            ["m_0_0", "m_0_1", "x_0"]
+        );
+        assert_eq!(names("instance_group [ { name: 'x' count: 2 }, { name: 'x' } ]", 1), ["x_0", "x_1", "x_2"]);
+        assert_eq!(names("instance_group { name: 'g' kind: KIND_GPU count: 2 }", 1), ["g_0", "g_1", "g_2", "g_3"]);
+    }
+
+    #[test]
+    fn resources_are_those_of_the_device_or_global() {
+        let limiter =
+            "rate_limiter { resources [ { name: 'R' count: 2 }, { name: 'S' global: true count: 1 } ] priority: 4 }";
+        let demand = |group: &str, instance: usize| {
+            let demand = placements(&format!("instance_group {{ {group} {limiter} }}"), 1).swap_remove(instance).demand;
+            let needs = demand.resources.into_iter().map(|need| (need.name, need.device, need.count));
+            (needs.collect::<Vec<_>>(), demand.priority)
+        };
+        let needs = |device| vec![("R".to_owned(), Some(device), 2), ("S".to_owned(), None, 1)];
+        assert_eq!(demand("kind: KIND_CPU", 0), (needs(0), 4));
+        assert_eq!(demand("kind: KIND_MODEL", 0), (needs(0), 4));
+        assert_eq!(demand("kind: KIND_GPU count: 2", 1), (needs(0), 4));
+        assert_eq!(demand("kind: KIND_GPU count: 2", 2), (needs(3), 4));
+    }
+
+    #[test]
+    fn passive_instances_are_told_apart() {
+        let passive = |groups| placements(groups, 1).into_iter().map(|one| one.passive).collect::<Vec<_>>();
+        assert_eq!(passive("instance_group [ { count: 1 }, { passive: true count: 2 } ]"), [false, true, true]);
+    }
+}

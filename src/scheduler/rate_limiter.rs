@@ -1,0 +1,276 @@
+//! The rate limiter, after Triton's `rate_limiter.cc`: an instance executes a batch only while it holds its resources,
+//! which it shares with the instances of all models.
+//!
+//! An instance that could be given a batch is *staged*; [`RateLimiter::poll`] says which staged instance gets its
+//! resources, all of them together; [`RateLimiter::release`] takes them back when the batch has ended. One limiter serves
+//! all models. It has no clock and no lock, and knows neither requests nor batches.
+//!
+//! # Who is next
+//! Staged instances are served by their *turn*, executions so far times priority, the smallest first; equal ones in the
+//! order in which they were staged. So instances that are always busy execute in inverse proportion to their priorities.
+//! Two things keep a count from being held against somebody for ever, which it is in Triton:
+//! - An instance that comes new or was idle begins where those are that compete with it (that is, that need a resource
+//!   which it needs too), rather than far behind them, where it would have everything to itself until it has caught up.
+//! - While an instance is staged, others may be served before it only as often as the priorities say (its own divided by
+//!   theirs, and one more, for each that competes with it). After that it is *overdue* and goes before all that are not.
+//!
+//! # What a waiting instance keeps
+//! An instance whose turn it is and that lacks a resource keeps what is free of all that it needs: who comes after it
+//! gets only what is left beyond that. Else one that needs four of a resource would never find four free at once while
+//! others come and go with one each. Triton serves nobody while the first one waits; here those go on that take nothing
+//! away from it. With the limit on being passed this is why everybody is served: the first of those that are overdue stays
+//! the first, gathers what it needs as executions end, and waits for no more than those that run.
+//!
+//! # How much there is
+//! The most that a single instance needs, on each device for itself, unless a limit is given. Loading and unloading models
+//! change it; what an unloaded model made larger than it is now stays in use until it is given back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::timeline::Instant;
+
+mod pools;
+
+use pools::Pools;
+pub use pools::{Limit, Need, Usage};
+
+/// What one instance needs for each execution, and its weight.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Taken and given back together; empty for an instance that is never held up.
+    pub resources: Vec<Need>,
+    /// An instance of priority 2 gets half as many executions as one of priority 1; 0 counts as 1.
+    pub priority: u32,
+}
+
+/// An instance that the limiter knows; never given to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member(u64);
+
+/// A place in the line of those that are staged; the smallest is served first. Ties are broken by the order of staging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// `None` for those that are overdue: they go before all others.
+    turn: Option<u128>,
+    staged: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Staged { place: Place, since: Instant, passed: u64 },
+    Holding,
+}
+
+#[derive(Debug)]
+struct Instance {
+    /// Pool and amount.
+    needs: Vec<(usize, u32)>,
+    priority: u64,
+    /// Executions times priority, or more if it was idle meanwhile.
+    turn: u128,
+    /// How often others that compete with it may be served while it is staged.
+    patience: u64,
+    state: State,
+    /// Nanoseconds that it has been staged, all times together.
+    waited_ns: u64,
+}
+
+impl Instance {
+    fn is_active(&self) -> bool {
+        self.state != State::Idle
+    }
+
+    fn competes(&self, other: &Instance) -> bool {
+        self.needs.iter().any(|(pool, _)| other.needs.iter().any(|(others, _)| pool == others))
+    }
+}
+
+/// See the module. Times never go backwards from call to call; what makes no sense (a member that is not known, one that
+/// is staged twice) is ignored.
+#[derive(Debug, Default)]
+pub struct RateLimiter {
+    pools: Pools,
+    instances: BTreeMap<Member, Instance>,
+    line: BTreeSet<(Place, Member)>,
+    next_member: u64,
+    next_staged: u64,
+    /// Something has happened since nobody could be served.
+    changed: bool,
+}
+
+impl RateLimiter {
+    /// One with these explicit limits; every other resource has as much as a single instance needs at most.
+    pub fn new(limits: Vec<Limit>) -> Self {
+        Self { pools: Pools::new(limits), ..Self::default() }
+    }
+
+    /// Takes the instances of a model version, all or none, and gives a member for each.
+    ///
+    /// # Errors
+    /// Triton's texts: an instance needs more than an explicit limit gives, or a resource is both global and of devices.
+    pub fn register(&mut self, demands: &[Demand]) -> Result<Vec<Member>, String> {
+        let needs = self.pools.add(demands.iter().map(|demand| demand.resources.as_slice()))?;
+        let mut members = Vec::with_capacity(demands.len());
+        for (demand, needs) in demands.iter().zip(needs) {
+            let member = Member(self.next_member);
+            self.next_member += 1;
+            let priority = u64::from(demand.priority.max(1));
+            let instance = Instance { needs, priority, turn: 0, patience: 0, state: State::Idle, waited_ns: 0 };
+            self.instances.insert(member, instance);
+            members.push(member);
+        }
+        self.instances_changed();
+        Ok(members)
+    }
+
+    /// Forgets instances. What they hold is free, and what others need decides how much there is.
+    pub fn unregister(&mut self, members: &[Member]) {
+        for &member in members {
+            self.free(member);
+            if let Some(instance) = self.instances.remove(&member) {
+                self.pools.remove(&instance.needs);
+            }
+        }
+        self.pools.resize(self.instances.values().map(|instance| instance.needs.as_slice()));
+        self.instances_changed();
+    }
+
+    /// The instance could be given a batch and asks for its resources.
+    pub fn stage(&mut self, member: Member, now: Instant) {
+        let Some(turn) = self.turn_of(member) else { return };
+        let place = Place { turn: Some(turn), staged: self.next_staged };
+        self.next_staged += 1;
+        if let Some(instance) = self.instances.get_mut(&member) {
+            instance.turn = turn;
+            instance.state = State::Staged { place, since: now, passed: 0 };
+            self.line.insert((place, member));
+            self.changed = true;
+        }
+    }
+
+    /// The instance has executed its batch, or is lost: its resources are free. One that is staged is so no longer.
+    pub fn release(&mut self, member: Member) {
+        self.free(member);
+    }
+
+    /// The instance has nothing to execute any more: it is no longer staged, and if it was given its resources they are
+    /// free and count as no execution.
+    pub fn withdraw(&mut self, member: Member) {
+        if self.holds(member)
+            && let Some(instance) = self.instances.get_mut(&member)
+        {
+            instance.turn = instance.turn.saturating_sub(u128::from(instance.priority));
+        }
+        self.free(member);
+    }
+
+    /// Gives the next staged instance its resources; `None` when no more can have them now. Call it until then whenever
+    /// anything has happened.
+    pub fn poll(&mut self, now: Instant) -> Option<Member> {
+        if !std::mem::take(&mut self.changed) || self.line.is_empty() {
+            return None;
+        }
+        let next = self.next()?;
+        self.grant(next, now);
+        self.changed = true;
+        Some(next)
+    }
+
+    /// Whether the instance holds its resources.
+    pub fn holds(&self, member: Member) -> bool {
+        self.instances.get(&member).is_some_and(|instance| instance.state == State::Holding)
+    }
+
+    /// Whether the instance is staged, and how long it has waited since it was registered, in nanoseconds.
+    pub fn waiting(&self, member: Member, now: Instant) -> (bool, u64) {
+        let Some(instance) = self.instances.get(&member) else { return (false, 0) };
+        match instance.state {
+            State::Staged { since, .. } => (true, instance.waited_ns + now.ns_since(since)),
+            State::Idle | State::Holding => (false, instance.waited_ns),
+        }
+    }
+
+    /// Every resource with what there is of it and what is in use, by name and device.
+    pub fn usage(&self) -> Vec<Usage> {
+        self.pools.usage()
+    }
+
+    /// The first in the line that can have all it needs. Those before it keep what is free of what they need.
+    fn next(&self) -> Option<Member> {
+        let mut kept = BTreeMap::<usize, u64>::new();
+        for &(_, member) in &self.line {
+            let needs = &self.instances.get(&member)?.needs;
+            let left = |kept: &BTreeMap<usize, u64>, pool| {
+                let free = self.pools.free(pool);
+                free.saturating_sub(kept.get(&pool).copied().unwrap_or(0))
+            };
+            if needs.iter().all(|&(pool, count)| u64::from(count) <= left(&kept, pool)) {
+                return Some(member);
+            }
+            for &(pool, count) in needs {
+                let keeps = left(&kept, pool).min(u64::from(count));
+                *kept.entry(pool).or_default() += keeps;
+            }
+        }
+        None
+    }
+
+    fn grant(&mut self, member: Member, now: Instant) {
+        let Some(mut granted) = self.instances.remove(&member) else { return };
+        if let State::Staged { place, since, .. } = granted.state {
+            self.line.remove(&(place, member));
+            granted.waited_ns += now.ns_since(since);
+        }
+        granted.state = State::Holding;
+        granted.turn += u128::from(granted.priority);
+        self.pools.take(&granted.needs);
+        for (other, instance) in self.instances.iter_mut().filter(|(_, instance)| instance.competes(&granted)) {
+            let State::Staged { place, passed, .. } = &mut instance.state else { continue };
+            *passed += 1;
+            if *passed > instance.patience && place.turn.is_some() {
+                self.line.remove(&(*place, *other));
+                place.turn = None;
+                self.line.insert((*place, *other));
+            }
+        }
+        self.instances.insert(member, granted);
+    }
+
+    /// The turn of an instance that is to be staged: its own, or where its competitors are. `None` if it is not idle.
+    fn turn_of(&self, member: Member) -> Option<u128> {
+        let instance = self.instances.get(&member).filter(|instance| !instance.is_active())?;
+        let busy = self.instances.values().filter(|other| other.is_active() && other.competes(instance));
+        let latest = busy.map(|other| other.turn.saturating_sub(u128::from(other.priority))).max();
+        Some(latest.map_or(instance.turn, |latest| latest.max(instance.turn)))
+    }
+
+    fn free(&mut self, member: Member) {
+        let Some(instance) = self.instances.get_mut(&member) else { return };
+        match std::mem::replace(&mut instance.state, State::Idle) {
+            State::Idle => return,
+            State::Staged { place, .. } => drop(self.line.remove(&(place, member))),
+            State::Holding => self.pools.give_back(&instance.needs),
+        }
+        self.changed = true;
+    }
+
+    /// Others compete now, or there is another amount of something.
+    fn instances_changed(&mut self) {
+        let all: Vec<(Member, u64)> =
+            self.instances.iter().map(|(member, one)| (*member, self.patience(one))).collect();
+        for (member, patience) in all {
+            if let Some(instance) = self.instances.get_mut(&member) {
+                instance.patience = patience;
+            }
+        }
+        self.changed = true;
+    }
+
+    /// How often those that compete with an instance may be served before it.
+    fn patience(&self, instance: &Instance) -> u64 {
+        let others =
+            self.instances.values().filter(|other| !std::ptr::eq(*other, instance) && other.competes(instance));
+        others.map(|other| instance.priority.div_ceil(other.priority) + 1).sum()
+    }
+}

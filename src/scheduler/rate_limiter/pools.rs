@@ -1,0 +1,194 @@
+//! How much there is of each resource, and how much is in use.
+
+use std::collections::BTreeMap;
+
+/// Some of a resource, as an instance needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The resource.
+    pub name: String,
+    /// The device whose share it is; `None` for a global resource, of which all devices have one share together.
+    pub device: Option<u32>,
+    /// How many; 0 needs nothing.
+    pub count: u32,
+}
+
+/// How much there is of a resource (`--rate-limit-resource`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The resource.
+    pub name: String,
+    /// How many.
+    pub count: u32,
+    /// On which device; `None` for each. Of no meaning for global resources, as in Triton.
+    pub device: Option<u32>,
+}
+
+/// One resource on one device, or a global one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The resource.
+    pub name: String,
+    /// `None` for a global one.
+    pub device: Option<u32>,
+    /// How many there are.
+    pub total: u32,
+    /// How many are held. More than there are when a model has been unloaded that needed more than all others.
+    pub used: u64,
+}
+
+#[derive(Debug)]
+struct Pool {
+    usage: Usage,
+    /// Instances that need it; a pool that nobody needs may become another.
+    members: usize,
+}
+
+/// All resources; a pool is told by its position, which it keeps while an instance needs it.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    limits: Vec<Limit>,
+    pools: Vec<Pool>,
+}
+
+impl Pools {
+    pub(super) fn new(limits: Vec<Limit>) -> Self {
+        Self { limits, pools: Vec::new() }
+    }
+
+    /// Makes room for more instances, all or none; gives what each needs by pool.
+    ///
+    /// # Errors
+    /// See [`RateLimiter::register`](super::RateLimiter::register).
+    pub(super) fn add<'a>(
+        &mut self,
+        instances: impl Iterator<Item = &'a [Need]>,
+    ) -> Result<Vec<Vec<(usize, u32)>>, String> {
+        let instances: Vec<&[Need]> = instances.collect();
+        let mut most = BTreeMap::<(&str, Option<u32>), u32>::new();
+        for need in instances.iter().copied().flatten().filter(|need| need.count > 0) {
+            let most = most.entry((&need.name, need.device)).or_default();
+            *most = need.count.max(*most);
+        }
+        for (&(name, device), &count) in &most {
+            self.check_limit(name, device, count)?;
+            let here = self.in_use().map(|pool| (pool.usage.name.as_str(), pool.usage.device));
+            if here.chain(most.keys().copied()).any(|other| other.0 == name && other.1.is_none() != device.is_none()) {
+                return Err(format!(
+                    "Resource \"{name}\" is present as both global and device-specific resource in the model \
+                     configuration."
+                ));
+            }
+        }
+        Ok(instances.into_iter().map(|needs| self.enter(needs)).collect())
+    }
+
+    /// An instance needs these no more; [`Pools::resize`] follows.
+    pub(super) fn remove(&mut self, needs: &[(usize, u32)]) {
+        for &(pool, _) in needs {
+            if let Some(pool) = self.pools.get_mut(pool) {
+                pool.members = pool.members.saturating_sub(1);
+            }
+        }
+    }
+
+    /// How much there is once only these instances are left.
+    pub(super) fn resize<'a>(&mut self, instances: impl Iterator<Item = &'a [(usize, u32)]>) {
+        let mut most = vec![0; self.pools.len()];
+        for &(pool, count) in instances.flatten() {
+            most[pool] = count.max(most[pool]);
+        }
+        for (pool, most) in self.pools.iter_mut().zip(most) {
+            let limit = limit(&self.limits, &pool.usage.name, pool.usage.device);
+            pool.usage.total = limit.unwrap_or(most);
+        }
+    }
+
+    /// How many can be taken.
+    pub(super) fn free(&self, pool: usize) -> u64 {
+        self.pools.get(pool).map_or(0, |pool| u64::from(pool.usage.total).saturating_sub(pool.usage.used))
+    }
+
+    pub(super) fn take(&mut self, needs: &[(usize, u32)]) {
+        for &(pool, count) in needs {
+            self.pools[pool].usage.used += u64::from(count);
+        }
+    }
+
+    pub(super) fn give_back(&mut self, needs: &[(usize, u32)]) {
+        for &(pool, count) in needs {
+            let used = &mut self.pools[pool].usage.used;
+            *used = used.saturating_sub(u64::from(count));
+        }
+    }
+
+    pub(super) fn usage(&self) -> Vec<Usage> {
+        let mut all: Vec<Usage> = self.in_use().map(|pool| pool.usage.clone()).collect();
+        all.sort_by(|one, other| (&one.name, one.device).cmp(&(&other.name, other.device)));
+        all
+    }
+
+    fn in_use(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.iter().filter(|pool| pool.members > 0)
+    }
+
+    fn check_limit(&self, name: &str, device: Option<u32>, needed: u32) -> Result<(), String> {
+        match limit(&self.limits, name, device) {
+            Some(limit) if limit < needed => Err(format!(
+                "Resource count for \"{name}\" is limited to {limit} which will prevent scheduling of one or more model \
+                 instances, the minimum required count is {needed}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The pools of one more instance. One that names a resource twice needs the larger amount.
+    fn enter(&mut self, needs: &[Need]) -> Vec<(usize, u32)> {
+        let mut entered = BTreeMap::<usize, u32>::new();
+        for need in needs.iter().filter(|need| need.count > 0) {
+            let pool = self.pool(need);
+            let count = entered.entry(pool).or_default();
+            if *count == 0 {
+                self.pools[pool].members += 1;
+            }
+            *count = need.count.max(*count);
+        }
+        entered.into_iter().collect()
+    }
+
+    /// The position of a resource, which has at least as much as is needed now.
+    fn pool(&mut self, need: &Need) -> usize {
+        let Need { name, device, count } = need;
+        let limit = limit(&self.limits, name, *device);
+        let is = |pool: &Pool| pool.members > 0 && (&pool.usage.name, pool.usage.device) == (name, *device);
+        if let Some(found) = self.pools.iter().position(is) {
+            let total = &mut self.pools[found].usage.total;
+            *total = limit.unwrap_or((*total).max(*count));
+            return found;
+        }
+        let usage = Usage { name: name.clone(), device: *device, total: limit.unwrap_or(*count), used: 0 };
+        let new = Pool { usage, members: 0 };
+        match self.pools.iter().position(|pool| pool.members == 0) {
+            Some(unused) => {
+                self.pools[unused] = new;
+                unused
+            }
+            None => {
+                self.pools.push(new);
+                self.pools.len() - 1
+            }
+        }
+    }
+}
+
+/// The explicit limit of a resource: the larger of that for its device and that for each device; a global resource takes
+/// the largest of all. Of several for the same device the smallest holds. (Triton's rules, tried with 2.51.)
+fn limit(limits: &[Limit], name: &str, device: Option<u32>) -> Option<u32> {
+    let mut by_device = BTreeMap::<Option<u32>, u32>::new();
+    for limit in limits.iter().filter(|limit| limit.name == name) {
+        let smallest = by_device.entry(limit.device).or_insert(limit.count);
+        *smallest = limit.count.min(*smallest);
+    }
+    let applies = |of: &Option<u32>| device.is_none() || of.is_none() || *of == device;
+    by_device.into_iter().filter(|(of, _)| applies(of)).map(|(_, count)| count).max()
+}
