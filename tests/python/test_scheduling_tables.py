@@ -1,4 +1,4 @@
-"""The scheduler row by row (`scheduling_tables.py`): batches, statistics, gauges and errors are those of a real Triton."""
+"""The scheduler row by row (`scheduling_tables.py`): batches, statistics, gauge and errors are a real Triton's."""
 
 import json
 

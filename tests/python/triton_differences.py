@@ -185,8 +185,8 @@ class SchedulingDifference:
 
 SCHEDULING_DIFFERENCES = [
     SchedulingDifference(
-        "While its instances are busy Triton looks for expired requests every 500 ms only, or when an instance comes free; "
-        "here they are answered when they expire.",
+        "While its instances are busy Triton looks for expired requests every 500 ms only, or when an instance comes "
+        "free; here they are answered when they expire.",
         {"REJECT: answered when it expires": {"answers": [[1], [0]], "pending": [0]}},
     ),
 ]
