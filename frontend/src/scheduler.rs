@@ -416,11 +416,11 @@ impl Driver {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             record::inference_failed(&self.series, error.reason, ns);
         }
-        let error = if error.message.is_empty() { error } else { error.with_request_id(&request.part.request.id) };
-        if let Some(order) = &mut state.order
-            && (reason.refused_on_arrival() || reason == RejectReason::Cancelled)
-        {
-            // Answered out of turn: nobody waits for these in their place.
+        // Triton names the request only where it refuses it on arrival.
+        let nameless = matches!(reason, RejectReason::Timeout | RejectReason::Cancelled);
+        let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
+        if let Some(order) = &mut state.order {
+            // Answered out of turn, as Triton does: what was not executed waits for nobody.
             order.forget(id);
         }
         self.finish(state, id, request, Err(error));

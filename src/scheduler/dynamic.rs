@@ -17,7 +17,8 @@
 //! early would gain the gap between two executions (tens of microseconds) and cost batching for a whole execution: with
 //! fewer clients than the maximum batch, two half batches would alternate for ever where one full batch could run. The
 //! queue delay having passed is no reason either: the batch could not start any earlier. With a maximum batch of 1
-//! every request is a full batch, so models that do not batch are always pipelined.
+//! every request is a full batch, so models that do not batch are always pipelined, unless a queue policy or priority
+//! levels forbid it.
 //!
 //! # With the rate limiter
 //! A batch that could go does not go: all idle instances ask for their resources, since any of them may get them first.

@@ -184,7 +184,8 @@ pub struct Settings {
     pub queue_policy: QueuePolicy,
     /// The policies of single levels.
     pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
-    /// Whether an instance may get its next batch while it is busy: two in flight, unless a queue policy forbids it.
+    /// Whether an instance may get its next batch while it is busy: two in flight, unless a queue policy or priority
+    /// levels forbid it.
     pub prefetch: bool,
     /// Whether an instance executes only while it holds its resources ([`Action::Acquire`]); then it gets one batch at a
     /// time.
@@ -222,10 +223,13 @@ impl Settings {
         self.priority_queue_policies.get(&level).unwrap_or(&self.queue_policy)
     }
 
-    /// Batches that an instance may hold at once: 1 or 2.
+    /// Batches that an instance may hold at once: 1 or 2. With priority levels 1, since a batch that has been sent cannot
+    /// be overtaken by a more important request (as in Triton).
     pub fn max_in_flight(&self) -> u32 {
         let mut policies = std::iter::once(&self.queue_policy).chain(self.priority_queue_policies.values());
-        if self.prefetch && !self.rate_limited && policies.all(QueuePolicy::allows_prefetch) { 2 } else { 1 }
+        let forbidden = self.rate_limited || self.priority_levels > 0;
+        let allowed = self.prefetch && !forbidden && policies.all(QueuePolicy::allows_prefetch);
+        if allowed { 2 } else { 1 }
     }
 }
 

@@ -48,7 +48,7 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// The request's answer is there: a response, or an error such as a queue timeout. [`Reorder::pop`] gives it back
+    /// The request's answer is there: a response, or the error of its execution. [`Reorder::pop`] gives it back
     /// when it may leave. An answer that nobody expects is handed back at once: it may leave.
     pub fn finish(&mut self, request: RequestId, answer: T) -> Option<T> {
         match self.slot(request) {
@@ -60,7 +60,7 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// The request is answered out of turn and nobody waits for it: refused on arrival, or cancelled.
+    /// The request is answered out of turn and nobody waits for it: it was not executed (refused, expired, cancelled).
     pub fn forget(&mut self, request: RequestId) {
         if let Some(slot) = self.slot(request) {
             *slot = Slot::Gone;

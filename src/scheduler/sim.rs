@@ -306,10 +306,7 @@ impl Sim {
         let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never came") };
         assert!(!known.finished, "{request:?} is answered once");
         known.finished = true;
-        let out_of_turn = match outcome {
-            Outcome::Rejected(reason) => reason.refused_on_arrival() || reason == RejectReason::Cancelled,
-            Outcome::Done | Outcome::Lost => false,
-        };
+        let out_of_turn = matches!(outcome, Outcome::Rejected(_));
         let leaving = match &mut self.reorder {
             None => Some(outcome),
             Some(reorder) if out_of_turn => {

@@ -58,11 +58,12 @@ def wait_or_kill(process: subprocess.Popen, patience_s: float):
 
 
 class Triton:
-    """A real Triton that serves a repository. It is started at the first use and again after a crash."""
+    """A real Triton that serves a repository. It is started at the first use and again after a crash. `environment` is
+    what its environment has in addition."""
 
-    def __init__(self, repository: Path, log: Path):
-        self.repository, self.log = repository, log
-        self.http = self.grpc = ""
+    def __init__(self, repository: Path, log: Path, environment=None):
+        self.repository, self.log, self.environment = repository, log, environment or {}
+        self.http = self.grpc = self.metrics = ""
         self.process = None
 
     def ensure(self):
@@ -71,8 +72,8 @@ class Triton:
             return
         http, grpc, metrics = free_ports(3)
         ports = {"HTTP_PORT": http, "GRPC_PORT": grpc, "METRICS_PORT": metrics}
-        environment = os.environ | {key: str(port) for key, port in ports.items()}
-        self.http, self.grpc = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+        environment = os.environ | {key: str(port) for key, port in ports.items()} | self.environment
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in (http, grpc, metrics))
         with open(self.log, "ab") as log:
             command = [str(script("triton")), str(self.repository)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

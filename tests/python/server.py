@@ -50,6 +50,7 @@ class Server:
             self.command += [f"--{name}-address=127.0.0.1", f"--{name}-port={getattr(self, f'{name}_port')}"]
         self.command += [f"--model-repository={path}" for path in repositories]
         self.command += options
+        self.environment = {}
         self.process = None
 
     def __enter__(self):
@@ -66,7 +67,7 @@ class Server:
         metric logs go to `logs`, and what it prints to `log` or to the descriptor `stdout`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        environment["PHAROS_METRICS_LOCATION"] = str(self.logs)
+        environment |= {"PHAROS_METRICS_LOCATION": str(self.logs)} | self.environment
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=stdout or log, stderr=log, env=environment)
 

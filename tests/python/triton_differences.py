@@ -173,3 +173,34 @@ DIFFERENCES = [
         (400,),
     ),
 ]
+
+
+@dataclass(frozen=True)
+class SchedulingDifference:
+    """One deliberate difference in `scheduling_tables.py`: why, and which facts of which rows are what instead."""
+
+    why: str
+    rows: dict
+
+
+SCHEDULING_DIFFERENCES = [
+    SchedulingDifference(
+        "While its instances are busy Triton looks for expired requests every 500 ms only, or when an instance comes "
+        "free; here they are answered when they expire.",
+        {"REJECT: answered when it expires": {"answers": [[1], [0]], "pending": [0]}},
+    ),
+]
+
+GROWING = (
+    "A batch that Triton has handed to an idle instance goes on growing until the instance's thread picks it up, some "
+    "microseconds later, even beyond the preferred size that made it go. Here it does not grow: one of Triton's outcomes."
+)
+
+SCHEDULING_RACES = {
+    "preferred 2 and 6: eight": GROWING,
+    "preferred 2 and 6: ones and a five": GROWING,
+    "preferred 2 and 6: a rest waits": GROWING,
+    "shapes: a change after the preferred size": GROWING,
+    "REJECT: answered when it expires": "When exactly Triton notices that a request has expired.",
+}
+"""Rows with several outcomes on Triton, and which of its threads race. Any recorded outcome is right here."""

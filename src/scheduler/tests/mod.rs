@@ -156,13 +156,14 @@ fn a_busy_instance_gets_a_batch_only_when_waiting_could_not_improve_it() {
 }
 
 #[test]
-fn prefetch_can_be_switched_off_and_a_queue_policy_forbids_it() {
+fn prefetch_can_be_switched_off_and_a_queue_policy_or_levels_forbid_it() {
     let limited = QueuePolicy { max_queue_size: 10, ..QueuePolicy::default() };
     let timed_out = QueuePolicy { default_timeout_us: 10, ..QueuePolicy::default() };
     let overridable = QueuePolicy { allow_timeout_override: true, ..QueuePolicy::default() };
     let delaying = QueuePolicy { timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
     let with = |queue_policy| Settings { queue_policy, ..Settings::default() };
     let at_level = Settings { priority_queue_policies: BTreeMap::from([(2, limited)]), ..Settings::default() };
+    let levels = Settings { priority_levels: 2, default_priority_level: 2, ..Settings::default() };
     let off = Settings { prefetch: false, ..Settings::default() };
     for (settings, expected) in [
         (Settings::default(), 2),
@@ -171,6 +172,7 @@ fn prefetch_can_be_switched_off_and_a_queue_policy_forbids_it() {
         (with(timed_out), 1),
         (with(overridable), 1),
         (at_level, 1),
+        (levels, 1),
         (off, 1),
     ] {
         assert_eq!(settings.max_in_flight(), expected, "{settings:?}");
@@ -363,19 +365,18 @@ fn lower_levels_go_first_and_unknown_ones_are_the_default() {
     let settings = Settings { priority_levels: 3, default_priority_level: 2, ..Settings::default() };
     let tickets = [(1, 3), (2, 3), (3, 3), (4, 0), (5, 99), (6, 1)]
         .map(|(number, priority)| Ticket { priority, ..ticket(number) });
-    let order: [(u64, &[u64]); 6] = [(1, &[6]), (1, &[4]), (101, &[5]), (201, &[1]), (301, &[2]), (401, &[3])];
+    let order: [(u64, &[u64]); 6] = [(1, &[6]), (101, &[4]), (201, &[5]), (301, &[1]), (401, &[2]), (501, &[3])];
     check(settings, tickets, &order);
 }
 
 #[test]
 fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
-    let mut scheduler = create(Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 0) });
+    let levels = Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 500_000) };
+    let mut scheduler = create(levels);
     let now = Instant(1);
     scheduler.instance_ready(InstanceId(0), now);
-    scheduler.enqueue(sized(1, 8), now);
-    assert!(scheduler.poll_action(now).is_some());
     scheduler.enqueue(ticket(2), now);
-    assert_eq!(scheduler.poll_action(now), None, "partial");
+    assert_eq!(scheduler.poll_action(now), None, "it waits for company");
     // The walk has seen 2; now 3 (level 2, another shape) and 4 (level 1) come before it goes on.
     scheduler.enqueue(Ticket { priority: 2, ..shaped(3, 9) }, now);
     scheduler.enqueue(ticket(4), now);

@@ -196,7 +196,7 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
                 let asked = |&(time, number): &(u64, u64)| (known.queued + us(time), number) == (at, request.0);
                 assert!(scenario.cancels.iter().any(asked), "{request:?} was not cancelled at {at:?}");
             }
-            Outcome::Rejected(RejectReason::Timeout) if !known.retried && !scenario.settings.preserve_ordering => {
+            Outcome::Rejected(RejectReason::Timeout) if !known.retried => {
                 assert_eq!(Some(at), scenario.deadline(sim, request), "{request:?} is rejected when its time is over");
             }
             Outcome::Rejected(reason) if reason.refused_on_arrival() => assert_eq!(at, known.queued),
@@ -205,12 +205,9 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
         }
     }
     if scenario.settings.preserve_ordering {
-        let in_turn = |outcome| match outcome {
-            Outcome::Rejected(reason) => !reason.refused_on_arrival() && reason != RejectReason::Cancelled,
-            Outcome::Done | Outcome::Lost => true,
-        };
+        let in_turn = |outcome: &Outcome| !matches!(outcome, Outcome::Rejected(_));
         let order: Vec<RequestId> =
-            sim.answers().filter(|(_, _, outcome)| in_turn(*outcome)).map(|(_, request, _)| request).collect();
+            sim.answers().filter(|(_, _, outcome)| in_turn(outcome)).map(|(_, request, _)| request).collect();
         assert!(order.is_sorted(), "answers leave in order of arrival: {order:?}");
     }
 }

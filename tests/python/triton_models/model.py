@@ -22,11 +22,17 @@ class TritonPythonModel:
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
         self.delay_first = self.function == "delay"
+        self.delay_items = int(parameters.get("delay_items", "0"))
 
     def execute(self, requests):
-        if self.delay_first:
+        if self.delay_first and self.is_slow(requests):
             time.sleep(self.delay_s)
         return [self.answer(request) for request in requests]
+
+    def is_slow(self, requests):
+        """Whether this batch takes its time: all do, or those with at least `delay_items` elements in a request."""
+        first = pb_utils.get_input_tensor_by_name(requests[0], self.inputs[0])
+        return first.as_numpy().size >= self.delay_items
 
     def answer(self, request):
         """The response of one request, an error if its function fails."""
