@@ -22,10 +22,12 @@ pub enum ErrorCode {
     AlreadyExists,
     /// The client gave up.
     Cancelled,
+    /// The time that the client would wait is over.
+    DeadlineExceeded,
 }
 
 impl ErrorCode {
-    /// The HTTP status: 400, 404, 500, 501 or 503.
+    /// The HTTP status: 400, 404, 500, 501, 503 or 504.
     pub fn http_status(self) -> u16 {
         self.row().0
     }
@@ -45,6 +47,7 @@ impl ErrorCode {
             Self::Unsupported => (501, 12),
             Self::AlreadyExists => (400, 6),
             Self::Cancelled => (400, 1),
+            Self::DeadlineExceeded => (504, 4),
         }
     }
 
@@ -59,6 +62,7 @@ impl ErrorCode {
             Self::Unsupported => 5,
             Self::AlreadyExists => 6,
             Self::Cancelled => 7,
+            Self::DeadlineExceeded => 8,
         }
     }
 
@@ -73,6 +77,7 @@ impl ErrorCode {
             5 => Self::Unsupported,
             6 => Self::AlreadyExists,
             7 => Self::Cancelled,
+            8 => Self::DeadlineExceeded,
             _ => return None,
         })
     }

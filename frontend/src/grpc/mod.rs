@@ -5,6 +5,7 @@
 
 pub mod codec;
 mod contents;
+mod deadline;
 mod health;
 pub mod raw;
 mod seen;

@@ -10,6 +10,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Engine;
 use super::codec::{self, decode_for as decode};
+use super::deadline;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response, repository_index_response};
 use super::raw::RawModelConfig;
@@ -142,6 +143,7 @@ impl GrpcInferenceService for Service {
         request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
+        let limit = deadline::of(request.metadata());
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
@@ -151,7 +153,8 @@ impl GrpcInferenceService for Service {
             request.timeline.request_start = self.0.now();
             self.0.infer(request, Endpoint::GrpcInfer).await
         };
-        infer.await.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
+        let answer = deadline::within(limit, infer).await;
+        answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
     }
 
     type ModelStreamInferStream = Answers;
@@ -161,8 +164,9 @@ impl GrpcInferenceService for Service {
         request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers> {
         Seen::of(&request, &self.0).counts_itself();
+        let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wants_status)))
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), stream::Wishes { wants_status, limit })))
     }
 
     async fn model_config(

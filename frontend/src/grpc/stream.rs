@@ -4,18 +4,21 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
 use pharos::timeline::Instant;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::Engine;
 use super::OpenStream;
 use super::codec::{self, FINAL_RESPONSE};
+use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::status;
 use crate::engine::{Endpoint, Protocol, Route};
@@ -58,18 +61,29 @@ pub(super) struct Answers {
     /// The requests in their order; an error is the last of them, what the client sent next is no request.
     queue: mpsc::Receiver<Result<Running, Status>>,
     first: Option<Running>,
-    /// The client wants an error to be the stream's status (`triton_grpc_error: true`).
-    errors_end_the_stream: bool,
+    wants_status: bool,
+    /// When the client waits no longer.
+    deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
     _open: OpenStream,
 }
 
+/// What a client wants of a stream.
+pub(super) struct Wishes {
+    /// An error is to be the stream's status (`triton_grpc_error: true`).
+    pub(super) wants_status: bool,
+    /// How long it waits.
+    pub(super) limit: Option<Duration>,
+}
+
 /// Starts answering the requests of a stream.
-pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, errors_end_the_stream: bool) -> Answers {
+pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wishes: Wishes) -> Answers {
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
     let open = engine.stream_open(Protocol::Grpc);
     tokio::spawn(read(requests, engine, sender));
-    Answers { queue, first: None, errors_end_the_stream, ended: false, _open: open }
+    let Wishes { wants_status, limit } = wishes;
+    let deadline = limit.map(|limit| Box::pin(sleep(limit)));
+    Answers { queue, first: None, wants_status, deadline, ended: false, _open: open }
 }
 
 /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
@@ -160,6 +174,12 @@ impl Stream for Answers {
         if this.ended {
             return Poll::Ready(None);
         }
+        if this.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
+            this.ended = true;
+            this.queue.close();
+            this.first = None;
+            return Poll::Ready(Some(Err(status(deadline::exceeded()))));
+        }
         if this.first.is_none() {
             this.first = match ready!(this.queue.poll_recv(cx)) {
                 Some(Err(error)) => {
@@ -179,7 +199,7 @@ impl Stream for Answers {
         running.count(answer.failed);
         this.first = None;
         match answer.failed {
-            Some((code, reason)) if this.errors_end_the_stream => {
+            Some((code, reason)) if this.wants_status => {
                 this.ended = true;
                 this.queue.close();
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, answer.message.error_message)))))

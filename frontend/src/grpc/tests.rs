@@ -268,6 +268,28 @@ async fn an_abandoned_stream_cancels_its_requests() {
 }
 
 #[tokio::test]
+async fn a_call_ends_when_the_client_waits_no_longer() {
+    for method in ["ModelInfer", "ModelStreamInfer"] {
+        let engine = Engine::default();
+        let message = infer_request("slow", "1").encode_to_vec();
+        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+        let request = Request::post(format!("/inference.GRPCInferenceService/{method}"))
+            .header("content-type", "application/grpc")
+            .header("grpc-timeout", "50m")
+            .body(http_body_util::Full::new(bytes::Bytes::from(body)))
+            .unwrap();
+        let ended = async {
+            let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+            let head = response.headers().get("grpc-status").cloned();
+            let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
+            head.or_else(|| body.trailers()?.get("grpc-status").cloned())
+        };
+        let status = tokio::time::timeout(Duration::from_secs(5), ended).await.unwrap();
+        assert_eq!(status.unwrap(), "4", "{method}");
+    }
+}
+
+#[tokio::test]
 async fn answers_are_compressed_only_for_who_compresses() {
     let engine = Engine::default();
     for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {

@@ -1,0 +1,78 @@
+//! `grpc-timeout`: how long the client will wait. When that is over the call ends here too, whoever closes it first, so that
+//! nothing is computed for nobody.
+
+use std::time::Duration;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use tonic::metadata::MetadataMap;
+
+/// The name of the header.
+const HEADER: &str = "grpc-timeout";
+
+/// What the client asks for; `None` if it names no time or something that is none (gRPC over HTTP/2: up to eight digits
+/// and a unit).
+pub(super) fn of(metadata: &MetadataMap) -> Option<Duration> {
+    parse(metadata.get(HEADER)?.to_str().ok()?)
+}
+
+fn parse(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(value * 3600),
+        "M" => Duration::from_secs(value * 60),
+        "S" => Duration::from_secs(value),
+        "m" => Duration::from_millis(value),
+        "u" => Duration::from_micros(value),
+        "n" => Duration::from_nanos(value),
+        _ => return None,
+    })
+}
+
+/// The answer to a call whose time is over.
+pub(super) fn exceeded() -> InferError {
+    InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, "Deadline Exceeded")
+}
+
+/// `work`, for as long as the client waits. What is cut short is dropped, which cancels its request.
+///
+/// # Errors
+/// The work's own, or [`exceeded`].
+pub(super) async fn within<T>(
+    limit: Option<Duration>,
+    work: impl Future<Output = Result<T, InferError>>,
+) -> Result<T, InferError> {
+    match limit {
+        None => work.await,
+        Some(limit) => tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(exceeded())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_read_as_its_specification_says() {
+        for (text, expected) in [
+            ("1H", Some(Duration::from_secs(3600))),
+            ("2M", Some(Duration::from_secs(120))),
+            ("3S", Some(Duration::from_secs(3))),
+            ("99999999m", Some(Duration::from_millis(99_999_999))),
+            ("5u", Some(Duration::from_micros(5))),
+            ("0n", Some(Duration::ZERO)),
+            ("100000000m", None),
+            ("5", None),
+            ("", None),
+            ("m", None),
+            ("-1S", None),
+            ("1s", None),
+            ("1\u{b5}", None),
+        ] {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
+}
