@@ -46,7 +46,8 @@ pub struct Settings {
     pub hostname: String,
     /// Whether a metric that is not defined is registered by its first sample.
     pub auto_detect: bool,
-    /// How many series one metric may have; what is beyond goes to one series whose label values are all [`OTHER`].
+    /// How many series a metric may have that is not the server's own; what is beyond goes to one series whose label values
+    /// are all [`OTHER`].
     pub max_series: usize,
 }
 
@@ -311,8 +312,14 @@ impl Cache {
         Ok(values)
     }
 
-    /// The series of these label values, or the one for all that is beyond the bound.
+    /// The series of these label values, or the one for all that is beyond the bound. What the server itself records has
+    /// no bound: its label values are closed lists, models, instances, devices and metrics, none of which a request names.
     fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
+        let missing = || SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name));
+        // Also what ends the way below, which counts in such a family.
+        if family.spec.builtin.is_some() {
+            return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);
+        }
         if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
             return Err(SampleError::LabelTooLong { metric: family.spec.name.clone(), length: long.len() });
         }
@@ -328,8 +335,7 @@ impl Cache {
         }
         let other = vec![OTHER.to_owned(); labels.len()];
         // Without a bound of its own it cannot be refused.
-        let other = family.series(&other, usize::MAX, &self.clock);
-        other.ok_or_else(|| SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name)))
+        family.series(&other, usize::MAX, &self.clock).ok_or_else(missing)
     }
 
     /// Registers the metric of a first sample: with its type, unit and labels.
@@ -566,6 +572,24 @@ model_metrics:
         assert_eq!(cache.counter("Orders", &["0"]).unwrap().value(), 1.0);
         assert_eq!(cache.counter("Orders", &[OTHER]).unwrap().value(), 3.0);
         assert_eq!(cache.counter("pharos_metric_series_overflowed_total", &["Orders"]).unwrap().value(), 3.0);
+    }
+
+    #[test]
+    fn the_servers_own_series_have_no_bound() {
+        let cache = cache_with(|settings| (settings.max_series, settings.auto_detect) = (1, true));
+        let names = ["Orders", "First", "Second", "Third"];
+        for (name, at) in names.iter().flat_map(|name| (0..4).map(move |at| (*name, at))) {
+            let label = if name == "Orders" { "shop" } else { "a" };
+            let series = cache.resolve(&definition(name, Kind::Counter, &[(label, &at.to_string())])).unwrap();
+            series.add_or_update(1.0).unwrap();
+        }
+        for name in names {
+            assert_eq!(cache.counter(name, &[OTHER]).unwrap().value(), 3.0, "{name}");
+            let overflowed = cache.counter(Builtin::SeriesOverflowed.name(), &[name]).unwrap();
+            assert_eq!(overflowed.value(), 3.0, "{name}");
+        }
+        let worker = |at: u32| cache.gauge("QueueTime", &["Host", &at.to_string()]).unwrap().labels().join(",");
+        assert_eq!((worker(0), worker(1)), ("0,Host".to_owned(), "1,Host".to_owned()));
     }
 
     #[test]
