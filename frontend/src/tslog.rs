@@ -16,7 +16,7 @@ use jiff::tz::TimeZone;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::journal::{Batch, Counters, MAX_WAITING};
-use pharos::metrics::tslog::{File, Layout, Stamp, Text};
+use pharos::metrics::tslog::{self, File, Layout, Stamp, Text};
 use pharos::timeline::Instant;
 
 use crate::clock;
@@ -227,8 +227,8 @@ impl Work {
         }
         if let Some(stdout) = &mut self.stdout {
             let (written, skipped) = stdout.take_counts();
-            add(&self.cache, Builtin::TslogLines, "stdout", written);
-            add(&self.cache, Builtin::TslogSkipped, "stdout", skipped);
+            add(&self.cache, Builtin::TslogLines, tslog::STDOUT, written);
+            add(&self.cache, Builtin::TslogSkipped, tslog::STDOUT, skipped);
         }
     }
 }

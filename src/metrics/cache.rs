@@ -23,6 +23,8 @@ use super::series::{HostTimes, ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
+mod known;
+
 pub use super::cell::Cell;
 pub use super::family::Series;
 pub use super::sample::SampleError;
@@ -49,12 +51,17 @@ pub struct Settings {
     /// How many series a metric may have that is not the server's own; what is beyond goes to one series whose label values
     /// are all [`OTHER`].
     pub max_series: usize,
+    /// Whether StatsD datagrams are received.
+    pub statsd: bool,
+    /// Whether metric logs go to standard output too.
+    pub tslog_stdout: bool,
 }
 
 impl Settings {
     /// The usual ones on the host of this name.
     pub fn new(hostname: &str) -> Self {
-        Self { hostname: hostname.to_owned(), auto_detect: false, max_series: MAX_SERIES_PER_METRIC }
+        let (auto_detect, statsd, tslog_stdout) = (false, false, false);
+        Self { hostname: hostname.to_owned(), auto_detect, max_series: MAX_SERIES_PER_METRIC, statsd, tslog_stdout }
     }
 }
 
@@ -88,6 +95,7 @@ impl Cache {
         };
         // Their labels are known, so they are shown from the start.
         let _ = cache.host_times();
+        cache.create_known();
         cache
     }
 
@@ -101,6 +109,7 @@ impl Cache {
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
+        self.create_known();
         let times = self.host_times();
         self.models().iter().for_each(|series| series.set_times(times.clone()));
         self.journal.want(wanted);
@@ -300,7 +309,7 @@ impl Cache {
             if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
                 values.push(value.clone());
                 used += 1;
-            } else if dimension.eq_ignore_ascii_case("hostname") {
+            } else if is_host_label(dimension) {
                 values.push(self.settings.hostname.clone());
             }
         }
@@ -411,6 +420,11 @@ impl Cache {
     pub(super) fn requests(&self) -> &RequestSeries {
         &self.requests
     }
+}
+
+/// Whether a label of this name is filled in with the host's.
+fn is_host_label(name: &str) -> bool {
+    name.eq_ignore_ascii_case("hostname")
 }
 
 #[cfg(test)]
@@ -590,6 +604,48 @@ model_metrics:
         }
         let worker = |at: u32| cache.gauge("QueueTime", &["Host", &at.to_string()]).unwrap().labels().join(",");
         assert_eq!((worker(0), worker(1)), ("0,Host".to_owned(), "1,Host".to_owned()));
+    }
+
+    #[test]
+    fn series_with_known_labels_are_there_from_the_start() {
+        let (log, counters) =
+            ("pharos_tslog_lines_skipped_total", "pharos_metric_samples_total pharos_metrics_reloads_total");
+        let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
+        let mut text = format!("mode: both\nts_metrics:\n  counter:\n{}", builtin(log, "file"));
+        for (name, label) in counters.split(' ').zip(["source", "result"]) {
+            text += &builtin(name, label);
+        }
+        text += "model_metrics:\n  counter:\n    - {name: Plain, unit: c}\n    - {name: OfHost, unit: c, dimensions: [HostName]}\n    \
+                 - {name: OfShop, unit: c, dimensions: [shop]}\n  gauge:\n    - {name: Depth, unit: m}\n  histogram:\n    \
+                 - {name: Size, unit: B}\n";
+        let shown = |cache: &Cache| {
+            let all = cache.registry().families().iter().flat_map(|family| family.all()).collect::<Vec<_>>();
+            all.iter().map(|series| format!("{} {}", series.spec().name, series.labels().join(","))).collect::<Vec<_>>()
+        };
+        let settings = Settings { statsd: true, tslog_stdout: true, ..Settings::new("host") };
+        let cache = Cache::new(Catalog::parse(&text, "m.yaml").unwrap(), settings);
+        let logs = ["model_metrics", "stdout", "ts_metrics"].map(|file| format!("{log} {file}"));
+        let sources = ["ring", "statsd", "stdout"].map(|source| format!("pharos_metric_samples_total {source}"));
+        let reloads = ["failure", "success"].map(|result| format!("pharos_metrics_reloads_total {result}"));
+        let models = ["Plain ", "OfHost host", "Size "].map(str::to_owned);
+        assert_eq!(shown(&cache), [&logs[..], &sources, &reloads, &models].concat());
+        // They stay when a model goes that wrote them, and come with a definition that has them.
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        let plain = cache.counter("Plain", &[]).unwrap();
+        model.own(&plain);
+        plain.add_or_update(2.0).unwrap();
+        cache.model_unloaded(&model);
+        assert_eq!(cache.counter("Plain", &[]).unwrap().value(), 2.0);
+        cache.reload(Catalog::parse(&text.replace("Plain", "Other"), "m.yaml").unwrap());
+        assert!(shown(&cache).contains(&"Other ".to_owned()) && !shown(&cache).contains(&"Plain ".to_owned()));
+
+        // What is not in use is not there.
+        let quiet =
+            Cache::new(Catalog::parse(&text.replace("both", "prometheus"), "m.yaml").unwrap(), Settings::new("host"));
+        let sources = [&sources[0], &sources[2]].map(Clone::clone);
+        assert_eq!(shown(&quiet), [&sources[..], &reloads, &models].concat());
+        quiet.reload(Catalog::parse(&text, "m.yaml").unwrap());
+        assert_eq!(shown(&quiet)[..2], [&logs[0], &logs[2]].map(Clone::clone));
     }
 
     #[test]
