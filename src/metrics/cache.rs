@@ -19,11 +19,12 @@ use super::catalog::{
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
-use super::series::{HostTimes, ModelSeries, RequestSeries};
+use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
 mod known;
+mod times;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -110,8 +111,7 @@ impl Cache {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
         self.create_known();
-        let times = self.host_times();
-        self.models().iter().for_each(|series| series.set_times(times.clone()));
+        self.models().iter().for_each(|series| series.set_times(self.times(series)));
         self.journal.want(wanted);
         difference
     }
@@ -130,12 +130,6 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
-    }
-
-    /// The gauges that every executed batch writes.
-    fn host_times(&self) -> HostTimes {
-        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
-        HostTimes { queue: gauge(Builtin::QueueTime), worker_thread: gauge(Builtin::WorkerThreadTime) }
     }
 
     /// What waits for the metric logs.
@@ -177,7 +171,7 @@ impl Cache {
     ) -> Arc<ModelSeries> {
         let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
         series.define(&self.registry(), &self.clock);
-        series.set_times(self.host_times());
+        series.set_times(self.times(&series));
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(replaced) = models.insert(model.clone(), Arc::clone(&series)) {
             self.journal.departed(&replaced);
@@ -263,14 +257,7 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
-        let position = |label: &String| given.iter().position(|name| name == label);
-        let values: Vec<String> = spec
-            .dimensions
-            .iter()
-            .enumerate()
-            .filter_map(|(at, label)| labels.get(position(label).unwrap_or(at)).map(|value| (*value).to_owned()))
-            .collect();
+        let values = times::in_order(spec, labels);
         if values.len() != labels.len() || values.len() != spec.dimensions.len() {
             let given = labels.iter().map(|_| "_".to_owned()).collect();
             return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });

@@ -155,7 +155,7 @@ fn tslog_paths(criterion: &mut Criterion) {
     criterion.bench_function("tslog: record a gauge", |bencher| {
         bencher.iter(|| {
             if room == 0 {
-                cache.journal().take(&mut batch, 1000);
+                cache.journal().take(&mut batch, 1000, 0);
                 room = 1000;
             }
             room -= 1;
@@ -163,7 +163,7 @@ fn tslog_paths(criterion: &mut Criterion) {
         });
     });
     criterion.bench_function("tslog: record a gauge, no room", |bencher| {
-        cache.journal().take(&mut batch, 0);
+        cache.journal().take(&mut batch, 0, 0);
         bencher.iter(|| gauge.add_or_update_for(0.123456, ""));
     });
     let (spec, _) = cache.find("PredictionTime").expect("it is defined");

@@ -141,6 +141,27 @@ def test_one_line_for_each_request_at_low_rates(start):
     assert values == ["1.0"] * 3
 
 
+def test_one_line_for_each_request_of_many_at_once(start):
+    """Below half of the bound each request has its own latencies in the logs, whatever comes in between two writes."""
+    server = start([], repository=EXAMPLES)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert {status for status, _ in pool.map(lambda _: server.infer("simple", simple()), range(400))} == {200}
+
+    def told():
+        found = lines(server, "ts_metrics")
+        return found if len(by_name(found, "ts_inference_requests_total")) >= 400 else None
+
+    found = eventually("the lines", 5, told)
+    stats = server.statistics("simple")["inference_stats"]
+    for name, sum_ns in [("ts_inference_latency", stats["success"]["ns"]), ("ts_queue_latency", stats["queue"]["ns"])]:
+        values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
+        assert len(values) == 400 and round(sum(values) * 1000) == sum_ns
+        assert 0 <= min(values) < max(values) < sum_ns / 1000 / 10
+    for name in ("ts_inference_requests_total", "Requests2XX"):
+        values = [fields["value"] for fields in by_name(found, name)]
+        assert set(values) == {"1.0"} and len(values) >= 400, name
+
+
 def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
     """A batch has the ids of its requests in order; ids with separators and line feeds come back by percent-decoding."""
     server = start(["delay_200"])
