@@ -29,6 +29,9 @@ LINE = re.compile(
 )
 """The expression that reads every line of TorchServe, of its files and of its console."""
 
+LOGS_ONLY = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n"
+"""A scrape in mode tslog."""
+
 HOST = socket.gethostname()
 
 TORCHSERVE = {
@@ -277,7 +280,7 @@ def total_by_class(metrics: dict, digit: str) -> float:
 
 @pytest.mark.parametrize("mode", ["prometheus", "log", "legacy", "both"])
 def test_modes(start, mode):
-    """Which way metrics go: no files in mode prometheus, an empty 200 in mode log, three families in legacy."""
+    """Which way metrics go: no files in mode prometheus, only a comment in mode log, three families in legacy."""
     server = start([], f"--metrics-mode={mode}", repository=EXAMPLES)
     server.infer("simple", simple())
     status, text = server.get("/metrics", server.metrics)
@@ -290,7 +293,10 @@ def test_modes(start, mode):
         assert not folder(server).exists()
         return
     assert (families == set()) == (mode == "log") and (families == legacy) == (mode == "legacy")
-    assert mode != "log" or text == ""
+    assert mode != "log" or text == LOGS_ONLY
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    # OpenMetrics knows no other comments than its own.
+    assert mode != "log" or server.get("/metrics", server.metrics, headers=accept) == (200, "# EOF\n")
     eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
     eventually("a line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
     assert (by_name(lines(server, "ts_metrics"), "ts_inference_requests_total") == []) == (mode == "legacy")
@@ -337,7 +343,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "LOG")
     server = start([], repository=EXAMPLES)
-    assert server.get("/metrics", server.metrics) == (200, "")
+    assert server.get("/metrics", server.metrics) == (200, LOGS_ONLY)
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "nonsense")
     server = start([], repository=EXAMPLES, wait=False)

@@ -442,6 +442,12 @@ function notice(text) {
   if ($("notice").textContent !== text) $("notice").textContent = text;
 }
 
+// A scrape without a series is no server without models: the server says why in a comment.
+function nothing(text) {
+  const said = text.match(/^# (?!HELP |TYPE )(.+)$/m)?.[1] ?? "its /metrics shows no series";
+  return `There is nothing to draw here. The server says: ${said}.`;
+}
+
 async function poll() {
   if (state.busy) return;
   state.busy = true;
@@ -453,8 +459,11 @@ async function poll() {
     const text = await response.text();
     state.scrapeMs = performance.now() - asked;
     history_.add(text, Date.now());
-    notice("");
-    show();
+    const drawn = history_.latest.count > 0;
+    document.querySelector("main").hidden = !drawn;
+    notice(drawn ? "" : nothing(text));
+    if (drawn) show();
+    else status("no metrics", "warn");
   } catch (failure) {
     status("unreachable", "bad");
     notice(`The server's metrics cannot be read (${failure.message}). Trying again every ${POLL_MS / 1000} s.`);
