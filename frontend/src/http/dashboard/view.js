@@ -430,7 +430,7 @@ function status(text, level) {
 }
 
 function show() {
-  if (!history_.latest) return;
+  if (!history_.latest?.count) return;
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
