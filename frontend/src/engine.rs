@@ -10,6 +10,7 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Difference;
 use pharos::metrics::exposition::{self, Format, Names};
+use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::ModelMetadata;
@@ -85,13 +86,12 @@ impl Drop for OpenStream {
     }
 }
 
-/// Counts that the definition of the metrics was read again, with or without success. Both series are there from the
-/// start, as far as the definition has them.
-fn count_reload(cache: &Cache, succeeded: Option<bool>) {
-    for (result, wanted) in [("success", true), ("failure", false)] {
-        if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[result]) {
-            let _ = reloads.add_or_update(if succeeded == Some(wanted) { 1.0 } else { 0.0 });
-        }
+/// Counts that the definition of the metrics was read again, with or without success.
+fn count_reload(cache: &Cache, succeeded: bool) {
+    let [success, failure] = RELOAD_RESULTS;
+    if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[if succeeded { success } else { failure }]) {
+        // A counter takes every whole number.
+        let _ = reloads.add_or_update(1.0);
     }
 }
 
@@ -106,7 +106,6 @@ impl Engine {
     /// No thread is left.
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
-        count_reload(&cache, None);
         let timer = Timer::start()?;
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
@@ -135,7 +134,7 @@ impl Engine {
             self.0.repository.redefine_metrics(text.into());
             difference
         });
-        count_reload(&self.0.cache, Some(succeeded));
+        count_reload(&self.0.cache, succeeded);
         result
     }
 

@@ -205,6 +205,8 @@ async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, syste
     let labels = cache::Settings {
         auto_detect: options.metrics.auto_detect,
         max_series: options.metrics.max_series as usize,
+        statsd: options.metrics.statsd.is_some(),
+        tslog_stdout: options.tslog.stdout,
         ..cache::Settings::new(&hostname())
     };
     // Seen by scrapes or in the metric logs; what nobody sees is not measured.

@@ -16,7 +16,7 @@ use jiff::tz::TimeZone;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::journal::{Batch, Counters, MAX_WAITING};
-use pharos::metrics::tslog::{File, Layout, Stamp, Text};
+use pharos::metrics::tslog::{self, File, Layout, Stamp, Text};
 use pharos::timeline::Instant;
 
 use crate::clock;
@@ -164,7 +164,7 @@ impl Work {
         }
     }
 
-    /// Writes what there is; `all`: whatever the bound. Returns whether there was anything.
+    /// Writes what there is; `all`: whatever the bound. Returns whether to come again soon.
     fn visit(&mut self, all: bool) -> bool {
         let wanted = self.cache.journal().wanted();
         if wanted && self.files.is_empty() {
@@ -173,7 +173,7 @@ impl Work {
         }
         let now = clock::now();
         let stamp = self.stamp();
-        let lines = self.gather(&stamp, now, all);
+        let busy = self.gather(&stamp, now, all);
         self.files.iter_mut().for_each(|file| file.write(now, stamp.date()));
         if let Some(stdout) = &mut self.stdout {
             stdout.write();
@@ -183,30 +183,33 @@ impl Work {
             self.files.iter_mut().for_each(LogFile::finish);
             self.files.clear();
         }
-        lines > 0
+        busy
     }
 
-    /// Formats everything that waits. Returns the number of lines.
-    fn gather(&mut self, stamp: &Stamp, now: Instant, all: bool) -> u64 {
+    /// Formats everything that waits. Returns whether there was anything, or is something left for the next time.
+    fn gather(&mut self, stamp: &Stamp, now: Instant, all: bool) -> bool {
         let all = all || now - self.told_all >= RETRY;
         self.told_all = if all { now } else { self.told_all };
-        let room = self.allowance.refill(now);
+        let (room, kept) = (self.allowance.refill(now), self.allowance.kept());
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, .. } = self;
         let mut output = Output { files, stdout, json: settings.json, stamp, lines: 0 };
-        journal.take(batch, room);
+        journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
-            if !output.line(line.text(), value, ids) {
+            if !output.line(line.text(), line.shown(value), ids) {
                 journal.put_off(line, value);
             }
         });
-        let taken = output.lines;
-        journal.settle(batch, |line, value| output.line(line.text(), value, ""));
-        let bound = if all { u64::MAX } else { taken.saturating_add(room as u64) };
-        counters.collect(cache, |text, value| output.lines < bound && output.line(text, value, ""));
-        let lines = output.lines;
-        allowance.used = lines;
-        lines
+        let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
+        let mut waits = false;
+        let mut told = |text: &Text, value| {
+            waits |= output.lines >= bound;
+            output.lines < bound && output.line(text, value, "")
+        };
+        journal.settle(batch, |line, value| told(line.text(), line.shown(value)));
+        counters.collect(cache, room.saturating_sub(kept) as u64, &mut told);
+        allowance.used = output.lines;
+        output.lines > 0 || waits
     }
 
     fn stamp(&self) -> Stamp {
@@ -227,8 +230,8 @@ impl Work {
         }
         if let Some(stdout) = &mut self.stdout {
             let (written, skipped) = stdout.take_counts();
-            add(&self.cache, Builtin::TslogLines, "stdout", written);
-            add(&self.cache, Builtin::TslogSkipped, "stdout", skipped);
+            add(&self.cache, Builtin::TslogLines, tslog::STDOUT, written);
+            add(&self.cache, Builtin::TslogSkipped, tslog::STDOUT, skipped);
         }
     }
 }
@@ -289,9 +292,16 @@ impl Allowance {
         }
         let bound = f64::from(self.per_second);
         let grown = (now - self.filled).as_secs_f64() * bound;
-        self.tokens = (self.tokens - self.used as f64 + grown).clamp(0.0, bound);
+        // Below 0 after counters were told in full: others' lines are owed then.
+        self.tokens = (self.tokens - self.used as f64 + grown).clamp(-bound, bound);
         (self.filled, self.used) = (now, 0);
         self.tokens as usize
+    }
+
+    /// How many of them are left to what is lost if it is not taken: half. Counters are told request by request only while
+    /// there are more.
+    fn kept(&self) -> usize {
+        self.per_second as usize / 2
     }
 }
 

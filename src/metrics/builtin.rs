@@ -184,6 +184,11 @@ impl Builtin {
         matches!(self, Self::TsRequests | Self::TsLatency | Self::TsQueueLatency)
     }
 
+    /// Whether TorchServe logs a line for each request that it counts.
+    pub(super) fn counts_requests(self) -> bool {
+        matches!(self, Self::TsRequests | Self::Requests2xx | Self::Requests4xx | Self::Requests5xx)
+    }
+
     /// Whether it tells how the metric logs are written.
     pub(super) fn is_about_logs(self) -> bool {
         matches!(self, Self::TslogLines | Self::TslogSkipped | Self::TslogErrors)

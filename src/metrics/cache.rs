@@ -19,9 +19,12 @@ use super::catalog::{
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
-use super::series::{HostTimes, ModelSeries, RequestSeries};
+use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
+
+mod known;
+mod times;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -46,14 +49,20 @@ pub struct Settings {
     pub hostname: String,
     /// Whether a metric that is not defined is registered by its first sample.
     pub auto_detect: bool,
-    /// How many series one metric may have; what is beyond goes to one series whose label values are all [`OTHER`].
+    /// How many series a metric may have that is not the server's own; what is beyond goes to one series whose label values
+    /// are all [`OTHER`].
     pub max_series: usize,
+    /// Whether StatsD datagrams are received.
+    pub statsd: bool,
+    /// Whether metric logs go to standard output too.
+    pub tslog_stdout: bool,
 }
 
 impl Settings {
     /// The usual ones on the host of this name.
     pub fn new(hostname: &str) -> Self {
-        Self { hostname: hostname.to_owned(), auto_detect: false, max_series: MAX_SERIES_PER_METRIC }
+        let (auto_detect, statsd, tslog_stdout) = (false, false, false);
+        Self { hostname: hostname.to_owned(), auto_detect, max_series: MAX_SERIES_PER_METRIC, statsd, tslog_stdout }
     }
 }
 
@@ -87,6 +96,7 @@ impl Cache {
         };
         // Their labels are known, so they are shown from the start.
         let _ = cache.host_times();
+        cache.create_known();
         cache
     }
 
@@ -100,8 +110,8 @@ impl Cache {
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
-        let times = self.host_times();
-        self.models().iter().for_each(|series| series.set_times(times.clone()));
+        self.create_known();
+        self.models().iter().for_each(|series| series.set_times(self.times(series)));
         self.journal.want(wanted);
         difference
     }
@@ -120,12 +130,6 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
-    }
-
-    /// The gauges that every executed batch writes.
-    fn host_times(&self) -> HostTimes {
-        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
-        HostTimes { queue: gauge(Builtin::QueueTime), worker_thread: gauge(Builtin::WorkerThreadTime) }
     }
 
     /// What waits for the metric logs.
@@ -167,7 +171,7 @@ impl Cache {
     ) -> Arc<ModelSeries> {
         let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
         series.define(&self.registry(), &self.clock);
-        series.set_times(self.host_times());
+        series.set_times(self.times(&series));
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(replaced) = models.insert(model.clone(), Arc::clone(&series)) {
             self.journal.departed(&replaced);
@@ -253,14 +257,7 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
-        let position = |label: &String| given.iter().position(|name| name == label);
-        let values: Vec<String> = spec
-            .dimensions
-            .iter()
-            .enumerate()
-            .filter_map(|(at, label)| labels.get(position(label).unwrap_or(at)).map(|value| (*value).to_owned()))
-            .collect();
+        let values = times::in_order(spec, labels);
         if values.len() != labels.len() || values.len() != spec.dimensions.len() {
             let given = labels.iter().map(|_| "_".to_owned()).collect();
             return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
@@ -299,7 +296,7 @@ impl Cache {
             if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
                 values.push(value.clone());
                 used += 1;
-            } else if dimension.eq_ignore_ascii_case("hostname") {
+            } else if is_host_label(dimension) {
                 values.push(self.settings.hostname.clone());
             }
         }
@@ -311,8 +308,14 @@ impl Cache {
         Ok(values)
     }
 
-    /// The series of these label values, or the one for all that is beyond the bound.
+    /// The series of these label values, or the one for all that is beyond the bound. What the server itself records has
+    /// no bound: its label values are closed lists, models, instances, devices and metrics, none of which a request names.
     fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
+        let missing = || SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name));
+        // Also what ends the way below, which counts in such a family.
+        if family.spec.builtin.is_some() {
+            return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);
+        }
         if let Some(long) = labels.iter().find(|label| label.len() > MAX_LABEL_BYTES) {
             return Err(SampleError::LabelTooLong { metric: family.spec.name.clone(), length: long.len() });
         }
@@ -328,8 +331,7 @@ impl Cache {
         }
         let other = vec![OTHER.to_owned(); labels.len()];
         // Without a bound of its own it cannot be refused.
-        let other = family.series(&other, usize::MAX, &self.clock);
-        other.ok_or_else(|| SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name)))
+        family.series(&other, usize::MAX, &self.clock).ok_or_else(missing)
     }
 
     /// Registers the metric of a first sample: with its type, unit and labels.
@@ -405,6 +407,11 @@ impl Cache {
     pub(super) fn requests(&self) -> &RequestSeries {
         &self.requests
     }
+}
+
+/// Whether a label of this name is filled in with the host's.
+fn is_host_label(name: &str) -> bool {
+    name.eq_ignore_ascii_case("hostname")
 }
 
 #[cfg(test)]
@@ -566,6 +573,66 @@ model_metrics:
         assert_eq!(cache.counter("Orders", &["0"]).unwrap().value(), 1.0);
         assert_eq!(cache.counter("Orders", &[OTHER]).unwrap().value(), 3.0);
         assert_eq!(cache.counter("pharos_metric_series_overflowed_total", &["Orders"]).unwrap().value(), 3.0);
+    }
+
+    #[test]
+    fn the_servers_own_series_have_no_bound() {
+        let cache = cache_with(|settings| (settings.max_series, settings.auto_detect) = (1, true));
+        let names = ["Orders", "First", "Second", "Third"];
+        for (name, at) in names.iter().flat_map(|name| (0..4).map(move |at| (*name, at))) {
+            let label = if name == "Orders" { "shop" } else { "a" };
+            let series = cache.resolve(&definition(name, Kind::Counter, &[(label, &at.to_string())])).unwrap();
+            series.add_or_update(1.0).unwrap();
+        }
+        for name in names {
+            assert_eq!(cache.counter(name, &[OTHER]).unwrap().value(), 3.0, "{name}");
+            let overflowed = cache.counter(Builtin::SeriesOverflowed.name(), &[name]).unwrap();
+            assert_eq!(overflowed.value(), 3.0, "{name}");
+        }
+        let worker = |at: u32| cache.gauge("QueueTime", &["Host", &at.to_string()]).unwrap().labels().join(",");
+        assert_eq!((worker(0), worker(1)), ("0,Host".to_owned(), "1,Host".to_owned()));
+    }
+
+    #[test]
+    fn series_with_known_labels_are_there_from_the_start() {
+        let (log, counters) =
+            ("pharos_tslog_lines_skipped_total", "pharos_metric_samples_total pharos_metrics_reloads_total");
+        let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
+        let mut text = format!("mode: both\nts_metrics:\n  counter:\n{}", builtin(log, "file"));
+        for (name, label) in counters.split(' ').zip(["source", "result"]) {
+            text += &builtin(name, label);
+        }
+        text += "model_metrics:\n  counter:\n    - {name: Plain, unit: c}\n    - {name: OfHost, unit: c, dimensions: [HostName]}\n    \
+                 - {name: OfShop, unit: c, dimensions: [shop]}\n  gauge:\n    - {name: Depth, unit: m}\n  histogram:\n    \
+                 - {name: Size, unit: B}\n";
+        let shown = |cache: &Cache| {
+            let all = cache.registry().families().iter().flat_map(|family| family.all()).collect::<Vec<_>>();
+            all.iter().map(|series| format!("{} {}", series.spec().name, series.labels().join(","))).collect::<Vec<_>>()
+        };
+        let settings = Settings { statsd: true, tslog_stdout: true, ..Settings::new("host") };
+        let cache = Cache::new(Catalog::parse(&text, "m.yaml").unwrap(), settings);
+        let logs = ["model_metrics", "stdout", "ts_metrics"].map(|file| format!("{log} {file}"));
+        let sources = ["ring", "statsd", "stdout"].map(|source| format!("pharos_metric_samples_total {source}"));
+        let reloads = ["failure", "success"].map(|result| format!("pharos_metrics_reloads_total {result}"));
+        let models = ["Plain ", "OfHost host", "Size "].map(str::to_owned);
+        assert_eq!(shown(&cache), [&logs[..], &sources, &reloads, &models].concat());
+        // They stay when a model goes that wrote them, and come with a definition that has them.
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        let plain = cache.counter("Plain", &[]).unwrap();
+        model.own(&plain);
+        plain.add_or_update(2.0).unwrap();
+        cache.model_unloaded(&model);
+        assert_eq!(cache.counter("Plain", &[]).unwrap().value(), 2.0);
+        cache.reload(Catalog::parse(&text.replace("Plain", "Other"), "m.yaml").unwrap());
+        assert!(shown(&cache).contains(&"Other ".to_owned()) && !shown(&cache).contains(&"Plain ".to_owned()));
+
+        // What is not in use is not there.
+        let quiet =
+            Cache::new(Catalog::parse(&text.replace("both", "prometheus"), "m.yaml").unwrap(), Settings::new("host"));
+        let sources = [&sources[0], &sources[2]].map(Clone::clone);
+        assert_eq!(shown(&quiet), [&sources[..], &reloads, &models].concat());
+        quiet.reload(Catalog::parse(&text, "m.yaml").unwrap());
+        assert_eq!(shown(&quiet)[..2], [&logs[0], &logs[2]].map(Clone::clone));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 
 use super::builtin::Builtin;
 use super::cache::{Cache, Series};
-use super::catalog::{Kind, MetricSpec};
+use super::catalog::{Kind, MetricSpec, Mode};
 use super::cell::Reading;
 use super::family::{Family, Registry as Families};
 use super::labels::{Failure, InstanceState, Protocol};
@@ -63,6 +63,9 @@ impl Format {
     }
 }
 
+/// What a scrape says when the definition's mode has nothing for it: a comment, which the text format allows anywhere.
+const LOGS_ONLY: &str = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n";
+
 /// Renders every series of the cache.
 pub fn render(cache: &Arc<Cache>, format: Format) -> String {
     render_named(cache, format, &Names::default())
@@ -72,6 +75,7 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
 pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
     let mut registry = Registry::default();
     let families = cache.registry();
+    let logs_only = families.catalog().mode() == Mode::Tslog;
     let view = View { cache: Arc::clone(cache), families, models: cache.models(), format, names: names.clone() };
     let by_hand = view.by_hand();
     registry.register_collector(Box::new(view));
@@ -80,8 +84,11 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
     let _ = encode_registry(&mut text, &registry);
     text.push_str(&by_hand);
     let mut text = names.keep(text);
-    if format == Format::OpenMetrics {
-        let _ = encode_eof(&mut text);
+    match format {
+        // Which has no comments but its own, so that nothing can be said there.
+        Format::OpenMetrics => drop(encode_eof(&mut text)),
+        Format::Text if logs_only => text.push_str(LOGS_ONLY),
+        Format::Text => {}
     }
     text
 }

@@ -52,13 +52,9 @@ impl Series {
         Ok(())
     }
 
-    /// Takes values of a gauge one after the other; the last one stays.
-    pub(super) fn update_all(&self, values: impl Iterator<Item = f64> + Clone) {
-        // Only a counter or a distribution refuses a value.
-        let _ = values.clone().last().map(|value| self.cell.add_or_update(value));
-        if let Some((journal, line)) = &self.log {
-            journal.push_all(line, values, "");
-        }
+    /// Where its samples are logged, if they are.
+    pub(super) fn line(&self) -> Option<&Arc<Line>> {
+        self.log.as_ref().map(|(_, line)| line)
     }
 
     /// Takes an observation that was made `times` times, 1 or more.
@@ -68,7 +64,7 @@ impl Series {
     pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
         self.cell.observe(value, times)?;
         if let Some((journal, line)) = &self.log {
-            journal.push_all(line, std::iter::repeat_n(value, times as usize), "");
+            journal.push_all(std::iter::repeat_n((line, value), times as usize), "");
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use super::cache::{Cache, SampleError, Series};
 use super::catalog::{Kind, MetricSpec};
 use super::channel::Definition;
 use super::emitter::{Malformed, prometheus_name};
+use super::labels::Source;
 use super::legacy;
 use super::record;
 use super::series::ModelSeries;
@@ -18,11 +19,6 @@ use super::statsd::{self, Sets, Update};
 
 /// The longest metric line of a worker, in bytes with marker and end: some 1,700 request ids.
 pub const MAX_LINE: usize = 64 << 10;
-
-/// Label values of the source of lines that workers print.
-const STDOUT: &str = "stdout";
-/// And of datagrams.
-const STATSD: &str = "statsd";
 
 /// Why a line was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,10 +62,11 @@ impl From<SampleError> for Refusal {
 /// The line is malformed, which is counted by source, or refused, which is counted as a dropped sample of the model.
 pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<(), Refusal> {
     let whole = body.strip_suffix(b"\n").ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
-    let line = whole.and_then(legacy::parse).inspect_err(|_| count(cache, Builtin::LinesMalformed, STDOUT, 1))?;
+    let line =
+        whole.and_then(legacy::parse).inspect_err(|_| count(cache, Builtin::LinesMalformed, Source::Stdout, 1))?;
     let result = take_printed(cache, model, &line);
     match result {
-        Ok(()) => count(cache, Builtin::Samples, STDOUT, 1),
+        Ok(()) => count(cache, Builtin::Samples, Source::Stdout, 1),
         Err(_) => record::samples_dropped(model, 1),
     }
     result
@@ -119,7 +116,7 @@ impl Statsd {
     /// Takes a datagram. `refused` is told of every line that was not taken; they are counted by source.
     pub fn datagram<'a>(&mut self, cache: &Cache, datagram: &'a [u8], mut refused: impl FnMut(&'a [u8], Refusal)) {
         if datagram.len() > statsd::MAX_DATAGRAM {
-            count(cache, Builtin::LinesMalformed, STATSD, 1);
+            count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
             return refused(datagram, Malformed("the datagram is longer than 65536 bytes").into());
         }
         let (mut samples, mut lines) = (0, 0);
@@ -133,8 +130,8 @@ impl Statsd {
                 }
             }
         });
-        count(cache, Builtin::Samples, STATSD, samples);
-        count(cache, Builtin::LinesMalformed, STATSD, lines);
+        count(cache, Builtin::Samples, Source::Statsd, samples);
+        count(cache, Builtin::LinesMalformed, Source::Statsd, lines);
     }
 
     /// Whether sets wait for the end of the interval.
@@ -198,9 +195,9 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
 }
 
 /// Counts by source, if the definition has the metric.
-fn count(cache: &Cache, builtin: Builtin, source: &str, by: u64) {
+fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
     if by > 0
-        && let Ok(counter) = cache.counter(builtin.name(), &[source])
+        && let Ok(counter) = cache.counter(builtin.name(), &[source.as_str()])
     {
         let _ = counter.add_or_update(by as f64);
     }
@@ -386,7 +383,7 @@ model_metrics:
         let long = "Orders:1|c|#shop:a\n".repeat(statsd::MAX_DATAGRAM / 19 + 1);
         assert!(send(&cache, &mut statsd, &long)[0].contains("65536"));
         assert!(shown(&cache, "Orders{").is_empty());
-        for source in [STDOUT, STATSD] {
+        for source in [Source::Stdout, Source::Statsd].map(Source::as_str) {
             assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &[source]).unwrap().value(), 1.0);
         }
     }

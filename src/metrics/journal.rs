@@ -1,10 +1,12 @@
 //! What waits to be written into the metric logs: a bounded queue between those who record and the one who writes.
 //!
-//! Gauges, observations and what models send are pushed, sample by sample. The server's own counters are not: the writer
-//! logs by how much their cells have grown ([`Counters`]), so that the sum over lines is what the other views show.
+//! Gauges, observations, what models send and the latencies of requests are pushed, sample by sample. The server's other
+//! counters are not: the writer logs by how much their cells have grown ([`Counters`]). Either way the sum over lines is
+//! what the other views show.
 //!
 //! Between two visits of the writer only so many lines are taken as it allows. What counters grow by beyond that is summed
-//! and becomes one line later: their sums stay exact. Samples of other types are skipped, and counted.
+//! and becomes one line later: their sums stay exact. Samples of other types are skipped, and counted; the server's
+//! counters, of which nothing is lost, make room for them before that.
 //!
 //! Recording never waits for the writer. A journal that nobody writes costs one relaxed load for each sample.
 
@@ -38,6 +40,10 @@ const AWAKE: u8 = 2;
 pub struct Line {
     text: Text,
     counter: bool,
+    /// Whether it leaves the last places to others; see [`Journal::take`].
+    yields: bool,
+    /// How much of a sample's value makes one of the metric's unit.
+    scale: f64,
     /// Of a counter: what no line tells yet, as the bits of an f64.
     held: AtomicU64,
     /// Whether the journal knows that there is something held.
@@ -51,14 +57,35 @@ impl Line {
         Self {
             text: Text::new(spec, dimensions, hostname),
             counter: spec.kind == Kind::Counter,
+            yields: false,
+            scale: 1.0,
             held: AtomicU64::new(0),
             owed: AtomicBool::new(false),
         }
     }
 
+    /// Of a counter of the server itself, whose samples are whole numbers of which `scale` make one of the metric's unit:
+    /// sums of them are exact.
+    pub(super) fn of_server(self, scale: f64) -> Self {
+        Self { yields: true, scale, ..self }
+    }
+
     /// How it is written.
     pub fn text(&self) -> &Text {
         &self.text
+    }
+
+    /// A sample's value in the metric's unit.
+    pub fn shown(&self, value: f64) -> f64 {
+        value / self.scale
+    }
+
+    /// Keeps a counter's sample for later. Returns whether the journal has to be told of it.
+    fn hold(&self, value: f64) -> bool {
+        cell::add(&self.held, value);
+        // Whoever finds it not owed yet says so. The writer first forgets that it is, then takes what is held: whatever
+        // comes in between is taken now or owed again.
+        !self.owed.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -79,7 +106,8 @@ struct Entry {
 }
 
 impl Batch {
-    /// Calls `each` with every sample in the order of recording: its series, its value and its request ids.
+    /// Calls `each` with every sample in the order of recording: its series, its value (see [`Line::shown`]) and its request
+    /// ids.
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Line>, f64, &str)) {
         let mut start = 0;
         for entry in &self.entries {
@@ -100,6 +128,8 @@ struct Queue {
     batch: Batch,
     /// How many more samples are taken until the writer comes.
     room: usize,
+    /// How many places the server's counters leave to others.
+    kept: usize,
     /// Models that were unloaded since it came: their counters are read once more.
     departed: Vec<Arc<ModelSeries>>,
 }
@@ -182,31 +212,40 @@ impl Journal {
 
     /// Takes one sample.
     pub(super) fn push(&self, line: &Arc<Line>, value: f64, request_ids: &str) {
-        self.push_all(line, [value].into_iter(), request_ids);
+        self.push_all([(line, value)].into_iter(), request_ids);
     }
 
-    /// Takes samples of one series.
-    pub(super) fn push_all(&self, line: &Arc<Line>, values: impl Iterator<Item = f64>, request_ids: &str) {
+    /// Takes samples of one thing that happened.
+    pub(super) fn push_all<'a>(&self, samples: impl Iterator<Item = (&'a Arc<Line>, f64)>, request_ids: &str) {
         if self.state.load(Ordering::Relaxed) == OFF {
             return;
         }
-        let mut values = values.peekable();
+        let mut samples = samples.peekable();
+        if samples.peek().is_none() {
+            return;
+        }
         if !self.full.load(Ordering::Relaxed) {
             let mut queue = self.lock();
-            let Queue { batch, room, .. } = &mut *queue;
+            let Queue { batch, room, kept, .. } = &mut *queue;
             let fits = |batch: &Batch| batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS;
             while *room > 0 && fits(batch) {
-                let Some(value) = values.next() else { break };
+                let Some((line, value)) = samples.next() else { break };
+                if line.yields && *room <= *kept {
+                    if line.hold(value) {
+                        batch.owing.push(Arc::clone(line));
+                    }
+                    continue;
+                }
                 *room -= 1;
                 batch.request_ids.push_str(request_ids);
                 let (line, ids_end) = (Arc::clone(line), batch.request_ids.len());
                 batch.entries.push(Entry { line, value, ids_end });
             }
-            if values.peek().is_some() {
+            if samples.peek().is_some() {
                 self.full.store(true, Ordering::Relaxed);
             }
         }
-        values.for_each(|value| self.put_off(line, value));
+        samples.for_each(|(line, value)| self.put_off(line, value));
         self.touch();
     }
 
@@ -218,10 +257,7 @@ impl Journal {
             }
             return;
         }
-        cell::add(&line.held, value);
-        // Whoever finds it not owed yet says so. The writer first forgets that it is, then takes what is held: whatever
-        // comes in between is taken now or owed again.
-        if !line.owed.swap(true, Ordering::AcqRel) {
+        if line.hold(value) {
             self.lock().batch.owing.push(Arc::clone(line));
         }
     }
@@ -235,12 +271,12 @@ impl Journal {
     }
 
     /// For the writer: everything that waits, in place of `batch`, whose memory is used again. Until it comes the next
-    /// time, `room` samples are taken.
-    pub fn take(&self, batch: &mut Batch, room: usize) {
+    /// time, `room` samples are taken; the last `kept` of these places are not for the server's counters.
+    pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
         let mut queue = self.lock();
         std::mem::swap(&mut queue.batch, batch);
-        queue.room = room.min(MAX_WAITING);
+        (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }

@@ -253,6 +253,39 @@ pub struct Outcome {
     pub reason: Option<Reason>,
 }
 
+/// The way that metric samples came in (label `source`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A worker's shared-memory ring.
+    Ring,
+    /// Lines that a worker prints.
+    Stdout,
+    /// StatsD datagrams.
+    Statsd,
+}
+
+impl Source {
+    /// Every value, in order.
+    pub const ALL: [Source; 3] = [Self::Ring, Self::Stdout, Self::Statsd];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Stdout => "stdout",
+            Self::Statsd => "statsd",
+        }
+    }
+
+    /// Whether samples are lines of text, which may be malformed.
+    pub(super) fn has_lines(self) -> bool {
+        self != Self::Ring
+    }
+}
+
+/// How reading the definition of the metrics again may end (label `result`): well or not.
+pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
+
 /// The names of the gRPC status codes, by number (`google.rpc.Code`).
 pub(super) const GRPC_CODES: [&str; 17] = [
     "OK",

@@ -57,19 +57,34 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
     cache.requests().streams(protocol).add(delta);
 }
 
-/// A batch went through a worker: TorchServe's `QueueTime`, in whole milliseconds, for each of its requests that succeeded
-/// and waited `queue_ns`, and `WorkerThreadTime`, in milliseconds to three digits, for the `dispatch_ns` that it was on its
-/// way to the worker and back beside its execution.
+/// A batch went through a worker: TorchServe's `QueueTime`, in whole milliseconds, for each of its requests that succeeded,
+/// and `WorkerThreadTime`, in milliseconds to three digits, for the `dispatch_ns` that it was on its way to the worker and
+/// back beside its execution. The latencies of the same requests become log lines.
 ///
-/// To be called once for each batch, before its responses leave.
-pub fn batch_times(series: &ModelSeries, queue_ns: impl Iterator<Item = u64> + Clone, dispatch_ns: u64) {
+/// To be called once for each batch, before its responses leave, with the timelines that [`inference_done`] was given: the
+/// sums over the lines are then those of the cells.
+pub fn batch_times<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: u64) {
     let times = series.times();
-    if let Some(gauge) = &times.queue {
-        gauge.update_all(queue_ns.map(|ns| (ns / 1_000_000) as f64));
+    let queue_ms = |timeline: &Timeline| (timeline.queue_ns() / 1_000_000) as f64;
+    let dispatch_ms = (dispatch_ns / 1000) as f64 / 1000.0;
+    // A gauge takes every value.
+    if let (Some(gauge), Some(last)) = (&times.queue, timelines.clone().last()) {
+        let _ = gauge.add_or_update_unlogged(queue_ms(last));
     }
     if let Some(gauge) = &times.worker_thread {
-        gauge.update_all([(dispatch_ns / 1000) as f64 / 1000.0].into_iter());
+        let _ = gauge.add_or_update_unlogged(dispatch_ms);
     }
+    let queue = times.queue.as_ref().and_then(|gauge| gauge.line());
+    let of_request = |timeline: &'a Timeline| {
+        let lines = [
+            queue.map(|line| (line, queue_ms(timeline))),
+            times.latency.as_ref().map(|line| (line, timeline.request_ns() as f64)),
+            times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
+        ];
+        lines.into_iter().flatten()
+    };
+    let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).map(|line| (line, dispatch_ms));
+    series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
 }
 
 /// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes

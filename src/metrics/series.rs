@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::durations::Durations;
 use super::family::{Registry, Series};
-use super::journal::Journal;
+use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
 use super::summary::CoarseClock;
 use crate::error::Reason;
@@ -99,15 +99,20 @@ pub struct ModelSeries {
     /// Series that this model's workers write, by the address of their cells.
     owned: Mutex<HashMap<usize, Arc<Series>>>,
     /// Written when the definition of the metrics changes; read once for each batch.
-    times: RwLock<HostTimes>,
+    times: RwLock<Times>,
     journal: Arc<Journal>,
 }
 
-/// TorchServe's gauges of the host that every executed batch writes, as far as they are defined.
-#[derive(Clone, Debug, Default)]
-pub(super) struct HostTimes {
+/// Where the times of executed batches go beside the cells, as far as the definition wants it.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    /// TorchServe's gauges of the host.
     pub(super) queue: Option<Arc<Series>>,
     pub(super) worker_thread: Option<Arc<Series>>,
+    /// The log lines of `success_ns`: each request's own.
+    pub(super) latency: Option<Arc<Line>>,
+    /// The log lines of `queue_ns`.
+    pub(super) queue_latency: Option<Arc<Line>>,
 }
 
 impl ModelSeries {
@@ -165,12 +170,12 @@ impl ModelSeries {
         self.durations.define(registry, clock, &self.own_buckets);
     }
 
-    /// The gauges that its batches write.
-    pub(super) fn times(&self) -> RwLockReadGuard<'_, HostTimes> {
+    /// Where the times of its batches go.
+    pub(super) fn times(&self) -> RwLockReadGuard<'_, Times> {
         self.times.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_times(&self, times: HostTimes) {
+    pub(super) fn set_times(&self, times: Times) {
         *self.times.write().unwrap_or_else(PoisonError::into_inner) = times;
     }
 

@@ -36,6 +36,9 @@ const UNKNOWN_HOST: &str = "Unknown";
 /// The name of the thread in console lines.
 const THREAD: &str = "tslog";
 
+/// What stands for standard output beside [`File::as_str`], where lines are counted.
+pub const STDOUT: &str = "stdout";
+
 /// Where lines go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum File {

@@ -190,7 +190,7 @@ fn tslog_paths(criterion: &mut Criterion) {
     criterion.bench_function("tslog: record a gauge", |bencher| {
         bencher.iter(|| {
             if room == 0 {
-                cache.journal().take(&mut batch, 1000);
+                cache.journal().take(&mut batch, 1000, 0);
                 room = 1000;
             }
             room -= 1;
@@ -198,8 +198,28 @@ fn tslog_paths(criterion: &mut Criterion) {
         });
     });
     criterion.bench_function("tslog: record a gauge, no room", |bencher| {
-        cache.journal().take(&mut batch, 0);
+        cache.journal().take(&mut batch, 0, 0);
         bencher.iter(|| gauge.add_or_update_for(0.123456, ""));
+    });
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let timelines = [Timeline { request_end: Instant(1000), ..Timeline::default() }];
+    for (name, kept) in [("each request's own", 0), ("counters held", 1000)] {
+        let mut used = 1000;
+        criterion.bench_function(&format!("tslog: times of a batch of one, {name}"), |bencher| {
+            bencher.iter(|| {
+                used += 4;
+                if used > 1000 {
+                    cache.journal().take(&mut batch, 1000, kept);
+                    cache.journal().settle(&mut batch, |_, _| true);
+                    used = 4;
+                }
+                record::batch_times(&model, timelines.iter(), 1000);
+            });
+        });
+    }
+    criterion.bench_function("tslog: times of a batch of one, no room", |bencher| {
+        cache.journal().take(&mut batch, 0, 0);
+        bencher.iter(|| record::batch_times(&model, timelines.iter(), 1000));
     });
     let (spec, _) = cache.find("PredictionTime").expect("it is defined");
     let text = Text::new(&spec, spec.dimensions.iter().map(String::as_str).zip(labels), "host");

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import signal
 import threading
 
 import pytest
@@ -184,6 +185,26 @@ def test_a_server_that_goes_is_said(tmp_path, page):
         server.wait_until_ready()
         shows(page, "status", "^all instances ready$")
     assert all("ERR_CONNECTION_REFUSED" in line or "ERR_" in line for line in page.complaints), page.complaints
+
+
+@needs_browser
+def test_a_server_that_shows_no_metrics(tmp_path, page):
+    """In mode tslog the page says where the metrics are, and not that there is no model; with a mode that shows them it draws."""
+    models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
+    definition = tmp_path / "metrics.yaml"
+    shipped = (ROOT / "metrics.yaml").read_text()
+    definition.write_text(re.sub("^mode: .*$", "mode: tslog", shipped, flags=re.MULTILINE))
+    with Server(tmp_path, [models], [f"--metrics-config={definition}"]) as server:
+        page.open(url(server))
+        shows(page, "notice", "nothing to draw here.*metrics mode is tslog.*mode both or prometheus")
+        shows(page, "status", "^no metrics$")
+        assert "No model is loaded" not in page.ask("document.body.innerText")
+        assert page.ask("document.querySelector('main').offsetHeight") == 0
+        definition.write_text(shipped)
+        server.process.send_signal(signal.SIGHUP)
+        shows(page, "models", r"identity_fp32\s+1\s+1 of 1 ready")
+        assert page.ask("document.getElementById('notice').hidden")
+        assert page.complaints == []
 
 
 @needs_browser

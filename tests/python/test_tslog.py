@@ -29,6 +29,9 @@ LINE = re.compile(
 )
 """The expression that reads every line of TorchServe, of its files and of its console."""
 
+LOGS_ONLY = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n"
+"""A scrape in mode tslog."""
+
 HOST = socket.gethostname()
 
 TORCHSERVE = {
@@ -139,6 +142,27 @@ def test_one_line_for_each_request_at_low_rates(start):
         )
     values = [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")]
     assert values == ["1.0"] * 3
+
+
+def test_one_line_for_each_request_of_many_at_once(start):
+    """Below half of the bound each request has its own latencies in the logs, whatever comes in between two writes."""
+    server = start([], repository=EXAMPLES)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert {status for status, _ in pool.map(lambda _: server.infer("simple", simple()), range(400))} == {200}
+
+    def told():
+        found = lines(server, "ts_metrics")
+        return found if len(by_name(found, "ts_inference_requests_total")) >= 400 else None
+
+    found = eventually("the lines", 5, told)
+    stats = server.statistics("simple")["inference_stats"]
+    for name, sum_ns in [("ts_inference_latency", stats["success"]["ns"]), ("ts_queue_latency", stats["queue"]["ns"])]:
+        values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
+        assert len(values) == 400 and round(sum(values) * 1000) == sum_ns
+        assert 0 <= min(values) < max(values) < sum_ns / 1000 / 10
+    for name in ("ts_inference_requests_total", "Requests2XX"):
+        values = [fields["value"] for fields in by_name(found, name)]
+        assert set(values) == {"1.0"} and len(values) >= 400, name
 
 
 def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
@@ -256,7 +280,7 @@ def total_by_class(metrics: dict, digit: str) -> float:
 
 @pytest.mark.parametrize("mode", ["prometheus", "log", "legacy", "both"])
 def test_modes(start, mode):
-    """Which way metrics go: no files in mode prometheus, an empty 200 in mode log, three families in legacy."""
+    """Which way metrics go: no files in mode prometheus, only a comment in mode log, three families in legacy."""
     server = start([], f"--metrics-mode={mode}", repository=EXAMPLES)
     server.infer("simple", simple())
     status, text = server.get("/metrics", server.metrics)
@@ -269,7 +293,10 @@ def test_modes(start, mode):
         assert not folder(server).exists()
         return
     assert (families == set()) == (mode == "log") and (families == legacy) == (mode == "legacy")
-    assert mode != "log" or text == ""
+    assert mode != "log" or text == LOGS_ONLY
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    # OpenMetrics knows no other comments than its own.
+    assert mode != "log" or server.get("/metrics", server.metrics, headers=accept) == (200, "# EOF\n")
     eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
     eventually("a line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
     assert (by_name(lines(server, "ts_metrics"), "ts_inference_requests_total") == []) == (mode == "legacy")
@@ -316,7 +343,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "LOG")
     server = start([], repository=EXAMPLES)
-    assert server.get("/metrics", server.metrics) == (200, "")
+    assert server.get("/metrics", server.metrics) == (200, LOGS_ONLY)
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "nonsense")
     server = start([], repository=EXAMPLES, wait=False)

@@ -15,6 +15,7 @@ use pharos::metrics::cache::{Cache, SampleError, Series};
 use pharos::metrics::channel;
 use pharos::metrics::emitter::Throttle;
 use pharos::metrics::feed::Feed;
+use pharos::metrics::labels::Source;
 use pharos::metrics::series::ModelSeries;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
@@ -184,7 +185,7 @@ impl State {
     fn count(&mut self, cache: &Cache, samples: u64) {
         let generation = cache.generation();
         if self.samples.as_ref().is_none_or(|(of, _)| *of != generation) {
-            let series = cache.counter(Builtin::Samples.name(), &["ring"]).ok();
+            let series = cache.counter(Builtin::Samples.name(), &[Source::Ring.as_str()]).ok();
             self.samples = series.map(|series| (generation, series));
         }
         if let Some((_, series)) = &self.samples {

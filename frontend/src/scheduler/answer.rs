@@ -98,11 +98,11 @@ impl Driver {
         }
     }
 
-    /// How long the requests that succeeded waited, and what of the `elapsed_ns` of the batch was not execution.
+    /// How long the requests that succeeded took, and what of the `elapsed_ns` of the batch was not execution.
     fn record_times(&self, answers: &[Answer], done: &Done, elapsed_ns: u64) {
-        let queued = answers.iter().flatten().map(|response| response.timeline.queue_ns());
+        let timelines = answers.iter().flatten().map(|response| &response.timeline);
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
-        record::batch_times(&self.series, queued, elapsed_ns.saturating_sub(executed_ns));
+        record::batch_times(&self.series, timelines, elapsed_ns.saturating_sub(executed_ns));
     }
 
     /// Sends answers to those who wait, in order if the model keeps one.

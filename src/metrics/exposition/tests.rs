@@ -159,6 +159,18 @@ fn a_metric_that_the_file_leaves_out_is_not_shown() {
 }
 
 #[test]
+fn a_scrape_says_that_metrics_go_to_the_logs() {
+    let cache = Arc::new(Cache::new(Catalog::shipped().with_mode(Mode::Tslog), Settings::new("h")));
+    cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    assert_eq!(render(&cache, Format::Text), LOGS_ONLY);
+    assert_eq!(render(&cache, Format::OpenMetrics), "# EOF\n");
+    let names = Names::of_query([("name[]", "nv_inference_count")]);
+    assert_eq!(render_named(&cache, Format::Text, &names), LOGS_ONLY);
+    cache.reload(Catalog::shipped());
+    assert!(!render(&cache, Format::Text).contains(LOGS_ONLY));
+}
+
+#[test]
 fn distributions_are_rendered() {
     let text = "
 ts_metrics:

@@ -1,4 +1,5 @@
-//! The server's own counters as log lines: by how much they have grown since they were last written.
+//! The server's own counters as log lines: by how much they have grown since they were last written. Those that count
+//! requests grow by 1 each time, so that they can be told request by request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,13 +24,6 @@ struct Row {
 /// Rows of one owner by metric and label values.
 type Rows = HashMap<(Builtin, String), Row>;
 
-/// A counter's cell at one moment: a whole number of which `scale` make one of the metric's unit.
-#[derive(Clone, Copy)]
-struct Sum {
-    value: u64,
-    scale: f64,
-}
-
 /// What was last written of every counter.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -48,7 +42,8 @@ impl Counters {
     }
 
     /// Calls `write` with each counter that has grown, and by how much. If it refuses, the counter is told the next time.
-    pub fn collect(&mut self, cache: &Cache, mut write: impl FnMut(&Text, f64) -> bool) {
+    /// Those of TorchServe that count requests are told in lines of 1, as far as `singles` such lines reach.
+    pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
         let skip_past = self.renew(cache);
         for series in cache.models().into_iter().chain(cache.journal().take_departed()) {
             self.models.entry(Arc::as_ptr(&series).addr()).or_insert_with(|| (series, Rows::new()));
@@ -58,21 +53,17 @@ impl Counters {
         let last: Vec<usize> = alone.map(|(at, _)| *at).collect();
         // What those who held it have written is seen from here on.
         fence(Ordering::Acquire);
-        let mut all_told = true;
-        let mut write = |text: &Text, value: f64| {
-            let written = write(text, value);
-            all_told &= written;
-            written
-        };
+        let mut lines = Lines { write: &mut write, singles, all: true };
         for (builtin, spec) in &self.wanted {
             let mut told = |rows: &mut Rows, labels: &[(&str, &str)], sum| {
-                tell(rows, cache, (*builtin, spec, labels), (sum, skip_past.contains(builtin)), &mut write);
+                tell(rows, cache, (*builtin, spec, labels), (sum, skip_past.contains(builtin)), &mut lines);
             };
             of_server(cache, *builtin, &mut |labels, sum| told(&mut self.server, labels, sum));
             for (series, rows) in self.models.values_mut() {
                 of_model(series, cache.hostname(), *builtin, &mut |labels, sum| told(rows, labels, sum));
             }
         }
+        let all_told = lines.all;
         self.models.retain(|at, _| !all_told || !last.contains(at));
     }
 
@@ -99,18 +90,43 @@ impl Counters {
     }
 }
 
+/// Where counters are told.
+struct Lines<'a> {
+    write: &'a mut dyn FnMut(&Text, f64) -> bool,
+    /// How many more lines may tell a single request.
+    singles: u64,
+    /// Whether nothing was refused.
+    all: bool,
+}
+
+impl Lines<'_> {
+    /// Tells that a counter has grown, in one line or one by one. Returns how much of it was told.
+    fn tell(&mut self, text: &Text, grown: u64, one_by_one: bool) -> u64 {
+        let told = if one_by_one && grown <= self.singles {
+            self.singles -= grown;
+            (0..grown).take_while(|_| (self.write)(text, 1.0)).count() as u64
+        } else if (self.write)(text, grown as f64) {
+            grown
+        } else {
+            0
+        };
+        self.all &= told == grown;
+        told
+    }
+}
+
 /// Writes a counter if it has grown; `from_now` says where a counter that is seen for the first time begins.
 fn tell(
     rows: &mut Rows,
     cache: &Cache,
     (builtin, spec, labels): (Builtin, &MetricSpec, &[(&str, &str)]),
-    (sum, from_now): (Sum, bool),
-    write: &mut impl FnMut(&Text, f64) -> bool,
+    (sum, from_now): (u64, bool),
+    lines: &mut Lines<'_>,
 ) {
     let key = labels.iter().map(|(_, value)| *value).collect::<Vec<_>>().join("\0");
-    let written = if from_now { sum.value } else { 0 };
+    let written = if from_now { sum } else { 0 };
     let row = rows.entry((builtin, key)).or_insert(Row { written, text: None });
-    let grown = sum.value.saturating_sub(row.written);
+    let grown = sum.saturating_sub(row.written);
     if grown == 0 {
         return;
     }
@@ -121,14 +137,11 @@ fn tell(
         let tags = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
         Text::new(spec, own.chain(tags.copied()), cache.hostname())
     });
-    if write(text, grown as f64 / sum.scale) {
-        row.written = sum.value;
-    }
+    row.written += lines.tell(text, grown, builtin.counts_requests());
 }
 
 /// The counters of the server's requests.
-fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], Sum)) {
-    let whole = |value| Sum { value, scale: 1.0 };
+fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], u64)) {
     let requests = cache.requests();
     match builtin {
         Builtin::Requests2xx | Builtin::Requests4xx | Builtin::Requests5xx => {
@@ -138,33 +151,30 @@ fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &st
                 Builtin::Requests4xx => refused,
                 _ => failed,
             };
-            each(&[("Level", "Host"), ("Hostname", cache.hostname())], whole(count));
+            each(&[("Level", "Host"), ("Hostname", cache.hostname())], count);
         }
         Builtin::Requests => requests.for_each_answer(|protocol, route, code, count| {
-            each(&[("protocol", protocol.as_str()), ("route", route.as_str()), ("code", code)], whole(count));
+            each(&[("protocol", protocol.as_str()), ("route", route.as_str()), ("code", code)], count);
         }),
         Builtin::RequestFailures => requests.for_each_failure(|protocol, route, reason, count| {
             let labels = [("protocol", protocol.as_str()), ("route", route.as_str()), ("reason", reason.as_str())];
-            each(&labels, whole(count));
+            each(&labels, count);
         }),
         _ => {}
     }
 }
 
-/// The counters of one model.
-fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], Sum)) {
+/// The counters of one model, but for `TsLatency` and `TsQueueLatency`: the latencies of single requests are in no cell, so
+/// they are pushed (`record::batch_times`).
+fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], u64)) {
     let name = &*model.model().name;
     let mut labels = vec![("model", name), ("version", model.version())];
     labels.extend(model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    let whole = |cell: &Count| Sum { value: cell.get(), scale: 1.0 };
-    let micros = |cell: &Count| Sum { value: cell.get() / 1000, scale: 1.0 };
-    // TorchServe shows fractions of a microsecond.
-    let exact = |cell: &Count| Sum { value: cell.get(), scale: 1000.0 };
+    let whole = |cell: &Count| cell.get();
+    let micros = |cell: &Count| cell.get() / 1000;
     let torchserve = [("model_name", name), ("model_version", model.version()), ("hostname", hostname)];
     match builtin {
         Builtin::TsRequests => each(&torchserve, whole(&model.requests)),
-        Builtin::TsLatency => each(&torchserve, exact(&model.success_ns)),
-        Builtin::TsQueueLatency => each(&torchserve, exact(&model.queue_ns)),
         Builtin::RequestSuccess => each(&labels, whole(&model.success_count)),
         Builtin::RequestFailure => {
             for (failure, cell) in Failure::ALL.iter().zip(&model.failures) {

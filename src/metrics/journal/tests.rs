@@ -33,6 +33,10 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
 
 /// A visit of the writer: the lines without their times, and what was held back.
 fn visit(cache: &Cache, room: usize) -> Vec<String> {
+    visit_keeping(cache, room, 0)
+}
+
+fn visit_keeping(cache: &Cache, room: usize, kept: usize) -> Vec<String> {
     let journal = cache.journal();
     let (mut batch, mut out) = (Batch::default(), Vec::new());
     let line = |text: &Text, value: f64, ids: &str| {
@@ -40,10 +44,10 @@ fn visit(cache: &Cache, room: usize) -> Vec<String> {
         text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ids));
         line.replace("1970-01-01T00:00:00,000 - ", "").replace(",timestamp:0\n", "")
     };
-    journal.take(&mut batch, room);
-    batch.for_each(|told, value, ids| out.push(line(told.text(), value, ids)));
+    journal.take(&mut batch, room, kept);
+    batch.for_each(|told, value, ids| out.push(line(told.text(), told.shown(value), ids)));
     journal.settle(&mut batch, |told, value| {
-        out.push(line(told.text(), value, ""));
+        out.push(line(told.text(), told.shown(value), ""));
         true
     });
     out
@@ -80,7 +84,7 @@ fn beyond_the_bound_counters_are_summed_and_the_others_skipped() {
     assert_eq!((cache.journal().take_skipped(File::Model), cache.journal().take_skipped(File::Ts)), (4, 0));
     orders.add_or_update(7.0).unwrap();
     let mut batch = Batch::default();
-    cache.journal().take(&mut batch, 0);
+    cache.journal().take(&mut batch, 0, 0);
     cache.journal().settle(&mut batch, |_, _| false);
     assert_eq!(visit(&cache, 0), [orders_line("7.0")]);
     assert!(visit(&cache, 0).is_empty());
@@ -103,7 +107,7 @@ fn sums_are_exact_under_contention() {
         let mut last = false;
         while !last {
             last = running.load(Ordering::Acquire) == 0;
-            cache.journal().take(&mut batch, 100);
+            cache.journal().take(&mut batch, 100, 0);
             batch.for_each(|_, value, _| sum += value);
             cache.journal().settle(&mut batch, |_, value| {
                 sum += value;
@@ -134,10 +138,15 @@ fn the_writer_is_woken_once_and_only_when_it_rests() {
     assert!(visit(&cache, 10).is_empty());
 }
 
-/// What the counters tell in one visit.
+/// What the counters tell in one visit, in sums.
 fn grown(counters: &mut Counters, cache: &Cache) -> Vec<String> {
+    grown_singly(counters, cache, 0)
+}
+
+/// What they tell where so many lines may be of single requests.
+fn grown_singly(counters: &mut Counters, cache: &Cache, singles: u64) -> Vec<String> {
     let mut lines = Vec::new();
-    counters.collect(cache, |text, value| {
+    counters.collect(cache, singles, |text, value| {
         let mut line = String::new();
         text.write(&mut line, Layout::File, &Stamp::new(0, 0), (value, ""));
         let body = line.split(" - ").nth(1).unwrap();
@@ -173,18 +182,105 @@ fn counters_are_told_by_how_much_they_have_grown() {
         "Requests2XX.Count:2.0|#Level:Host".to_owned(),
         "Requests4XX.Count:1.0|#Level:Host".to_owned(),
         "Requests5XX.Count:2.0|#Level:Host".to_owned(),
-        format!("ts_inference_latency_microseconds.Microseconds:264.498{of_model}"),
         format!("ts_inference_requests_total.Count:2.0{of_model}"),
-        format!("ts_queue_latency_microseconds.Microseconds:132.249{of_model}"),
     ];
     assert_eq!(grown(&mut counters, &cache), expected);
     assert!(grown(&mut counters, &cache).is_empty());
 
     // What cannot be written is told the next time.
+    let line = |value: &str| format!("ts_inference_requests_total.Count:{value}{of_model}");
     record::inference_requested(&model);
-    counters.collect(&cache, |_, _| false);
+    counters.collect(&cache, 0, |_, _| false);
     record::inference_requested(&model);
-    assert_eq!(grown(&mut counters, &cache), [format!("ts_inference_requests_total.Count:2.0{of_model}")]);
+    assert_eq!(grown(&mut counters, &cache), [line("2.0")]);
+
+    // One by one where there is room for it; what cannot be written is told the next time here, too.
+    let answered =
+        || record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
+    answered();
+    for requests in [2, 1, 4] {
+        (0..requests).for_each(|_| record::inference_requested(&model));
+        let ones = ["Requests2XX.Count:1.0|#Level:Host".to_owned(), line("1.0"), line("1.0")];
+        match requests {
+            2 => assert_eq!(grown_singly(&mut counters, &cache, 3), ones),
+            1 => counters.collect(&cache, 9, |_, _| false),
+            _ => assert_eq!(grown_singly(&mut counters, &cache, 4), [line("5.0")]),
+        }
+    }
+    (0..3).for_each(|_| record::inference_requested(&model));
+    let mut places = 0..2;
+    counters.collect(&cache, 9, |_, _| places.next().is_some());
+    assert_eq!(grown_singly(&mut counters, &cache, 9).len(), 1);
+}
+
+/// Records a batch of requests that waited so many nanoseconds and took twice as long.
+fn batch(model: &ModelSeries, queue_ns: &[u64]) {
+    let timelines: Vec<Timeline> = queue_ns.iter().copied().map(timeline).collect();
+    timelines.iter().for_each(|timeline| record::inference_done(model, timeline, 1));
+    record::batch_times(model, timelines.iter(), 0);
+}
+
+#[test]
+fn latencies_are_told_request_by_request_while_there_is_room() {
+    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    visit(&cache, 100);
+    let line = |name: &str, value: &str| {
+        format!("ts_{name}_latency_microseconds.Microseconds:{value}|#model_name:m,model_version:1|#hostname:h")
+    };
+    let latencies = |lines: Vec<String>| lines.into_iter().filter(|line| line.starts_with("ts_")).collect::<Vec<_>>();
+    batch(&model, &[1_001, 132_249]);
+    let each = [("inference", "2.002"), ("queue", "1.001"), ("inference", "264.498"), ("queue", "132.249")];
+    // Of the ten places that are given now, nine are not for counters.
+    assert_eq!(latencies(visit_keeping(&cache, 10, 9)), each.map(|(name, value)| line(name, value)));
+    batch(&model, &[1_001, 132_249]);
+    let sums = [line("inference", "266.5"), line("queue", "133.25")];
+    let lines = visit_keeping(&cache, 0, 0);
+    assert_eq!(lines.iter().filter(|line| line.starts_with("QueueTime")).count(), 2, "the others go on: {lines:?}");
+    assert_eq!(latencies(lines), sums);
+    batch(&model, &[1_001, 132_249]);
+    assert_eq!(visit(&cache, 9), sums);
+    // A definition that switches them off is followed; what was held back is told.
+    visit(&cache, 0);
+    batch(&model, &[1_001]);
+    cache.reload(Catalog::parse("mode: both\n", "m.yaml").unwrap());
+    batch(&model, &[5_000]);
+    assert_eq!(latencies(visit(&cache, 9)), [line("inference", "2.002"), line("queue", "1.001")]);
+}
+
+#[test]
+fn sums_of_latencies_are_exact_under_contention() {
+    let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
+    let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let running = AtomicUsize::new(4);
+    let mut told = [0; 2];
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (model, running) = (&model, &running);
+            scope.spawn(move || {
+                (0..5_000).for_each(|at| batch(model, &[at * 7 + thread, 1_000_000_007 + at]));
+                running.fetch_sub(1, Ordering::Release);
+            });
+        }
+        let (mut taken, mut last) = (Batch::default(), false);
+        while !last {
+            last = running.load(Ordering::Acquire) == 0;
+            cache.journal().take(&mut taken, 100, 50);
+            let mut add = |line: &Arc<Line>, value: f64| {
+                let text = format!("{:?}", line.text());
+                let sum = if text.contains("ts_inference") { 0 } else { 1 };
+                if text.contains("ts_") {
+                    told[sum] += (line.shown(value) * 1000.0).round() as u64;
+                }
+                true
+            };
+            taken.for_each(|line, value, _| {
+                add(line, value);
+            });
+            cache.journal().settle(&mut taken, add);
+        }
+    });
+    assert_eq!(told, [model.success_ns.get(), model.queue_ns.get()]);
 }
 
 #[test]
@@ -233,7 +329,7 @@ fn batches_set_the_gauges_of_the_host() {
     let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 10);
-    record::batch_times(&model, [2_999_999, 0].into_iter(), 1_234_567);
+    record::batch_times(&model, [timeline(2_999_999), timeline(0)].iter(), 1_234_567);
     record::worker_loaded(&cache, &model, 3, 6986);
     let expected = [
         "QueueTime.Milliseconds:2.0|#Level:Host|#hostname:h",
@@ -241,7 +337,11 @@ fn batches_set_the_gauges_of_the_host() {
         "WorkerThreadTime.Milliseconds:1.234|#Level:Host|#hostname:h",
         "WorkerLoadTime.Milliseconds:6986.0|#WorkerName:W-3-m_1,Level:Host|#hostname:h",
     ];
-    assert_eq!(visit(&cache, 10), expected);
+    let lines = visit(&cache, 10);
+    assert_eq!(
+        lines.iter().filter(|line| !line.starts_with("ts_")).collect::<Vec<_>>(),
+        expected.iter().collect::<Vec<_>>()
+    );
     let load_time = || cache.registry().family("WorkerLoadTime").unwrap().all().len();
     assert_eq!((cache.gauge("QueueTime", &["Host", "h"]).unwrap().value(), load_time()), (0.0, 1));
     cache.model_unloaded(&model);
@@ -249,7 +349,7 @@ fn batches_set_the_gauges_of_the_host() {
     // A definition that switches them off is followed.
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     cache.reload(Catalog::parse("mode: both\n", "m.yaml").unwrap());
-    record::batch_times(&model, [0].into_iter(), 0);
+    record::batch_times(&model, [timeline(0)].iter(), 0);
     record::worker_loaded(&cache, &model, 3, 1);
     assert!(visit(&cache, 10).is_empty());
 }

@@ -430,7 +430,7 @@ function status(text, level) {
 }
 
 function show() {
-  if (!history_.latest) return;
+  if (!history_.latest?.count) return;
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
@@ -440,6 +440,12 @@ function show() {
 function notice(text) {
   $("notice").hidden = text === "";
   if ($("notice").textContent !== text) $("notice").textContent = text;
+}
+
+// A scrape without a series is no server without models: the server says why in a comment.
+function nothing(text) {
+  const said = text.match(/^# (?!HELP |TYPE )(.+)$/m)?.[1] ?? "its /metrics shows no series";
+  return `There is nothing to draw here. The server says: ${said}.`;
 }
 
 async function poll() {
@@ -453,8 +459,11 @@ async function poll() {
     const text = await response.text();
     state.scrapeMs = performance.now() - asked;
     history_.add(text, Date.now());
-    notice("");
-    show();
+    const drawn = history_.latest.count > 0;
+    document.querySelector("main").hidden = !drawn;
+    notice(drawn ? "" : nothing(text));
+    if (drawn) show();
+    else status("no metrics", "warn");
   } catch (failure) {
     status("unreachable", "bad");
     notice(`The server's metrics cannot be read (${failure.message}). Trying again every ${POLL_MS / 1000} s.`);

@@ -1,0 +1,44 @@
+//! Where the times of batches go: gauges of the host, and a model's latencies as log lines.
+
+use std::sync::Arc;
+
+use super::super::builtin::Builtin;
+use super::super::catalog::MetricSpec;
+use super::super::journal::Line;
+use super::super::series::{ModelSeries, Times};
+use super::{Cache, Series};
+
+/// Nanoseconds in a microsecond: TorchServe's latencies have a unit of a thousand of what cells count.
+const NS_OF_MICROSECOND: f64 = 1000.0;
+
+impl Cache {
+    /// The gauges that every executed batch writes: `QueueTime` and `WorkerThreadTime`, as far as they are defined.
+    pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
+        let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
+        [Builtin::QueueTime, Builtin::WorkerThreadTime].map(gauge)
+    }
+
+    /// Where the times of this model's batches go under the definition of now.
+    pub(super) fn times(&self, model: &ModelSeries) -> Times {
+        let [queue, worker_thread] = self.host_times();
+        let registry = self.registry();
+        let line = |builtin: Builtin| {
+            let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
+            let labels = [&*model.model().name, model.version(), self.hostname()];
+            let line = Line::new(&family.spec, &in_order(&family.spec, &labels), self.hostname());
+            Some(Arc::new(line.of_server(NS_OF_MICROSECOND)))
+        };
+        Times { queue, worker_thread, latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
+    }
+}
+
+/// Label values in the order of the metric's dimensions; those of a built-in metric are given in the order of
+/// [`Builtin::dimensions`]. What is not given is left out.
+pub(super) fn in_order(spec: &MetricSpec, labels: &[&str]) -> Vec<String> {
+    let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
+    let position = |label: &String| given.iter().position(|name| name == label);
+    let dimensions = spec.dimensions.iter().enumerate();
+    dimensions
+        .filter_map(|(at, label)| labels.get(position(label).unwrap_or(at)).map(|value| (*value).to_owned()))
+        .collect()
+}
