@@ -6,6 +6,7 @@
 //! Never under the lock: copying tensors, answering clients.
 
 mod answer;
+mod cancel;
 mod limits;
 pub(crate) mod placement;
 pub(crate) mod settings;
@@ -30,6 +31,7 @@ use tokio::sync::oneshot;
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
 
+use cancel::CancelOnDrop;
 pub(crate) use limits::{Limits, Registration};
 pub(crate) use timer::Timer;
 
@@ -179,7 +181,7 @@ impl Driver {
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();
         let part = Arc::new(Part { request, checked });
-        let mut cancel = CancelOnDrop { driver: self, id: Some(id) };
+        let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
             state.queued.insert(id, Request { part, reply, retried: false });
             if let Some(order) = &mut state.order {
@@ -189,7 +191,7 @@ impl Driver {
             state.scheduler.enqueue(ticket, now);
         });
         let answer = answer.await;
-        cancel.id = None;
+        cancel.disarm();
         answer.unwrap_or_else(|_| Err(InferError::internal("the request was lost; this is a fault of the server")))
     }
 
@@ -326,17 +328,6 @@ impl Driver {
         self.lock().scheduler.waiting()
     }
 
-    fn cancel(&self, id: RequestId) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            if state.queued.contains_key(&id) {
-                state.scheduler.cancel(id, now);
-            } else {
-                give_up(state, id);
-            }
-        });
-    }
-
     /// The alarm for `at` rings. One that has been overtaken by an earlier one does nothing: it would only multiply.
     fn handle_timeout(&self, at: Instant) {
         let now = clock::now();
@@ -465,19 +456,6 @@ impl Driver {
     }
 }
 
-/// Tells the instance that executes a request, or soon will, that nobody waits for it any more.
-fn give_up(state: &mut State, id: RequestId) {
-    for member in state.members.values_mut() {
-        for batch in &mut member.in_flight {
-            if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
-                member.link.arenas.inputs.give_up(batch.flags, position);
-                batch.given_up = true;
-                return;
-            }
-        }
-    }
-}
-
 fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
     Ticket {
         request: id,
@@ -494,18 +472,4 @@ fn lost_twice(model: &ModelVersion) -> InferError {
         model.name, model.version
     );
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
-}
-
-/// Cancels a request when its client's future is dropped before the answer came.
-struct CancelOnDrop<'a> {
-    driver: &'a Driver,
-    id: Option<RequestId>,
-}
-
-impl Drop for CancelOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
-            self.driver.cancel(id);
-        }
-    }
 }

@@ -3,29 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::random::Random;
 use super::{ms, us};
 use crate::id::{InstanceId, RequestId};
 use crate::scheduler::rate_limiter::{Demand, Limit, Member, Need};
 use crate::scheduler::{Action, QueuePolicy, RateLimiter, Scheduler, Settings, Ticket, TimeoutAction, create};
 use crate::timeline::Instant;
-
-/// Random numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-
-    /// One in `of`.
-    fn chance(&mut self, of: u64) -> bool {
-        self.below(of) == 0
-    }
-}
 
 #[derive(Debug)]
 enum Event {

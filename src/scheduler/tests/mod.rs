@@ -9,6 +9,7 @@ use super::*;
 
 mod limited;
 mod properties;
+mod random;
 mod rate_limiter;
 mod reference;
 
