@@ -17,6 +17,8 @@ use pharos::model::ModelConfig;
 use pharos::repository::{IndexEntry, State, States};
 use tokio::sync::watch;
 
+use crate::cache::ResponseCache;
+use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Driver, Timer};
 use crate::supervisor::Instances;
@@ -43,6 +45,8 @@ pub struct Settings {
     pub worker_threads: u32,
     /// The GPUs, to ask how much of their memory a model takes.
     pub gpus: Option<Arc<Gpus>>,
+    /// The response cache, for models that ask for it.
+    pub response_cache: Option<cli::Cache>,
 }
 
 /// A version of a model that serves.
@@ -66,14 +70,17 @@ pub(crate) struct Repository {
     /// The text of `metrics.yaml`, watched by every instance.
     metrics: watch::Sender<Arc<str>>,
     timer: Arc<Timer>,
+    responses: Option<Arc<ResponseCache>>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
 
 impl Repository {
-    /// A repository that has loaded nothing yet.
+    /// A repository that has loaded nothing yet. Needs the runtime.
     pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
-        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, table: RwLock::default() }
+        let responses = settings.response_cache.as_ref();
+        let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
+        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, responses, table: RwLock::default() }
     }
 
     /// Another text of `metrics.yaml`, for the workers that run and for those to come.

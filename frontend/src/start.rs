@@ -241,6 +241,9 @@ fn settings(
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
+    if options.deprecated_cache_size() {
+        tracing::warn!("--response-cache-byte-size is deprecated: use --cache-config local,size=BYTES");
+    }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
     Ok(engine::Settings {
         name: options.general.id.clone(),
@@ -255,6 +258,7 @@ fn settings(
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             gpus,
+            response_cache: options.cache()?,
         },
     })
 }

@@ -16,7 +16,7 @@ impl Driver {
     /// Records a batch, which its worker had from the first to the second time, and answers its requests.
     pub(super) fn answer_batch(
         &self,
-        requests: Vec<(RequestId, Request)>,
+        mut requests: Vec<(RequestId, Request)>,
         link: &SharedLink,
         done: &Done,
         (since, now): (Instant, Instant),
@@ -55,6 +55,9 @@ impl Driver {
         let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
+        }
+        for ((_, request), answer) in requests.iter_mut().zip(&answers) {
+            self.store(request.miss.take(), answer);
         }
         self.record_times(&answers, done, now.ns_since(since));
         answers
