@@ -149,11 +149,7 @@ mod tests {
         let whole: Vec<u8> = pieces.iter().flatten().copied().collect();
         for coding in [Coding::Identity, Coding::Gzip, Coding::Deflate] {
             let small = compress(pieces.iter(), coding).unwrap();
-            assert_eq!(
-                decompress(small.clone().into(), coding, 5007).unwrap(),
-                Some(whole.clone().into()),
-                "{coding:?}"
-            );
+            assert_eq!(decompress(small.clone().into(), coding, 5007).unwrap(), Some(whole.clone().into()), "{coding:?}");
             assert_eq!(decompress(small.into(), coding, 5006).unwrap(), None, "{coding:?}");
         }
         let error = decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10).unwrap_err();

@@ -10,10 +10,7 @@ use crate::infer::{InferInput, InferRequest, RequestedOutput};
 use crate::tensor::{DataType, Tensor, byte_size, push_bytes_element};
 
 fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
-    InferInput {
-        name: name.to_owned(),
-        tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data).into() },
-    }
+    InferInput { name: name.to_owned(), tensor: Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data).into() } }
 }
 
 fn int32(name: &str, shape: &[i64]) -> InferInput {
@@ -260,10 +257,8 @@ fn raw_bodies_become_the_one_input() {
             &format!("backend: 'builtin' max_batch_size: {max} input {{ name: 'I' {io} }} output {{ name: 'O' {io} }}"),
         )
     };
-    let raw = |body: &'static [u8]| InferRequest {
-        raw_body: Some(Bytes::from_static(body).into()),
-        ..InferRequest::default()
-    };
+    let raw =
+        |body: &'static [u8]| InferRequest { raw_body: Some(Bytes::from_static(body).into()), ..InferRequest::default() };
     for (config, body, shape, data) in [
         (model(0, "TYPE_INT16", "[3]"), &b"aabbcc"[..], &[3][..], &b"aabbcc"[..]),
         (model(2, "TYPE_INT16", "[3]"), b"aabbcc", &[1, 3], b"aabbcc"),
