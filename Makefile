@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3:
 #   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
+#                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
 .PHONY: help serve build test test-rust test-clients soak lint bench fuzz tools
 

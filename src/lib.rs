@@ -4,6 +4,7 @@
 //! decisions out. `frontend/` and `worker/` do what is decided here. See ARCHITECTURE.md for the map.
 
 pub mod arena;
+pub mod cache;
 pub mod classification;
 pub mod data;
 pub mod error;

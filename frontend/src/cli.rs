@@ -5,6 +5,7 @@
 //! scrapers of either find their families in one place; `--metrics-config` takes the YAML file that defines the metrics
 //! beside Triton's `key=value` settings.
 
+mod cache;
 mod definition;
 mod rate_limit;
 
@@ -17,12 +18,14 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
+pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use rate_limit::{RateLimit, RateLimiter};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
 const WORKERS: &str = "Workers";
+const CACHE: &str = "Response cache";
 const HTTP: &str = "HTTP";
 const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
@@ -55,6 +58,10 @@ pub struct Options {
     /// How instances share resources.
     #[command(flatten)]
     pub rate_limiter: RateLimiter,
+
+    /// What is answered without being executed.
+    #[command(flatten)]
+    pub response_cache: ResponseCache,
     /// The HTTP listener.
     #[command(flatten)]
     pub http: Http,
@@ -163,6 +170,20 @@ pub struct Workers {
     /// Threads that one instance computes with [default: the cores divided by the instances]
     #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
+}
+
+/// What is answered without being executed.
+#[derive(Clone, Debug, Args)]
+pub struct ResponseCache {
+    /// Keep responses of models that say response_cache { enable: true }, in this process (local,size=BYTES) or in a Redis
+    /// that several servers share (redis,host=HOST,port=PORT[,user=,password=,db=,ttl=SECONDS,timeout_ms=]); with
+    /// single_flight=true concurrent equal requests are executed once. May be given several times for one cache, or several
+    /// separated by ';'
+    #[arg(id = "cache-config", long = "cache-config", value_name = "NAME,KEY=VALUE", env = "PHAROS_CACHE_CONFIG", value_parser = cache::config, value_delimiter = ';', help_heading = CACHE)]
+    configs: Vec<CacheConfig>,
+    /// Deprecated: as --cache-config local,size=BYTES; 0 for none
+    #[arg(id = "response-cache-byte-size", long = "response-cache-byte-size", value_name = "BYTES", env = "PHAROS_RESPONSE_CACHE_BYTE_SIZE", help_heading = CACHE)]
+    byte_size: Option<u64>,
 }
 
 /// The HTTP listener.
@@ -318,7 +339,26 @@ impl Options {
         let is_set = |name: &OsStr| std::env::var_os(name).is_some();
         let command = definition::with_torchserves_variables(Self::command(), is_set);
         let mut matches = command.clone().try_get_matches_from(args)?;
-        Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))
+        let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
+        match options.cache() {
+            Ok(_) => Ok(options),
+            Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
+        }
+    }
+
+    /// The response cache, if there is to be one.
+    ///
+    /// # Errors
+    /// What is said about it does not hold together; [`Options::from_args`] refuses that.
+    pub fn cache(&self) -> Result<Option<Cache>, String> {
+        let ResponseCache { configs, byte_size } = &self.response_cache;
+        cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
+            .map_err(|text| format!("--cache-config: {text}"))
+    }
+
+    /// Whether the cache is given by the flag that Triton has given up.
+    pub fn deprecated_cache_size(&self) -> bool {
+        self.response_cache.byte_size.is_some()
     }
 
     /// The file that defines the metrics, if there is one, and what is said over it.
@@ -533,6 +573,9 @@ mod tests {
             (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
             (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
+            (&["--cache-config=disk"], &["--cache-config", "'disk'", "local,size=BYTES"]),
+            (&["--cache-config=local"], &["--cache-config", "needs its size"]),
+            (&["--response-cache-byte-size=x"], &["--response-cache-byte-size", "'x'"]),
             (&["--htp-port=1"], &["--htp-port", "--http-port"]),
             (&["--metrics-mode=all"], &["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),
             (&["--metrics-config=latencies=1"], &["--metrics-config", "'latencies'", "counter_latencies", "or a file"]),

@@ -1,5 +1,6 @@
 //! The frontend: protocols in, worker processes out.
 
+mod cache;
 pub mod cli;
 mod clock;
 pub mod engine;

@@ -20,6 +20,8 @@ use pharos::repository::{IndexEntry, State, States};
 use pharos::scheduler::rate_limiter::Limit;
 use tokio::sync::watch;
 
+use crate::cache::ResponseCache;
+use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Driver, Limits, Timer};
 use crate::supervisor::Instances;
@@ -48,6 +50,8 @@ pub struct Settings {
     pub rate_limits: Option<Vec<Limit>>,
     /// The GPUs, to ask how much of their memory a model takes.
     pub gpus: Option<Arc<Gpus>>,
+    /// The response cache, for models that ask for it.
+    pub response_cache: Option<cli::Cache>,
 }
 
 /// A version of a model that serves.
@@ -89,15 +93,19 @@ pub(crate) struct Repository {
     timer: Arc<Timer>,
     /// The resources that instances share, with the rate limiter on.
     limits: Option<Arc<Limits>>,
+    responses: Option<Arc<ResponseCache>>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
 
 impl Repository {
-    /// A repository that has loaded nothing yet.
+    /// A repository that has loaded nothing yet. Needs the runtime.
     pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
         let limits = settings.rate_limits.clone().map(Limits::new);
-        Self { settings, cache, metrics: watch::Sender::new(metrics), timer, limits, table: RwLock::default() }
+        let responses = settings.response_cache.as_ref();
+        let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
+        let (metrics, table) = (watch::Sender::new(metrics), RwLock::default());
+        Self { settings, cache, metrics, timer, limits, responses, table }
     }
 
     /// Another text of `metrics.yaml`, for the workers that run and for those to come.

@@ -6,6 +6,7 @@
 //! Never under the lock: copying tensors, answering clients.
 
 mod answer;
+mod cached;
 mod cancel;
 mod limits;
 pub(crate) mod placement;
@@ -28,6 +29,7 @@ use pharos::timeline::Instant;
 use pharos::wire::{Done, flags};
 use tokio::sync::oneshot;
 
+use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
 
@@ -47,6 +49,8 @@ struct Request {
     reply: oneshot::Sender<Answer>,
     /// It has been sent once and its instance was lost.
     retried: bool,
+    /// It was not found in the response cache: its response goes there.
+    miss: Option<Miss>,
 }
 
 /// A batch that an instance has been given.
@@ -126,6 +130,8 @@ pub(crate) struct Driver {
     priority_levels: u64,
     /// With the rate limiter on.
     limits: Option<Registration>,
+    /// If the model uses the response cache.
+    cache: Option<ModelCache>,
     this: Weak<Driver>,
 }
 
@@ -133,10 +139,10 @@ impl Driver {
     /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
     pub(crate) fn new(
         config: Arc<ModelConfig>,
-        model: ModelVersion,
         series: Arc<ModelSeries>,
         (settings, limits): (scheduler::Settings, Option<Registration>),
         timer: Arc<Timer>,
+        cache: Option<ModelCache>,
     ) -> Arc<Self> {
         let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
         let (ordered, priority_levels) = (settings.preserve_ordering, settings.priority_levels);
@@ -157,7 +163,7 @@ impl Driver {
             }
             Self {
                 config,
-                model,
+                model: series.model().clone(),
                 series,
                 state: Mutex::new(state),
                 timer,
@@ -165,25 +171,34 @@ impl Driver {
                 ordered,
                 priority_levels,
                 limits,
+                cache,
                 this: this.clone(),
             }
         })
     }
 
-    /// Schedules a checked request and waits for its answer. Dropping the future cancels the request.
+    /// Schedules a checked request, unless the response cache has the answer, and waits for it. Dropping the future cancels the request.
     ///
     /// # Errors
     /// The request's, or its backend's, or the queue's.
     pub(crate) async fn infer(&self, mut request: InferRequest, checked: Checked) -> Answer {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let now = clock::now();
+        let mut now = clock::now();
         request.timeline.queue_start = now;
+        let mut miss = None;
+        if let Some(cache) = &self.cache {
+            match self.look_up(cache, id, &request, &checked).await {
+                Found::Hit(entry, times) => return self.answer_hit(id, Part { request, checked }, entry, times).await,
+                Found::Miss(not_found) => miss = Some(not_found),
+            }
+            now = clock::now();
+        }
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();
         let part = Arc::new(Part { request, checked });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply, retried: false });
+            state.queued.insert(id, Request { part, reply, retried: false, miss });
             if let Some(order) = &mut state.order {
                 order.expect(id);
             }
@@ -192,7 +207,7 @@ impl Driver {
         });
         let answer = answer.await;
         cancel.disarm();
-        answer.unwrap_or_else(|_| Err(InferError::internal("the request was lost; this is a fault of the server")))
+        answer.unwrap_or_else(|_| lost())
     }
 
     /// An instance is ready for batches.
@@ -419,7 +434,9 @@ impl Driver {
 
     /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a
     /// oneshot channel only stores the answer and wakes a task.)
-    fn finish(&self, state: &mut State, id: RequestId, request: Request, answer: Answer) {
+    fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: Answer) {
+        // Who waits for the same response must not wait for this answer's turn as well.
+        request.miss = None;
         let leaving = match &mut state.order {
             Some(order) => order.finish(id, (request, answer)),
             None => Some((request, answer)),
@@ -464,6 +481,11 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
         priority: request.priority,
         timeout_us: request.timeout_us,
     }
+}
+
+/// Nobody answered.
+fn lost() -> Answer {
+    Err(InferError::internal("the request was lost; this is a fault of the server"))
 }
 
 fn lost_twice(model: &ModelVersion) -> InferError {

@@ -243,6 +243,9 @@ fn settings(
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
+    if options.deprecated_cache_size() {
+        tracing::warn!("--response-cache-byte-size is deprecated: use --cache-config local,size=BYTES");
+    }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
     let rate_limits = options.rate_limiter.limits();
     if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
@@ -262,6 +265,7 @@ fn settings(
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             gpus,
             rate_limits,
+            response_cache: options.cache()?,
         },
     })
 }

@@ -45,6 +45,10 @@ builtins! {
     ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] Cells;
     ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] Cells;
     ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] Cells;
+    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] Cells;
+    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] Cells;
+    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] Cells;
+    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] Cells;
     PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] Cells;
     ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] Cells;
     RequestHistogram = "nv_inference_request_duration_histogram_us" Histogram ["model", "version"] Cells;
@@ -59,6 +63,8 @@ builtins! {
     ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] Cells;
     ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] Cells;
     ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] Cells;
+    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] Cells;
+    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] Cells;
     TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] Cells;
     TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
     TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
@@ -113,6 +119,10 @@ builtins! {
     RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
+    CacheEntries = "pharos_cache_entries" Gauge [] Family;
+    CacheBytes = "pharos_cache_bytes" Gauge [] Family;
+    CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
+    CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;
@@ -170,6 +180,8 @@ impl Builtin {
             Self::ComputeInputDuration,
             Self::ComputeInferDuration,
             Self::ComputeOutputDuration,
+            Self::CacheHitDuration,
+            Self::CacheMissDuration,
         ];
         match self.kind() {
             Kind::Counter => durations.contains(&self),

@@ -179,6 +179,12 @@ impl Cache {
         series
     }
 
+    /// The model uses the response cache: it has series of it from now on.
+    pub fn model_cached(&self, series: &ModelSeries) {
+        series.set_cached();
+        series.define(&self.registry(), &self.clock);
+    }
+
     /// Removes a model version's series from all views, those that only its workers wrote included. If the version was
     /// loaded again meanwhile, the new series stay.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {

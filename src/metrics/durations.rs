@@ -24,6 +24,9 @@ impl Stage {
     pub(super) const ALL: [Stage; 5] =
         [Self::Request, Self::Queue, Self::ComputeInput, Self::ComputeInfer, Self::ComputeOutput];
 
+    /// Those of a request that is answered without being executed.
+    const OF_HITS: [Stage; 2] = [Self::Request, Self::Queue];
+
     pub(super) fn histogram(self) -> Builtin {
         match self {
             Self::Request => Builtin::RequestHistogram,
@@ -133,6 +136,9 @@ impl Buckets {
 pub(super) struct Durations {
     histograms: [OnceLock<Buckets>; Stage::ALL.len()],
     summaries: [OnceLock<Summary>; Stage::ALL.len()],
+    /// Of the response cache, for a model that uses it.
+    cache_hits: OnceLock<Summary>,
+    cache_misses: OnceLock<Summary>,
 }
 
 impl Durations {
@@ -152,15 +158,42 @@ impl Durations {
         }
     }
 
-    /// Takes one successful request.
-    pub(super) fn observe(&self, timeline: &Timeline) {
-        for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
-            if let Some(histogram) = slot.get() {
-                histogram.observe(stage.of(timeline));
+    /// The same for those of the response cache.
+    pub(super) fn define_cache(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
+        let slots = [(Builtin::CacheHitSummary, &self.cache_hits), (Builtin::CacheMissSummary, &self.cache_misses)];
+        for (builtin, slot) in slots {
+            if let Some(family) = registry.family(builtin.name()) {
+                slot.get_or_init(|| Summary::new(&family.spec.quantiles, clock));
             }
         }
-        for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
-            if let Some(summary) = slot.get() {
+    }
+
+    /// Takes one successful request.
+    pub(super) fn observe(&self, timeline: &Timeline) {
+        self.observe_stages(&Stage::ALL, timeline);
+    }
+
+    /// Takes a request that the response cache has answered, in `lookup_ns`.
+    pub(super) fn observe_hit(&self, timeline: &Timeline, lookup_ns: u64) {
+        self.observe_stages(&Stage::OF_HITS, timeline);
+        if let Some(summary) = self.cache_hits.get() {
+            summary.observe(lookup_ns as f64 / 1000.0);
+        }
+    }
+
+    /// Takes what a miss has cost, in addition to the request.
+    pub(super) fn observe_miss(&self, cache_ns: u64) {
+        if let Some(summary) = self.cache_misses.get() {
+            summary.observe(cache_ns as f64 / 1000.0);
+        }
+    }
+
+    fn observe_stages(&self, stages: &[Stage], timeline: &Timeline) {
+        for stage in stages {
+            if let Some(histogram) = self.histogram(*stage) {
+                histogram.observe(stage.of(timeline));
+            }
+            if let Some(summary) = self.summary(*stage) {
                 summary.clock().tell(timeline.request_end);
                 summary.observe(stage.of(timeline) as f64 / 1000.0);
             }
@@ -169,8 +202,9 @@ impl Durations {
 
     /// Notes where a traced request can be found.
     pub(super) fn exemplify(&self, timeline: &Timeline, trace: TraceId, at_ms: u64) {
-        for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
-            let Some(histogram) = slot.get() else { continue };
+        let executed = timeline.compute.start < timeline.compute.end;
+        for stage in if executed { &Stage::ALL[..] } else { &Stage::OF_HITS } {
+            let Some(histogram) = self.histogram(*stage) else { continue };
             let ns = stage.of(timeline);
             let exemplar = Exemplar { trace, value: ns as f64 / 1000.0, at_ms };
             histogram.exemplars.lock().unwrap_or_else(PoisonError::into_inner).insert(histogram.at(ns), exemplar);
@@ -179,6 +213,15 @@ impl Durations {
 
     pub(super) fn histogram(&self, stage: Stage) -> Option<&Buckets> {
         self.histograms.get(stage as usize)?.get()
+    }
+
+    /// The summary of this name, if it is one of the response cache's.
+    pub(super) fn cache_summary(&self, builtin: Builtin) -> Option<&Summary> {
+        match builtin {
+            Builtin::CacheHitSummary => self.cache_hits.get(),
+            Builtin::CacheMissSummary => self.cache_misses.get(),
+            _ => None,
+        }
     }
 
     pub(super) fn summary(&self, stage: Stage) -> Option<&Summary> {

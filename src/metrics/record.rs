@@ -40,6 +40,32 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.journal().touch();
 }
 
+/// A request was answered by the response cache, which was asked for `lookup_ns`. Its compute stamps all tell when the
+/// lookup began; it counts as no inference.
+///
+/// To be called once for each request, before its response leaves.
+pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
+    series.success_count.add(1);
+    series.success_ns.add(timeline.request_ns());
+    series.queue_ns.add(timeline.queue_ns());
+    series.cache.hits.add(1);
+    series.cache.hit_ns.add(lookup_ns);
+    series.durations.observe_hit(timeline, lookup_ns);
+    series.journal().touch();
+}
+
+/// A request that succeeded was looked up in the response cache in vain, and its response inserted, if it could be, in
+/// `cache_ns` together. They come on top of the request's own time, as Triton counts.
+///
+/// To be called after [`inference_done`], before its response leaves.
+pub fn cache_miss(series: &ModelSeries, cache_ns: u64) {
+    series.success_ns.add(cache_ns);
+    series.cache.misses.add(1);
+    series.cache.miss_ns.add(cache_ns);
+    series.durations.observe_miss(cache_ns);
+    series.journal().touch();
+}
+
 /// A request that succeeded belongs to a trace; its latencies point to it. `now_ms` is the wall clock.
 pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceId, now_ms: u64) {
     series.durations.exemplify(timeline, trace, now_ms);

@@ -5,7 +5,7 @@
 //! may see an event half recorded, and see it whole once nothing is in flight.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::durations::Durations;
@@ -62,6 +62,17 @@ pub(super) struct BatchCell {
     pub(super) compute_output_ns: u64,
 }
 
+/// What the response cache did for one model.
+#[derive(Debug, Default)]
+pub(super) struct CacheCells {
+    /// Whether the model uses it at all; without, it has no series of it.
+    on: AtomicBool,
+    pub(super) hits: Count,
+    pub(super) hit_ns: Count,
+    pub(super) misses: Count,
+    pub(super) miss_ns: Count,
+}
+
 /// All series of one loaded model version. They begin at 0 with the load and end with the unload.
 #[derive(Debug)]
 pub struct ModelSeries {
@@ -79,6 +90,7 @@ pub struct ModelSeries {
     pub(super) inference_count: Count,
     pub(super) execution_count: Count,
     pub(super) last_inference_ms: Count,
+    pub(super) cache: CacheCells,
     pub(super) requests: Count,
     pub(super) pending: Level,
     /// Seconds, as the bits of an f64.
@@ -147,6 +159,7 @@ impl ModelSeries {
             inference_count: Count::default(),
             execution_count: Count::default(),
             last_inference_ms: Count::default(),
+            cache: CacheCells::default(),
             requests: Count::default(),
             pending: Level::default(),
             load_duration: Count::default(),
@@ -168,6 +181,18 @@ impl ModelSeries {
     /// Makes the distributions that the definition asks for.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         self.durations.define(registry, clock, &self.own_buckets);
+        if self.cached() {
+            self.durations.define_cache(registry, clock);
+        }
+    }
+
+    /// Whether it uses the response cache.
+    pub(super) fn cached(&self) -> bool {
+        self.cache.on.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_cached(&self) {
+        self.cache.on.store(true, Ordering::Relaxed);
     }
 
     /// Where the times of its batches go.

@@ -108,14 +108,17 @@ pub struct ModelStatistics {
 pub fn of(series: &ModelSeries) -> ModelStatistics {
     let count = series.success_count.get();
     let with = |cell: &Count| StatisticDuration { count, ns: cell.get() };
+    let hits = series.cache.hits.get();
+    let computed = |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
     let inference_stats = InferStatistics {
         success: with(&series.success_ns),
         fail: StatisticDuration { count: series.failures.iter().map(Count::get).sum(), ns: series.failure_ns.get() },
         queue: with(&series.queue_ns),
-        compute_input: with(&series.compute_input_ns),
-        compute_infer: with(&series.compute_infer_ns),
-        compute_output: with(&series.compute_output_ns),
-        ..InferStatistics::default()
+        compute_input: computed(&series.compute_input_ns),
+        compute_infer: computed(&series.compute_infer_ns),
+        compute_output: computed(&series.compute_output_ns),
+        cache_hit: StatisticDuration { count: hits, ns: series.cache.hit_ns.get() },
+        cache_miss: StatisticDuration { count: series.cache.misses.get(), ns: series.cache.miss_ns.get() },
     };
     let batch_stats = series
         .batches()

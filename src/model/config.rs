@@ -323,6 +323,12 @@ impl ModelConfig {
         self.proto.encode_to_vec()
     }
 
+    /// The same bytes without the instance groups: equal wherever and however often the model runs.
+    pub fn encode_without_instances(&self) -> Vec<u8> {
+        let proto = proto::ModelConfig { instance_group: Vec::new(), ..self.proto.clone() };
+        proto.encode_to_vec()
+    }
+
     /// Reads what [`ModelConfig::encode`] made, checking it again.
     ///
     /// # Errors

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use pharos::cache::{Entry, Identifier, Lru};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
-use pharos::infer::{InferInput, InferRequest};
+use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter};
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Catalog, Kind};
 use pharos::metrics::channel::{self, Definition, Sample, Writer};
@@ -47,6 +48,34 @@ fn codec_paths(criterion: &mut Criterion) {
     let config = config.expect("the example's configuration is good");
     let mut request = request();
     criterion.bench_function("model: check simple", |bencher| bencher.iter(|| config.check(&mut request)));
+}
+
+/// What the response cache costs: a hit is a key and a look-up, a miss a key and a copy.
+fn cache_paths(criterion: &mut Criterion) {
+    let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
+    let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
+    let config = config.expect("the example's configuration is good");
+    let identity = Identifier::new(&ModelVersion::new("simple", 1), &config).finish();
+    let small = request();
+    criterion.bench_function("response cache: key of simple", |bencher| bencher.iter(|| identity.key(&small)));
+    let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1, 1 << 20], data: vec![7; 1 << 20].into() };
+    let input = InferInput { name: "INPUT0".to_owned(), tensor: tensor.clone() };
+    let large = InferRequest { inputs: vec![input], ..InferRequest::default() };
+    criterion.bench_function("response cache: key of 1 MiB", |bencher| bencher.iter(|| identity.key(&large)));
+    let outputs = vec![InferOutput { name: "OUTPUT0".to_owned(), tensor }];
+    let response = InferResponse { outputs, ..InferResponse::default() };
+    criterion.bench_function("response cache: copy 1 MiB", |bencher| bencher.iter(|| Entry::copy_of(&response)));
+    let mut lru = Lru::new(1000);
+    let keys: Vec<_> = (0..1000)
+        .map(|n| {
+            identity.key(&InferRequest { parameters: vec![("n".into(), Parameter::Int(n))], ..InferRequest::default() })
+        })
+        .collect();
+    keys.iter().for_each(|key| drop(lru.insert(*key, (), 1)));
+    let mut all = keys.iter().cycle();
+    criterion.bench_function("response cache: look up one of 1,000", |bencher| {
+        bencher.iter(|| all.next().and_then(|key| lru.get(key)).is_some());
+    });
 }
 
 fn wire_paths(criterion: &mut Criterion) {
@@ -237,6 +266,6 @@ criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths
+    targets = codec_paths, cache_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths
 }
 criterion_main!(paths);

@@ -236,7 +236,9 @@ class Load:
 
     def good(self):
         self.server.infer("simple", simple())
-        self.server.infer("identity_fp32", one("FP32", [1, 4], [1, 2, 3, 4]))
+        # A miss, a hit, one in the place of the first, and one that does not fit.
+        for numbers in ([1] * 4, [1] * 4, [2] * 4, [3] * 64):
+            self.server.infer("identity_fp32", one("FP32", [1, len(numbers)], numbers))
 
     def bad(self):
         self.server.ask("POST", "/v2/models/simple/infer", "{")
@@ -260,8 +262,12 @@ def scraped(tmp_path_factory):
     """A loaded server and the Prometheus that scrapes it; ends the load after the module."""
     folder = tmp_path_factory.mktemp("prometheus")
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
+    cached = models / "identity_fp32" / "config.pbtxt"
+    cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
     statsd = f"127.0.0.1:{free_ports(1)[0]}"
-    options = ["--metrics-config=summary_latencies=true", f"--statsd-address={statsd}"]
+    # Room for one response: each new one evicts the last, and a large one does not fit.
+    cache = "--cache-config=local,size=700"
+    options = ["--metrics-config=summary_latencies=true", f"--statsd-address={statsd}", cache]
     with (
         Server(folder, [EXAMPLES, models], options) as server,
         Load(server, statsd),

@@ -49,7 +49,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["repository"]),
             apart(&["supervisor"]),
             apart(&["scheduler"]),
-            apart(&["process", "statsd"]),
+            apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener"]),
             apart(&["memory", "system", "onnxruntime", "log"]),

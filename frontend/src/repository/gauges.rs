@@ -26,6 +26,9 @@ impl Repository {
         self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
         self.observe_queues(&all, &versions);
         self.observe_limits(&all, &versions);
+        if let Some(responses) = &self.responses {
+            responses.observe();
+        }
         self.cache.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
         for pool in [Builtin::PinnedMemoryTotal, Builtin::PinnedMemoryUsed] {
             // Nothing is pinned while nothing runs on a GPU.

@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::scan::{self, Contents, Found};
 use super::{Repository, Serving};
+use crate::cache::ModelCache;
 use crate::clock;
 use crate::scheduler::{Driver, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
@@ -105,9 +106,6 @@ impl Repository {
         if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
             return Err("sequence batching and ensembles are not built yet".to_owned());
         }
-        if config.response_cache {
-            tracing::warn!(model = %model.name, "response_cache is not built yet and is passed over");
-        }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
         self.change(|table| {
@@ -141,13 +139,12 @@ impl Repository {
         let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
         let config = Arc::new(config.clone());
-        let driver = Driver::new(
-            config.clone(),
-            model.clone(),
-            series.clone(),
-            (settings::of(&config), limits),
-            self.timer.clone(),
-        );
+        let responses = self.model_cache(&model, &config, &directory).await;
+        if responses.is_some() {
+            self.cache.model_cached(&series);
+        }
+        let settings = (settings::of(&config), limits);
+        let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
         let threads = self.threads(active);
         let plan = self.plan(directory, threads, warmups);
         match Instances::start(plan, &placements, &driver).await {
@@ -189,6 +186,23 @@ impl Repository {
             warmups,
             metrics: self.metrics.subscribe(),
         })
+    }
+
+    /// The response cache for a version, if the server has one and the model asks for it.
+    async fn model_cache(&self, model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Option<ModelCache> {
+        if !config.response_cache {
+            return None;
+        }
+        let Some(shared) = self.responses.clone() else {
+            tracing::info!(%model, "it asks for the response cache and goes without: --cache-config was not given");
+            return None;
+        };
+        let (own_model, own_config, directory) = (model.clone(), config.clone(), directory.to_owned());
+        let cache = move || ModelCache::new(shared, &own_model, &own_config, &directory);
+        let cache = tokio::task::spawn_blocking(cache).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let unread =
+            |error: &io::Error| tracing::warn!(%model, "without the response cache, its files cannot be read: {error}");
+        cache.inspect_err(unread).ok()
     }
 
     /// What the processes of a model hold on the GPUs, by the number of the device.

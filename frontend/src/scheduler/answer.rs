@@ -16,13 +16,16 @@ impl Driver {
     /// Records a batch, which its worker had from the first to the second time, and answers its requests.
     pub(super) fn answer_batch(
         &self,
-        requests: Vec<(RequestId, Request)>,
+        mut requests: Vec<(RequestId, Request)>,
         link: &SharedLink,
         done: &Done,
         (since, now): (Instant, Instant),
     ) {
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
         let answers = self.recorded(&parts, link, done, (since, now));
+        for ((_, request), answer) in requests.iter_mut().zip(&answers) {
+            self.store(request.miss.take(), answer);
+        }
         self.leave(requests.into_iter().zip(answers));
         link.send_released_if_many();
     }

@@ -155,7 +155,7 @@ mod tests {
         let empty = || Catalog::parse("mode: both", "m.yaml").unwrap();
         let settings = [("summary_quantiles", "0.5"), ("summary_latencies", "true"), ("counter_latencies", "false")];
         let catalog = applied(empty(), &settings);
-        assert_eq!(names(&catalog).len(), 5);
+        assert_eq!(names(&catalog).len(), 7);
         assert!(catalog.iter().all(|(_, spec)| spec.kind == Kind::Summary && spec.quantiles == [0.5]));
         let mode = Overrides { settings: Vec::new(), mode: Some(Mode::Legacy) };
         assert_eq!(mode.apply(empty()).mode(), Mode::Legacy);

@@ -76,8 +76,15 @@ impl View {
                 write_histogram(text, &family.spec.name, &nv_labels(model), histogram, &buckets.exemplars());
             }
         } else if let Some(stage) = builtin.and_then(|builtin| stage_of(builtin, Stage::summary)) {
-            for model in &self.models {
+            // Triton has none of requests where some of them are not executed.
+            for model in self.models.iter().filter(|model| stage != Stage::Request || !model.cached()) {
                 let Some(summary) = model.durations.summary(stage) else { continue };
+                let (sum, count, quantiles) = summary.read();
+                write_summary(text, &family.spec.name, &nv_labels(model), (sum, count, &quantiles));
+            }
+        } else if let Some(builtin) = builtin {
+            for model in &self.models {
+                let Some(summary) = model.durations.cache_summary(builtin) else { continue };
                 let (sum, count, quantiles) = summary.read();
                 write_summary(text, &family.spec.name, &nv_labels(model), (sum, count, &quantiles));
             }

@@ -195,6 +195,10 @@ fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut im
         Builtin::ComputeInputDuration => each(&labels, micros(&model.compute_input_ns)),
         Builtin::ComputeInferDuration => each(&labels, micros(&model.compute_infer_ns)),
         Builtin::ComputeOutputDuration => each(&labels, micros(&model.compute_output_ns)),
+        Builtin::CacheHits if model.cached() => each(&labels, whole(&model.cache.hits)),
+        Builtin::CacheMisses if model.cached() => each(&labels, whole(&model.cache.misses)),
+        Builtin::CacheHitDuration if model.cached() => each(&labels, micros(&model.cache.hit_ns)),
+        Builtin::CacheMissDuration if model.cached() => each(&labels, micros(&model.cache.miss_ns)),
         Builtin::InstanceRestarts => each(labels.get(..2).unwrap_or(&labels), whole(&model.restarts)),
         Builtin::SamplesDropped => each(labels.get(..2).unwrap_or(&labels), whole(&model.samples_dropped)),
         _ => {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::id::ModelVersion;
 use crate::metrics::cache::Settings;
-use crate::metrics::catalog::Catalog;
+use crate::metrics::catalog::{Catalog, Overrides, Setting};
 use crate::metrics::exposition::{Format, render};
 use crate::metrics::statistics::{self, InferBatchStatistics, ModelStatistics, StatisticDuration};
 use crate::timeline::Instant;
@@ -87,6 +87,72 @@ fn a_success_counts_the_request_and_all_its_durations() {
         ("ts_queue_latency_microseconds", 500.0),
     ];
     check(|series| inference_done(series, &TIMELINE, 3), &expected, &metrics);
+}
+
+/// A hit's stamps: looked up 0.1 ms after it was queued.
+fn hit() -> Timeline {
+    let start = Instant(1_200_000);
+    let compute = ComputeStamps { start, input_end: start, output_start: start, end: start };
+    Timeline { compute, ..TIMELINE }
+}
+
+#[test]
+fn a_cache_hit_is_a_success_and_no_inference() {
+    let mut expected = ModelStatistics::default();
+    expected.inference_stats.success = duration(1, 2_000_000);
+    expected.inference_stats.queue = duration(1, 100_000);
+    expected.inference_stats.cache_hit = duration(1, 30_000);
+    let metrics = [
+        ("nv_inference_request_success", 1.0),
+        ("nv_inference_request_duration_us", 2000.0),
+        ("nv_inference_queue_duration_us", 100.0),
+        ("ts_inference_latency_microseconds", 2000.0),
+        ("ts_queue_latency_microseconds", 100.0),
+    ];
+    check(|series| cache_hit(series, &hit(), 30_000), &expected, &metrics);
+}
+
+#[test]
+fn a_cache_miss_adds_its_cost_to_the_request() {
+    let (_, series) = loaded();
+    inference_done(&series, &TIMELINE, 2);
+    cache_miss(&series, 40_000);
+    let statistics = statistics::of(&series);
+    assert_eq!(statistics.inference_stats.success, duration(1, 2_040_000));
+    assert_eq!(statistics.inference_stats.compute_infer, duration(1, 1_000_000));
+    assert_eq!(statistics.inference_stats.cache_miss, duration(1, 40_000));
+    assert_eq!(statistics.inference_count, 2);
+}
+
+#[test]
+fn only_a_model_with_the_cache_has_its_families() {
+    let settings = vec![Setting::SummaryLatencies(true)];
+    let summaries = Overrides { settings, mode: None }.apply(Catalog::shipped());
+    let cache = Arc::new(Cache::new(summaries, Settings::new("h")));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let families = |text: &str| text.matches("# HELP nv_cache").count();
+    let text = render(&cache, Format::Text);
+    assert_eq!((families(&text), text.contains("nv_inference_request_summary_us{")), (0, true));
+    cache.model_cached(&series);
+    inference_done(&series, &TIMELINE, 1);
+    cache_miss(&series, 40_000);
+    cache_hit(&series, &hit(), 30_000);
+    let text = render(&cache, Format::Text);
+    assert_eq!((families(&text), text.contains("nv_inference_request_summary_us{")), (6, false));
+    for (family, value) in [
+        ("nv_cache_num_hits_per_model", 1.0),
+        ("nv_cache_num_misses_per_model", 1.0),
+        ("nv_cache_hit_duration_per_model", 30.0),
+        ("nv_cache_miss_duration_per_model", 40.0),
+        ("nv_cache_hit_summary_per_model_sum", 30.0),
+        ("nv_cache_miss_summary_per_model_sum", 40.0),
+        ("nv_inference_queue_summary_us_count", 2.0),
+        ("nv_inference_compute_infer_summary_us_count", 1.0),
+        ("nv_inference_request_duration_histogram_us_count", 2.0),
+        ("nv_inference_compute_infer_duration_histogram_us_count", 1.0),
+    ] {
+        assert_eq!(metric(&cache, family), value, "{family}");
+    }
 }
 
 #[test]

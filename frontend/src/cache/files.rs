@@ -1,0 +1,60 @@
+//! What a model version is: its configuration and every byte of its files.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use pharos::cache::{Identifier, Identity};
+use pharos::id::ModelVersion;
+use pharos::model::ModelConfig;
+
+/// How deep a version's directory may be: deeper ones are loops of symbolic links.
+const DEEPEST: usize = 32;
+
+/// Reads all files of a version's directory, symbolic links followed. Takes as long as reading them does.
+///
+/// # Errors
+/// Something cannot be read.
+pub(super) fn identity(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> io::Result<Identity> {
+    let mut files = BTreeMap::new();
+    list(directory, Vec::new(), 0, &mut files)?;
+    let mut identifier = Identifier::new(model, config);
+    let mut buffer = vec![0; 1 << 20];
+    for (name, path) in files {
+        let mut file = File::open(&path)?;
+        identifier.file(&name, file.metadata()?.len());
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => identifier.bytes(buffer.get(..read).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(identifier.finish())
+}
+
+/// Collects the files below `directory` by their names from the version's directory on, which begin with `name`.
+fn list(directory: &Path, name: Vec<u8>, depth: usize, files: &mut BTreeMap<Vec<u8>, PathBuf>) -> io::Result<()> {
+    if depth > DEEPEST {
+        return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", directory.display())));
+    }
+    for entry in directory.read_dir()? {
+        let path = entry?.path();
+        let own = path.file_name().map(OsStrExt::as_bytes).unwrap_or_default();
+        let name = [&name, b"/".as_slice(), own].concat();
+        let kind = path.metadata()?;
+        if kind.is_dir() {
+            // What Python leaves beside a model depends on when it ran, not on what it does.
+            if own != b"__pycache__" {
+                list(&path, name, depth + 1, files)?;
+            }
+        } else if kind.is_file() {
+            files.insert(name, path);
+        }
+    }
+    Ok(())
+}

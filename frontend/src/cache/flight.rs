@@ -1,0 +1,199 @@
+//! Single flight: of equal requests that are on their way at the same time one leads, and the others wait for its answer.
+//!
+//! Nobody hangs: a lead ends by landing, or by being dropped (its request failed, was cancelled or lost), and then the one
+//! that has waited longest leads.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pharos::cache::{Entry, Key};
+use tokio::sync::oneshot;
+
+/// Those who wait, by what they wait for. An entry exists as long as somebody leads.
+type Waiting = HashMap<Key, VecDeque<oneshot::Sender<Landing>>>;
+
+/// Every key that is being looked up or executed.
+#[derive(Default, Clone)]
+pub(super) struct Flights(Arc<Mutex<Waiting>>);
+
+/// How joining a flight ends.
+pub(super) enum Landing {
+    /// With the leader's response.
+    Entry(Arc<Entry>),
+    /// With the lead: nobody else is at it.
+    Lead(Lead),
+}
+
+/// The duty to find out what a key's response is.
+pub(super) struct Lead {
+    flights: Flights,
+    /// `None` once it is done.
+    key: Option<Key>,
+}
+
+impl Flights {
+    /// Leads, or waits for who does.
+    pub(super) async fn join(&self, key: Key) -> Landing {
+        let landing = {
+            let mut waiting = self.lock();
+            match waiting.get_mut(&key) {
+                None => {
+                    waiting.insert(key, VecDeque::new());
+                    return Landing::Lead(Lead { flights: self.clone(), key: Some(key) });
+                }
+                Some(others) => {
+                    let (sender, landing) = oneshot::channel();
+                    others.push_back(sender);
+                    landing
+                }
+            }
+        };
+        // A sender is never dropped unused. If it were, this one would go on alone.
+        landing.await.unwrap_or_else(|_| Landing::Lead(Lead { flights: self.clone(), key: None }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lead {
+    /// Whether somebody waits now.
+    pub(super) fn is_waited_for(&self) -> bool {
+        let Some(key) = &self.key else { return false };
+        self.flights.lock().get_mut(key).is_some_and(|others| {
+            others.retain(|other| !other.is_closed());
+            !others.is_empty()
+        })
+    }
+
+    /// The response is there.
+    pub(super) fn land(mut self, entry: &Arc<Entry>) {
+        let Some(key) = self.key.take() else { return };
+        let others = self.flights.lock().remove(&key);
+        for other in others.into_iter().flatten() {
+            // Who has gone away does not take it.
+            let _ = other.send(Landing::Entry(entry.clone()));
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        let Some(key) = self.key.take() else { return };
+        loop {
+            let next = {
+                let mut waiting = self.flights.lock();
+                let next = waiting.get_mut(&key).and_then(VecDeque::pop_front);
+                if next.is_none() {
+                    waiting.remove(&key);
+                }
+                next
+            };
+            let Some(next) = next else { return };
+            let lead = Self { flights: self.flights.clone(), key: Some(key) };
+            match next.send(Landing::Lead(lead)) {
+                Ok(()) => return,
+                // It has gone away; its lead must not look for the next one too.
+                Err(Landing::Lead(mut lead)) => lead.key = None,
+                Err(Landing::Entry(_)) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use pharos::cache::Identifier;
+    use pharos::id::ModelVersion;
+    use pharos::infer::{InferRequest, InferResponse};
+    use pharos::model::{Completion, Draft};
+
+    use super::*;
+
+    fn key(version: u64) -> Key {
+        let completion = Completion { directory: "m", backends: &["builtin"], ..Completion::default() };
+        let text = "backend: 'builtin' input { name: 'A' data_type: TYPE_INT8 dims: [1] } output { name: 'B' data_type: TYPE_INT8 dims: [1] }";
+        let config = Draft::from_text(text, "config.pbtxt").unwrap().complete(&completion).unwrap();
+        Identifier::new(&ModelVersion::new("m", version), &config).finish().key(&InferRequest::default())
+    }
+
+    fn entry() -> Arc<Entry> {
+        Arc::new(Entry::copy_of(&InferResponse::default()))
+    }
+
+    async fn lead(flights: &Flights, key: Key) -> Lead {
+        match flights.join(key).await {
+            Landing::Lead(lead) => lead,
+            Landing::Entry(_) => panic!("nobody has landed"),
+        }
+    }
+
+    /// Joins as tasks that wait, in order.
+    async fn followers(flights: &Flights, key: Key, count: usize) -> Vec<tokio::task::JoinHandle<Landing>> {
+        let mut tasks = Vec::new();
+        for n in 1..=count {
+            let joining = flights.clone();
+            tasks.push(tokio::spawn(async move { joining.join(key).await }));
+            while flights.lock().get(&key).map(VecDeque::len) != Some(n) {
+                tokio::task::yield_now().await;
+            }
+        }
+        tasks
+    }
+
+    #[tokio::test]
+    async fn all_get_what_the_leader_found() {
+        let flights = Flights::default();
+        let (first, other) = (lead(&flights, key(1)).await, lead(&flights, key(2)).await);
+        assert!(!first.is_waited_for());
+        let waiting = followers(&flights, key(1), 50).await;
+        assert!(first.is_waited_for() && !other.is_waited_for());
+        let entry = entry();
+        first.land(&entry);
+        for waiting in waiting {
+            assert!(matches!(waiting.await.unwrap(), Landing::Entry(found) if Arc::ptr_eq(&found, &entry)));
+        }
+        drop(other);
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_next_one_leads_where_the_leader_fails() {
+        let flights = Flights::default();
+        let first = lead(&flights, key(1)).await;
+        let mut waiting = followers(&flights, key(1), 4).await.into_iter();
+        // The one that would be next goes away before; the one after it just when it is told.
+        let gone = waiting.next().unwrap();
+        gone.abort();
+        assert!(gone.await.is_err());
+        drop(first);
+        let Landing::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        drop(second);
+        let Landing::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        third.land(&entry());
+        assert!(matches!(waiting.next().unwrap().await.unwrap(), Landing::Entry(_)));
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lead_that_nobody_takes_passes_on() {
+        let flights = Flights::default();
+        let first = lead(&flights, key(1)).await;
+        let mut waiting: Vec<_> = Vec::new();
+        for _ in 0..2 {
+            let mut join = Box::pin({
+                let flights = flights.clone();
+                async move { flights.join(key(1)).await }
+            });
+            tokio::select! { biased; _ = &mut join => panic!("it waits"), () = tokio::task::yield_now() => {} }
+            waiting.push(join);
+        }
+        drop(first);
+        // The lead is in the first one's hands, who goes away without having looked.
+        drop(waiting.remove(0));
+        assert!(matches!(waiting.remove(0).await, Landing::Lead(_)));
+        assert!(flights.lock().is_empty());
+    }
+}

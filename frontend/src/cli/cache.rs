@@ -1,0 +1,227 @@
+//! What the command line says about the response cache: Triton's forms, and what is allowed in them.
+
+use std::time::Duration;
+
+/// One `--cache-config`: the cache's name and what is said about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    name: CacheName,
+    settings: Vec<(String, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CacheName {
+    Local,
+    Redis,
+}
+
+/// The response cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Where responses are kept.
+    pub store: Store,
+    /// Whether concurrent equal requests are executed once.
+    pub single_flight: bool,
+}
+
+/// Where responses are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In this process, at most so many bytes.
+    Local(u64),
+    /// In a Redis.
+    Redis(Redis),
+}
+
+/// A Redis server.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Redis {
+    /// A name or an address.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Who logs in; empty for Redis' default user.
+    pub user: String,
+    /// With this; empty for no log-in.
+    pub password: String,
+    /// The number of the database.
+    pub db: u32,
+    /// How long a response is kept; `None` for as long as Redis likes.
+    pub ttl: Option<Duration>,
+    /// How long a look-up may take, and a connection be silent.
+    pub timeout: Duration,
+}
+
+impl std::fmt::Debug for Redis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Redis at {}:{}, database {}", self.host, self.port, self.db)
+    }
+}
+
+const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each with more settings if wanted: \
+                    NAME,KEY=VALUE[,KEY=VALUE...]";
+
+/// Reads one `--cache-config`.
+pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
+    let mut parts = text.split(',');
+    let name = match parts.next().unwrap_or_default() {
+        "local" => CacheName::Local,
+        "redis" => CacheName::Redis,
+        other => return Err(format!("there is no cache '{other}'; {FORM}")),
+    };
+    let setting = |part: &str| {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("'{part}' is no KEY=VALUE; {FORM}"))?;
+        Ok((key.trim().to_owned(), value.to_owned()))
+    };
+    Ok(CacheConfig { name, settings: parts.map(setting).collect::<Result<_, String>>()? })
+}
+
+/// The cache that all `--cache-config` and the deprecated `--response-cache-byte-size` name together; `None` for none.
+/// `variable` looks up an environment variable.
+///
+/// # Errors
+/// They contradict each other, or something is missing, unknown or not allowed.
+pub(super) fn cache(
+    configs: &[CacheConfig],
+    byte_size: Option<u64>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Option<Cache>, String> {
+    let Some(first) = configs.first() else {
+        let size = byte_size.filter(|size| *size > 0);
+        return Ok(size.map(|size| Cache { store: Store::Local(size), single_flight: false }));
+    };
+    if byte_size.is_some() {
+        let text = "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one \
+                    or the other.";
+        return Err(text.to_owned());
+    }
+    if configs.iter().any(|config| config.name != first.name) {
+        return Err("found multiple cache configurations, but only a single cache is currently supported".to_owned());
+    }
+    let settings = Settings(configs.iter().flat_map(|config| &config.settings).collect());
+    let single_flight = settings.parsed("single_flight", super::boolean)?.unwrap_or(false);
+    let store = match first.name {
+        CacheName::Local => Store::Local(local(&settings)?),
+        CacheName::Redis => Store::Redis(redis(&settings, variable)?),
+    };
+    Ok(Some(Cache { store, single_flight }))
+}
+
+fn local(settings: &Settings<'_>) -> Result<u64, String> {
+    settings.only("local", &["size", "single_flight"])?;
+    let size =
+        |text: &str| text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1");
+    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' needs its size: local,size=BYTES".to_owned())
+}
+
+fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Redis, String> {
+    let known = ["host", "port", "user", "password", "db", "ttl", "timeout_ms", "single_flight"];
+    settings.only("redis", &known)?;
+    let port = |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535");
+    let number = |text: &str| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0");
+    let positive = |text: &str| text.parse::<u32>().ok().filter(|n| *n > 0).ok_or("allowed are whole numbers from 1");
+    // Triton's variables, so that no password has to stand on a command line.
+    let text =
+        |key: &str, name: &str| settings.get(key).map(str::to_owned).or_else(|| variable(name)).unwrap_or_default();
+    Ok(Redis {
+        host: settings
+            .get("host")
+            .filter(|host| !host.is_empty())
+            .ok_or("the cache 'redis' needs its host: redis,host=HOST,port=PORT")?
+            .to_owned(),
+        port: settings.parsed("port", port)?.unwrap_or(6379),
+        user: text("user", "TRITONCACHE_REDIS_USERNAME"),
+        password: text("password", "TRITONCACHE_REDIS_PASSWORD"),
+        db: settings.parsed("db", number)?.unwrap_or(0),
+        ttl: settings.parsed("ttl", positive)?.map(|seconds| Duration::from_secs(seconds.into())),
+        timeout: Duration::from_millis(settings.parsed("timeout_ms", positive)?.unwrap_or(100).into()),
+    })
+}
+
+/// What is said about one cache; of equal keys the last counts.
+struct Settings<'a>(Vec<&'a (String, String)>);
+
+impl Settings<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    fn parsed<T, E: std::fmt::Display>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, String> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        parse(value).map(Some).map_err(|allowed| format!("{key} is '{value}'; {allowed}"))
+    }
+
+    fn only(&self, name: &str, known: &[&str]) -> Result<(), String> {
+        match self.0.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+            Some((key, _)) => {
+                Err(format!("the cache '{name}' has no setting '{key}'; allowed are {}", known.join(", ")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(texts: &[&str], byte_size: Option<u64>) -> Result<Option<Cache>, String> {
+        let configs = texts.iter().map(|text| config(text)).collect::<Result<Vec<_>, _>>()?;
+        cache(&configs, byte_size, |name| (name == "TRITONCACHE_REDIS_PASSWORD").then(|| "secret".to_owned()))
+    }
+
+    #[test]
+    fn tritons_forms_are_taken() {
+        let local = |size, single_flight| Ok(Some(Cache { store: Store::Local(size), single_flight }));
+        assert_eq!(read(&["local,size=1048576"], None), local(1_048_576, false));
+        assert_eq!(read(&["local,size=1", "local,single_flight=true"], None), local(1, true));
+        assert_eq!(read(&["local,size=1,size=7"], None), local(7, false));
+        assert_eq!((read(&[], Some(9)), read(&[], Some(0)), read(&[], None)), (local(9, false), Ok(None), Ok(None)));
+        let redis = read(&["redis,host=h", "redis,port=7000,user=u,db=2", "redis,ttl=60,timeout_ms=20"], None);
+        let Some(Cache { store: Store::Redis(redis), single_flight: false }) = redis.unwrap() else {
+            panic!("no Redis")
+        };
+        assert_eq!((redis.host.as_str(), redis.port, redis.db, redis.user.as_str()), ("h", 7000, 2, "u"));
+        assert_eq!((redis.ttl, redis.timeout), (Some(Duration::from_secs(60)), Duration::from_millis(20)));
+        assert_eq!(redis.password, "secret");
+        assert!(!format!("{redis:?}").contains("secret"));
+        let Some(Cache { store: Store::Redis(redis), .. }) = read(&["redis,host=h,password=own"], None).unwrap() else {
+            panic!("no Redis")
+        };
+        assert_eq!((redis.port, redis.password.as_str(), redis.ttl), (6379, "own", None));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_is_allowed() {
+        for (texts, byte_size, expected) in [
+            (&["disk,size=1"][..], None, &["'disk'", "local,size=BYTES", "redis,host="][..]),
+            (&["local,size"], None, &["'size' is no KEY=VALUE"]),
+            (&["local,size=big"], None, &["size is 'big'", "whole numbers of bytes"]),
+            (&["local,size=0"], None, &["size is '0'"]),
+            (&["local,size=-1"], None, &["size is '-1'"]),
+            (&["local"], None, &["needs its size"]),
+            (&["local,single_flight=true"], None, &["needs its size"]),
+            (&["local,size=1,ttl=3"], None, &["no setting 'ttl'", "size, single_flight"]),
+            (&["local,size=1,single_flight=maybe"], None, &["single_flight is 'maybe'", "true, false"]),
+            (&["redis,port=1"], None, &["needs its host"]),
+            (&["redis,host=h,port=0"], None, &["port is '0'", "1 to 65535"]),
+            (&["redis,host=h,timeout_ms=0"], None, &["timeout_ms is '0'", "from 1"]),
+            (
+                &["local,size=1", "redis,host=h"],
+                None,
+                &["found multiple cache configurations, but only a single cache is currently supported"],
+            ),
+            (&["local,size=1"], Some(1), &["Incompatible flags --response-cache-byte-size and --cache-config"]),
+        ] {
+            let message = read(texts, byte_size).unwrap_err();
+            for part in expected {
+                assert!(message.contains(part), "{texts:?} should tell {part:?}: {message}");
+            }
+        }
+    }
+}

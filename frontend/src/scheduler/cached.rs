@@ -1,0 +1,97 @@
+//! Requests that the response cache may answer: looked up before they enter the queue, and so before the scheduler hears
+//! of them. In a model that keeps the order of its answers they have their place from before the look-up on.
+
+use std::sync::Arc;
+
+use pharos::cache::Entry;
+use pharos::error::Reason;
+use pharos::id::RequestId;
+use pharos::infer::InferRequest;
+use pharos::metrics::record;
+use pharos::model::Checked;
+use pharos::timeline::{ComputeStamps, Instant};
+use tokio::sync::oneshot;
+
+use super::{Answer, Driver, Request, lost};
+use crate::cache::{Found, Miss, ModelCache};
+use crate::clock;
+use crate::wire::Part;
+
+impl Driver {
+    /// Looks a request up. Dropping the future cancels the request.
+    pub(super) async fn look_up(
+        &self,
+        cache: &ModelCache,
+        id: RequestId,
+        request: &InferRequest,
+        checked: &Checked,
+    ) -> Found {
+        if self.ordered {
+            self.turn(request.timeline.queue_start, |state| {
+                if let Some(order) = &mut state.order {
+                    order.expect(id);
+                }
+            });
+        }
+        let mut looking = Looking { driver: self, id: Some(id), since: request.timeline.request_start };
+        let found = cache.look_up(&self.config, request, checked.batch_size).await;
+        looking.id = None;
+        found
+    }
+
+    /// Answers a request with what was found from the first to the second time.
+    pub(super) async fn answer_hit(
+        &self,
+        id: RequestId,
+        part: Part,
+        entry: Arc<Entry>,
+        (begun, ended): (Instant, Instant),
+    ) -> Answer {
+        let mut response = entry.answer(&self.config, self.model.version, &part.request);
+        let timeline = &mut response.timeline;
+        timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
+        timeline.request_end = clock::now();
+        record::cache_hit(&self.series, timeline, ended.ns_since(begun));
+        if let Some(trace) = part.request.trace {
+            record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
+        }
+        if !self.ordered {
+            return Ok(response);
+        }
+        let (reply, answer) = oneshot::channel();
+        let request = Request { part: Arc::new(part), reply, retried: false, miss: None };
+        self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
+        answer.await.unwrap_or_else(|_| lost())
+    }
+
+    /// Stores the response to a request that was not found, once it is recorded and before it leaves. An error is not
+    /// stored: the next one that waits for the same is executed.
+    pub(super) fn store(&self, miss: Option<Miss>, answer: &Answer) {
+        if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
+            record::cache_miss(&self.series, cache.store(miss, response));
+        }
+    }
+}
+
+/// Cancels a request whose client goes away while it is looked up.
+struct Looking<'a> {
+    driver: &'a Driver,
+    id: Option<RequestId>,
+    /// When the request began.
+    since: Instant,
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        let now = clock::now();
+        record::inference_failed(&self.driver.series, Reason::Cancelled, now.ns_since(self.since));
+        if self.driver.ordered {
+            self.driver.turn(now, |state| {
+                if let Some(order) = &mut state.order {
+                    order.forget(id);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What is kept of a response: its outputs and parameters, in memory of their own.
+//!
+//! As bytes, for a cache outside of the process (little-endian; a length is 8 bytes, a text its length and its bytes):
+//!
+//! ```text
+//! "PHRC", version 1 | key (32) | count of parameters, each: name, type (1), value | count of outputs, each: name,
+//! datatype (1), count of dimensions, dimensions (8 each), length of the data | the data of all outputs
+//! ```
+//!
+//! Nothing in such bytes is trusted: somebody else may have written them, or part of them.
+
+use std::mem::size_of;
+
+use bytes::Bytes;
+
+use super::Key;
+use super::key::{push_bytes, push_len, push_parameter};
+use crate::infer::{InferOutput, InferRequest, InferResponse, Parameter, Parameters};
+use crate::model::ModelConfig;
+use crate::tensor::{DataType, Tensor, byte_size, bytes_elements, element_count};
+
+const MAGIC: &[u8; 5] = b"PHRC\x01";
+
+/// What an entry takes beside its outputs: its place in the lists and tables of a cache, the largest that they may be
+/// for each entry, and what the allocator needs for its pieces.
+const ENTRY_BYTES: u64 = 384;
+/// What an output takes beside its data, its name and its dimensions.
+const OUTPUT_BYTES: u64 = size_of::<InferOutput>() as u64 + 32;
+
+/// A response without what belongs to its request. Cheap to clone are its outputs' data only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    parameters: Parameters,
+    outputs: Vec<InferOutput>,
+}
+
+/// Why bytes are no entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// They do not begin as entries of this version do.
+    #[error("it is no entry of this version")]
+    Format,
+    /// They belong to another key.
+    #[error("it belongs to another key")]
+    Key,
+    /// Something is cut off, left over, or not what it says.
+    #[error("its contents do not hold together")]
+    Contents,
+    /// It is no answer of this model to this request.
+    #[error("it does not fit the model")]
+    Model,
+}
+
+impl Entry {
+    /// How many bytes of memory a copy of a response will take, all included.
+    pub fn size_of(response: &InferResponse) -> u64 {
+        size(&response.parameters, &response.outputs)
+    }
+
+    /// How many bytes of memory it takes.
+    pub fn size(&self) -> u64 {
+        size(&self.parameters, &self.outputs)
+    }
+
+    /// Copies a response. The copy holds nothing of where the response's bytes are.
+    pub fn copy_of(response: &InferResponse) -> Self {
+        let mut data = Vec::with_capacity(response.outputs.iter().map(|output| output.tensor.data.len()).sum());
+        for piece in response.outputs.iter().flat_map(|output| output.tensor.data.pieces()) {
+            data.extend_from_slice(piece);
+        }
+        let mut data = Bytes::from(data);
+        let outputs = response.outputs.iter().map(|output| {
+            let data = data.split_to(output.tensor.data.len()).into();
+            InferOutput { name: output.name.clone(), tensor: Tensor { data, ..output.tensor.clone() } }
+        });
+        Self { outputs: outputs.collect(), parameters: response.parameters.clone() }
+    }
+
+    /// Its outputs, in the model's order.
+    pub fn outputs(&self) -> &[InferOutput] {
+        &self.outputs
+    }
+
+    /// The response to a request: with that request's own id and stamps.
+    pub fn answer(&self, config: &ModelConfig, version: u64, request: &InferRequest) -> InferResponse {
+        InferResponse {
+            model_name: config.name.clone(),
+            model_version: version.to_string(),
+            id: request.id.clone(),
+            parameters: self.parameters.clone(),
+            outputs: self.outputs.clone(),
+            timeline: request.timeline,
+        }
+    }
+
+    /// A response as bytes.
+    pub fn encode(response: &InferResponse, key: &Key) -> Vec<u8> {
+        let data: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let mut out = Vec::with_capacity(data + 256 + 64 * response.outputs.len());
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(key.as_bytes());
+        push_len(&mut out, response.parameters.len());
+        for (name, value) in &response.parameters {
+            push_bytes(&mut out, name.as_bytes());
+            push_parameter(&mut out, value);
+        }
+        push_len(&mut out, response.outputs.len());
+        for InferOutput { name, tensor } in &response.outputs {
+            push_bytes(&mut out, name.as_bytes());
+            out.push(tensor.datatype.number());
+            push_len(&mut out, tensor.shape.len());
+            tensor.shape.iter().for_each(|dim| out.extend_from_slice(&dim.to_le_bytes()));
+            push_len(&mut out, tensor.data.len());
+        }
+        for piece in response.outputs.iter().flat_map(|output| output.tensor.data.pieces()) {
+            out.extend_from_slice(piece);
+        }
+        out
+    }
+
+    /// Reads what [`Entry::encode`] made for this key. The outputs are slices of `bytes`.
+    ///
+    /// # Errors
+    /// The bytes are anything else; or their tensors are not what they say.
+    pub fn decode(bytes: &Bytes, key: &Key) -> Result<Self, Invalid> {
+        let mut rest = Reader(bytes);
+        if rest.take(MAGIC.len()) != Some(MAGIC) {
+            return Err(Invalid::Format);
+        }
+        if rest.take(Key::LEN) != Some(key.as_bytes()) {
+            return Err(Invalid::Key);
+        }
+        rest.entry(bytes).ok_or(Invalid::Contents)
+    }
+
+    /// Whether a model could answer a request of `batch_size` with this: outputs that were asked for, in the model's
+    /// order, each of its datatype and number of dimensions, and with the request's rows.
+    ///
+    /// # Errors
+    /// [`Invalid::Model`] if not.
+    pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
+        let mut specs = config.outputs.iter();
+        let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|o| o.name == name);
+        let fits = self.outputs.iter().all(|InferOutput { name, tensor }| {
+            // Going on from where the last one was found keeps the order.
+            specs.any(|spec| spec.name == *name && spec.datatype == tensor.datatype && wanted(name))
+                && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
+        });
+        if fits { Ok(()) } else { Err(Invalid::Model) }
+    }
+}
+
+fn size(parameters: &Parameters, outputs: &[InferOutput]) -> u64 {
+    let output = |InferOutput { name, tensor }: &InferOutput| {
+        OUTPUT_BYTES + (name.len() + 8 * tensor.shape.len() + tensor.data.len()) as u64
+    };
+    let parameter = |(name, value): &(String, Parameter)| {
+        let text = if let Parameter::String(text) = value { text.len() } else { 0 };
+        (size_of::<(String, Parameter)>() + name.len() + text + 32) as u64
+    };
+    ENTRY_BYTES + outputs.iter().map(output).sum::<u64>() + parameters.iter().map(parameter).sum::<u64>()
+}
+
+/// Takes bytes off the front; `None` when they run out.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    fn number(&mut self) -> Option<[u8; 8]> {
+        self.take(8)?.try_into().ok()
+    }
+
+    fn len(&mut self) -> Option<usize> {
+        usize::try_from(u64::from_le_bytes(self.number()?)).ok()
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = self.len()?;
+        String::from_utf8(self.take(len)?.to_vec()).ok()
+    }
+
+    fn parameter(&mut self) -> Option<Parameter> {
+        Some(match self.byte()? {
+            0 => Parameter::Bool(self.byte()? == 1),
+            1 => Parameter::Int(i64::from_le_bytes(self.number()?)),
+            2 => Parameter::Uint(u64::from_le_bytes(self.number()?)),
+            3 => Parameter::Double(f64::from_le_bytes(self.number()?)),
+            4 => Parameter::String(self.text()?),
+            _ => return None,
+        })
+    }
+
+    /// Everything behind the key. `all` is what the reader reads.
+    fn entry(&mut self, all: &Bytes) -> Option<Entry> {
+        // Counts are not believed: what they promise must be there before anything is allocated for it.
+        let mut parameters = Vec::new();
+        for _ in 0..self.len()? {
+            parameters.push((self.text()?, self.parameter()?));
+        }
+        let mut heads = Vec::new();
+        for _ in 0..self.len()? {
+            let (name, datatype) = (self.text()?, DataType::from_number(self.byte()?)?);
+            let mut shape = Vec::new();
+            for _ in 0..self.len()? {
+                shape.push(i64::from_le_bytes(self.number()?));
+            }
+            heads.push((name, datatype, shape, self.len()?));
+        }
+        let mut outputs = Vec::with_capacity(heads.len());
+        for (name, datatype, shape, len) in heads {
+            let data = all.slice_ref(self.take(len)?);
+            holds(datatype, &shape, &data).then_some(())?;
+            outputs.push(InferOutput { name, tensor: Tensor { datatype, shape, data: data.into() } });
+        }
+        self.0.is_empty().then_some(Entry { parameters, outputs })
+    }
+}
+
+/// Whether the data are the elements of this shape.
+fn holds(datatype: DataType, shape: &[i64], data: &[u8]) -> bool {
+    match (byte_size(datatype, shape), element_count(shape)) {
+        (Some(size), _) => size == data.len() as u64,
+        (None, Some(elements)) if datatype == DataType::Bytes => {
+            let mut found = 0;
+            bytes_elements(data).all(|element| {
+                found += 1;
+                element.is_ok()
+            }) && found == elements
+        }
+        _ => false,
+    }
+}
