@@ -209,7 +209,7 @@ mod tests {
                 prop_assert_eq!(data.len(), before - part.len());
                 parts.extend_from_slice(&part.as_slice());
             }
-            prop_assert_eq!(data.is_empty(), data.len() == 0);
+            prop_assert_eq!(data.is_empty(), data == Data::new());
             parts.extend_from_slice(&data.join());
             prop_assert_eq!(parts, whole);
         }

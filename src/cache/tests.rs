@@ -1,3 +1,5 @@
+//! What the cache promises, over random requests and entries.
+
 use std::collections::HashSet;
 
 use bytes::Bytes;

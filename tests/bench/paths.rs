@@ -230,6 +230,23 @@ fn tslog_paths(criterion: &mut Criterion) {
         cache.journal().take(&mut batch, 0, 0);
         bencher.iter(|| gauge.add_or_update_for(0.123456, ""));
     });
+    let (spec, _) = cache.find("PredictionTime").expect("it is defined");
+    let text = Text::new(&spec, spec.dimensions.iter().map(String::as_str).zip(labels), "host");
+    let (stamp, mut out) = (Stamp::new(1_795_189_837_608, 0), String::new());
+    criterion.bench_function("tslog: format a line", |bencher| {
+        bencher.iter(|| {
+            out.clear();
+            text.write(&mut out, Layout::File, &stamp, (0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
+            out.len()
+        });
+    });
+}
+
+/// What the times of a batch cost on their way to log lines.
+fn tslog_batch_paths(criterion: &mut Criterion) {
+    let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
+    cache.journal().attach(|| ());
+    let mut batch = Batch::default();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let timelines = [Timeline { request_end: Instant(1000), ..Timeline::default() }];
     for (name, kept) in [("each request's own", 0), ("counters held", 1000)] {
@@ -250,22 +267,12 @@ fn tslog_paths(criterion: &mut Criterion) {
         cache.journal().take(&mut batch, 0, 0);
         bencher.iter(|| record::batch_times(&model, timelines.iter(), 1000));
     });
-    let (spec, _) = cache.find("PredictionTime").expect("it is defined");
-    let text = Text::new(&spec, spec.dimensions.iter().map(String::as_str).zip(labels), "host");
-    let (stamp, mut out) = (Stamp::new(1_795_189_837_608, 0), String::new());
-    criterion.bench_function("tslog: format a line", |bencher| {
-        bencher.iter(|| {
-            out.clear();
-            text.write(&mut out, Layout::File, &stamp, (0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
-            out.len()
-        });
-    });
 }
 
 criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, cache_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths
+    targets = codec_paths, cache_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths, tslog_batch_paths
 }
 criterion_main!(paths);

@@ -47,8 +47,9 @@ pub(super) struct Warming {
 impl Instance {
     /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
     pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let runs = self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
-        let next = runs.skip(over as usize).next();
+        let mut runs =
+            self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
+        let next = runs.nth(over as usize);
         let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
         let since = clock::now();
         let parts = warm_up.parts(since);

@@ -14,7 +14,7 @@
 
 use std::io::{self, Write};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
@@ -22,6 +22,7 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use super::elements::{self, Operation};
 use super::emit::Emitter;
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
+use crate::clock;
 
 const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit";
 
@@ -109,12 +110,12 @@ impl Backend for Builtin {
 
 /// Waits, and looks now and then whether anybody still waits for the batch.
 fn delay(duration: Duration, batch: &Batch<'_>) -> Result<(), InferError> {
-    let end = Instant::now() + duration;
+    let end = clock::now() + duration;
     loop {
         if batch.all_cancelled() {
             return Err(InferError::cancelled());
         }
-        match end.saturating_duration_since(Instant::now()) {
+        match end - clock::now() {
             Duration::ZERO => return Ok(()),
             left => thread::sleep(left.min(LOOK)),
         }

@@ -1,0 +1,97 @@
+//! Requests that end without their batch being answered: given back by the scheduler, not sent, or lost with an instance.
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::{InstanceId, ModelVersion, RequestId};
+use pharos::metrics::record;
+use pharos::scheduler::RejectReason;
+
+use super::{Driver, State, ticket};
+use crate::clock;
+
+impl Driver {
+    /// An instance is gone. What it was executing is tried once more on another instance, or fails.
+    pub(crate) fn instance_lost(&self, instance: InstanceId) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.remove(&instance) else { return };
+            state.scheduler.instance_lost(instance, now);
+            for (position, batch) in member.in_flight.into_iter().enumerate() {
+                for (id, mut request) in batch.requests {
+                    if position == 0 {
+                        // It was executing, so it counts as pending again.
+                        record::request_pending(&self.series, 1);
+                    }
+                    // Only what was executing can have killed the instance; the rest has not had its try.
+                    let again = position > 0 || !request.retried;
+                    let given_up = request.reply.is_closed();
+                    if !state.closed && again && !given_up {
+                        request.retried |= position == 0;
+                        let ticket = ticket(id, &request.part.request, &request.part.checked);
+                        let queued = request.part.request.timeline.queue_start;
+                        state.queued.insert(id, request);
+                        state.scheduler.requeue(ticket, queued, now);
+                    } else {
+                        record::request_pending(&self.series, -1);
+                        let ns = now.ns_since(request.part.request.timeline.request_start);
+                        let error = match () {
+                            () if given_up => InferError::cancelled(),
+                            () if state.closed => RejectReason::Stopping.error(),
+                            () => lost_twice(&self.model),
+                        };
+                        record::inference_failed(&self.series, error.reason, ns);
+                        self.finish(state, id, request, Err(error));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Answers a request that the scheduler has given back.
+    pub(super) fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
+        let Some(request) = state.queued.remove(&id) else { return };
+        record::request_pending(&self.series, -1);
+        let error = reason.error();
+        if !reason.refused_on_arrival() {
+            let ns = clock::now().ns_since(request.part.request.timeline.request_start);
+            record::inference_failed(&self.series, error.reason, ns);
+        }
+        // Triton names the request only where it refuses it on arrival.
+        let nameless = matches!(reason, RejectReason::Timeout | RejectReason::Cancelled);
+        let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
+        if let Some(order) = &mut state.order {
+            // Answered out of turn, as Triton does: what was not executed waits for nobody.
+            order.forget(id);
+        }
+        self.finish(state, id, request, Err(error));
+    }
+
+    /// A batch could not be sent: its requests fail, and the instance has one batch less.
+    pub(super) fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
+            let requests = member.take(position).requests;
+            if position > 0 {
+                record::request_pending(&self.series, -(requests.len() as i64));
+            } else if let Some(next) = member.in_flight.first() {
+                record::request_pending(&self.series, -(next.requests.len() as i64));
+            }
+            state.scheduler.batch_done(instance, now);
+            for (id, request) in requests {
+                let ns = now.ns_since(request.part.request.timeline.request_start);
+                record::inference_failed(&self.series, error.reason, ns);
+                let error = error.clone().with_request_id(&request.part.request.id);
+                self.finish(state, id, request, Err(error));
+            }
+        });
+    }
+}
+
+fn lost_twice(model: &ModelVersion) -> InferError {
+    let text = format!(
+        "the worker of model '{}' version {} died twice while it executed this request",
+        model.name, model.version
+    );
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}
