@@ -8,18 +8,19 @@
 //! # Who is next
 //! Staged instances are served by their *turn*, executions so far times priority, the smallest first; equal ones in the
 //! order in which they were staged. So instances that are always busy execute in inverse proportion to their priorities.
-//! Two things keep a count from being held against somebody for ever, which it is in Triton:
-//! - An instance that comes new or was idle begins where those are that compete with it (that is, that need a resource
-//!   which it needs too), rather than far behind them, where it would have everything to itself until it has caught up.
-//! - While an instance is staged, others may be served before it only as often as the priorities say (its own divided by
-//!   theirs, and one more, for each that competes with it). After that it is *overdue* and goes before all that are not.
+//! A count is not held against anybody for ever, which it is in Triton: when an instance is staged, its turn is brought up
+//! to those that compete with it (that is, that need a resource which it needs too) and are staged or execute, short of
+//! one execution of theirs. So one that is new or was idle begins where the others are, rather than far behind them, where
+//! it would have everything to itself until it has caught up. And whoever comes back to the line while another one waits
+//! comes back no further before it than the weights say: each competitor is served at most as often before it as its
+//! priority divided by theirs, and twice more.
 //!
 //! # What a waiting instance keeps
 //! An instance whose turn it is and that lacks a resource keeps what is free of all that it needs: who comes after it
 //! gets only what is left beyond that. Else one that needs four of a resource would never find four free at once while
 //! others come and go with one each. Triton serves nobody while the first one waits; here those go on that take nothing
-//! away from it. With the limit on being passed this is why everybody is served: the first of those that are overdue stays
-//! the first, gathers what it needs as executions end, and waits for no more than those that run.
+//! away from it. Since only so many are served before it, the one that waits becomes the first of those that it competes
+//! with, gathers what it needs as executions end, and then waits for no more than those that run.
 //!
 //! # How much there is
 //! The most that a single instance needs, on each device for itself, unless a limit is given. Loading and unloading models
@@ -50,15 +51,14 @@ pub struct Member(u64);
 /// A place in the line of those that are staged; the smallest is served first. Ties are broken by the order of staging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
-    /// `None` for those that are overdue: they go before all others.
-    turn: Option<u128>,
+    turn: u128,
     staged: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    Staged { place: Place, since: Instant, passed: u64 },
+    Staged { place: Place, since: Instant },
     Holding,
 }
 
@@ -69,8 +69,6 @@ struct Instance {
     priority: u64,
     /// Executions times priority, or more if it was idle meanwhile.
     turn: u128,
-    /// How often others that compete with it may be served while it is staged.
-    patience: u64,
     state: State,
     /// Nanoseconds that it has been staged, all times together.
     waited_ns: u64,
@@ -116,11 +114,11 @@ impl RateLimiter {
             let member = Member(self.next_member);
             self.next_member += 1;
             let priority = u64::from(demand.priority.max(1));
-            let instance = Instance { needs, priority, turn: 0, patience: 0, state: State::Idle, waited_ns: 0 };
+            let instance = Instance { needs, priority, turn: 0, state: State::Idle, waited_ns: 0 };
             self.instances.insert(member, instance);
             members.push(member);
         }
-        self.instances_changed();
+        self.changed = true;
         Ok(members)
     }
 
@@ -133,17 +131,17 @@ impl RateLimiter {
             }
         }
         self.pools.resize(self.instances.values().map(|instance| instance.needs.as_slice()));
-        self.instances_changed();
+        self.changed = true;
     }
 
     /// The instance could be given a batch and asks for its resources.
     pub fn stage(&mut self, member: Member, now: Instant) {
         let Some(turn) = self.turn_of(member) else { return };
-        let place = Place { turn: Some(turn), staged: self.next_staged };
+        let place = Place { turn, staged: self.next_staged };
         self.next_staged += 1;
         if let Some(instance) = self.instances.get_mut(&member) {
             instance.turn = turn;
-            instance.state = State::Staged { place, since: now, passed: 0 };
+            instance.state = State::Staged { place, since: now };
             self.line.insert((place, member));
             self.changed = true;
         }
@@ -217,24 +215,14 @@ impl RateLimiter {
     }
 
     fn grant(&mut self, member: Member, now: Instant) {
-        let Some(mut granted) = self.instances.remove(&member) else { return };
-        if let State::Staged { place, since, .. } = granted.state {
+        let Some(granted) = self.instances.get_mut(&member) else { return };
+        if let State::Staged { place, since } = granted.state {
             self.line.remove(&(place, member));
             granted.waited_ns += now.ns_since(since);
         }
         granted.state = State::Holding;
         granted.turn += u128::from(granted.priority);
         self.pools.take(&granted.needs);
-        for (other, instance) in self.instances.iter_mut().filter(|(_, instance)| instance.competes(&granted)) {
-            let State::Staged { place, passed, .. } = &mut instance.state else { continue };
-            *passed += 1;
-            if *passed > instance.patience && place.turn.is_some() {
-                self.line.remove(&(*place, *other));
-                place.turn = None;
-                self.line.insert((*place, *other));
-            }
-        }
-        self.instances.insert(member, granted);
     }
 
     /// The turn of an instance that is to be staged: its own, or where its competitors are. `None` if it is not idle.
@@ -253,24 +241,5 @@ impl RateLimiter {
             State::Holding => self.pools.give_back(&instance.needs),
         }
         self.changed = true;
-    }
-
-    /// Others compete now, or there is another amount of something.
-    fn instances_changed(&mut self) {
-        let all: Vec<(Member, u64)> =
-            self.instances.iter().map(|(member, one)| (*member, self.patience(one))).collect();
-        for (member, patience) in all {
-            if let Some(instance) = self.instances.get_mut(&member) {
-                instance.patience = patience;
-            }
-        }
-        self.changed = true;
-    }
-
-    /// How often those that compete with an instance may be served before it.
-    fn patience(&self, instance: &Instance) -> u64 {
-        let others =
-            self.instances.values().filter(|other| !std::ptr::eq(*other, instance) && other.competes(instance));
-        others.map(|other| instance.priority.div_ceil(other.priority) + 1).sum()
     }
 }

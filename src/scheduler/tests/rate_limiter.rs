@@ -170,7 +170,7 @@ fn nobody_is_passed_more_often_than_the_priorities_say() {
 }
 
 #[test]
-fn a_count_made_elsewhere_is_not_held_against_anybody_for_long() {
+fn a_count_made_elsewhere_is_not_held_against_anybody() {
     // The third has executed ten thousand times without company; the second begins beside it, and so far behind the first.
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1), ("S 1", 1)], Vec::new());
     limiter.stage(members[2], NOW);
