@@ -1,7 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, ToFrontend, ToWorker, WireError,
+    BatchRequest, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, SequenceStep, ToFrontend, ToWorker,
+    WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -164,7 +165,8 @@ macro_rules! fields {
 }
 fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics, auto_detect });
 fields!(Execute { batch, requests, inputs, outputs, released, flags });
-fields!(BatchRequest { id, rows, parameters });
+fields!(BatchRequest { id, rows, parameters, sequence });
+fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
 fields!(Done { batch, stamps, error, failed, outputs });
@@ -330,7 +332,12 @@ mod tests {
         ToWorker::Execute(Execute {
             batch: 7,
             requests: vec![
-                BatchRequest { id: "a".into(), rows: 2, parameters: vec![("p".into(), Parameter::Double(0.5))] },
+                BatchRequest {
+                    id: "a".into(),
+                    rows: 2,
+                    parameters: vec![("p".into(), Parameter::Double(0.5))],
+                    sequence: Some(SequenceStep { key: 7, start: true, end: false }),
+                },
                 BatchRequest::default(),
             ],
             inputs: vec![InputBlock { input: 1, datatype: DataType::Bf16, shape: vec![2, -1], offset: 64, len: 4 }],

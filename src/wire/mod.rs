@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -89,6 +89,19 @@ pub struct BatchRequest {
     pub rows: u32,
     /// The request's free parameters.
     pub parameters: Parameters,
+    /// The step of a sequence that it is, for a model with sequences.
+    pub sequence: Option<SequenceStep>,
+}
+
+/// A request as a step of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceStep {
+    /// The sequence's number, unique for the life of the frontend: the same correlation id used again is another one.
+    pub key: u64,
+    /// Nothing of it was executed before: its state is the initial one.
+    pub start: bool,
+    /// Nothing of it comes after: its state is dropped.
+    pub end: bool,
 }
 
 /// An input of a batch in the frontend's arena.

@@ -178,7 +178,8 @@ fn rows(part: &Part) -> u32 {
 }
 
 fn describe(part: &Part) -> BatchRequest {
-    BatchRequest { id: part.request.id.clone(), rows: rows(part), parameters: part.request.parameters.clone() }
+    let (id, parameters) = (part.request.id.clone(), part.request.parameters.clone());
+    BatchRequest { id, rows: rows(part), parameters, sequence: None }
 }
 
 /// The outputs that any of the requests wants; empty if one of them wants all.

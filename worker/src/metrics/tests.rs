@@ -77,7 +77,7 @@ fn came(name: &str, labels: &[&str], value: f64, request_id: &str) -> Came {
 }
 
 fn requests(ids: &[&str]) -> Vec<BatchRequest> {
-    ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, parameters: Vec::new() }).collect()
+    ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, parameters: Vec::new(), sequence: None }).collect()
 }
 
 fn refusal<T>(result: Result<T, MetricError>) -> String {
