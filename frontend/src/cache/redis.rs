@@ -177,7 +177,9 @@ impl Keeper {
             };
             let Err(error) = lost else { return };
             let Settings { host, port, .. } = &self.settings;
-            self.report.tell(Trouble::Connection, &format!("Redis at {host}:{port}: {error}"));
+            let slow = error.kind() == io::ErrorKind::TimedOut;
+            let trouble = if slow { Trouble::Timeout } else { Trouble::Connection };
+            self.report.tell(trouble, &format!("Redis at {host}:{port}: {error}"));
             // Who came just before the connection was lost is not left waiting.
             while self.commands.try_recv().is_ok() {}
             sleep(pause).await;
