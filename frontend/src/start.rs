@@ -261,6 +261,7 @@ fn settings(
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             load_threads: options.models.load_thread_count as usize,
             start_timeout: options.workers.worker_start_timeout_secs,
+            max_backoff: options.workers.worker_max_backoff_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             gpus,

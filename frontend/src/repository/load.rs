@@ -179,6 +179,7 @@ impl Repository {
             threads,
             settings: supervisor::Settings {
                 start_timeout: self.settings.start_timeout,
+                max_backoff: self.settings.max_backoff,
                 execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
                 ..supervisor::Settings::default()
             },
