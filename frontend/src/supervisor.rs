@@ -40,6 +40,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     pub(crate) program: Program,
     pub(crate) directory: PathBuf,
+    /// Where the files of the states' first values are.
+    pub(crate) initial_states: PathBuf,
     pub(crate) threads: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
@@ -286,6 +288,7 @@ impl Instance {
             instance: self.name.clone(),
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
+            initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
             threads: self.plan.threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),

@@ -46,6 +46,10 @@ impl ToWorker {
                 out.push(5);
                 text.put(out);
             }
+            Self::SequenceEnded(keys) => {
+                out.push(6);
+                keys.put(out);
+            }
         });
     }
 }
@@ -82,6 +86,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             3 => ToWorker::Release(Wire::get(input)?),
             4 => ToWorker::Shutdown,
             5 => ToWorker::Metrics(Wire::get(input)?),
+            6 => ToWorker::SequenceEnded(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -163,7 +168,18 @@ macro_rules! fields {
         }
     };
 }
-fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics, auto_detect });
+fields!(Load {
+    wire_version,
+    model,
+    version,
+    instance,
+    directory,
+    config,
+    initial_states,
+    threads,
+    metrics,
+    auto_detect
+});
 fields!(Execute { batch, requests, inputs, outputs, released, flags });
 fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
@@ -171,7 +187,7 @@ fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
 fields!(Done { batch, stamps, error, failed, outputs });
 fields!(WireError { code, message });
-fields!(OutputBlock { output, datatype, shape, offset, len });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len });
 fields!(ComputeStamps { start, input_end, output_start, end });
 
 /// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
@@ -351,7 +367,8 @@ mod tests {
         let stamps =
             ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
         let error = WireError { code: ErrorCode::InvalidArg, message: "no".into() };
-        let output = OutputBlock { output: 0, datatype: DataType::Bytes, shape: vec![1, 2], offset: 0, len: 9 };
+        let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
+        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9 };
         ToFrontend::Done(Done {
             batch: 7,
             stamps,
@@ -376,12 +393,14 @@ mod tests {
             instance: "m_0".into(),
             directory: "/r/m/3".into(),
             config: vec![1, 2],
+            initial_states: "/r/m/initial_state".into(),
             threads: 2,
             metrics: "mode: prometheus".into(),
             auto_detect: true,
         });
         let metrics = ToWorker::Metrics("mode: both".into());
-        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics] {
+        let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
+        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));

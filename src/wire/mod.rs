@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -38,6 +38,8 @@ pub enum ToWorker {
     Shutdown,
     /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
     Metrics(String),
+    /// Sequences that are over without a last step, by their keys: what is kept for them is dropped.
+    SequenceEnded(Vec<u64>),
 }
 
 /// The model instance that a worker process runs.
@@ -55,6 +57,8 @@ pub struct Load {
     pub directory: String,
     /// The checked configuration, in protobuf.
     pub config: Vec<u8>,
+    /// The directory with the files of the states' first values.
+    pub initial_states: String,
     /// Threads that one execution may use.
     pub threads: u32,
     /// The text of `metrics.yaml`, which says what the model may record.
@@ -175,9 +179,12 @@ impl From<WireError> for InferError {
 pub struct OutputBlock {
     /// Position in the configuration's outputs.
     pub output: u16,
+    /// The requests that it is for, by their positions in the batch, ascending; empty for all. A batch whose states differ
+    /// in shape is executed in parts, each of which gives an output of its own.
+    pub requests: Vec<u32>,
     /// What the elements are.
     pub datatype: DataType,
-    /// The shape of the whole batch, as the model gave it.
+    /// The shape of all these requests together, as the model gave it.
     pub shape: Vec<i64>,
     /// First byte in the arena; also the name under which it is released.
     pub offset: u64,

@@ -62,7 +62,7 @@ pub(crate) const HOUSES: &[House] = &[
             // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
             together(&["instance", "backend"]),
             apart(&["wire", "metrics", "watch"]),
-            apart(&["memory"]),
+            apart(&["memory", "state"]),
             apart(&["descriptors"]),
             apart(&["clock"]),
         ],

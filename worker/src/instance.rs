@@ -1,5 +1,11 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod steps;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -10,11 +16,12 @@ use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Input, load_error, run_error};
+use crate::backend::{self, Arena, Backend, Batch, Context, Input, Requests, load_error, run_error};
 use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Series};
+use crate::state::States;
 
 /// Output memory that stays with the process when nobody uses it; more is handed back to the system.
 const KEEP_OUTPUTS: u64 = 16 << 20;
@@ -26,6 +33,11 @@ pub(crate) struct Instance {
     inputs: InputArena,
     outputs: Arena,
     metrics: Metrics,
+    /// What is kept for sequences, if the model has states.
+    states: Option<States>,
+    /// The bytes of the states, if the definition of the metrics has it.
+    state_bytes: Option<Series>,
+    instance: String,
     /// What loading has added to the resident memory, bytes.
     grown: u64,
 }
@@ -45,9 +57,46 @@ impl Instance {
         let context = Context { config: &config, directory: Path::new(&load.directory), threads, metrics: &metrics };
         let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
+        let read = |file: &str| {
+            let path = Path::new(&load.initial_states).join(file);
+            std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+        };
+        let states = States::new(&config, read).map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
         metrics.flush();
-        Ok(Self { backend, config, inputs, outputs, metrics, grown })
+        let (state_bytes, instance) = (None, load.instance.clone());
+        let mut this = Self { backend, config, inputs, outputs, metrics, states, state_bytes, instance, grown };
+        this.show_states();
+        Ok(this)
+    }
+
+    /// Looks the metric of the states up, and records what they take now.
+    fn show_states(&mut self) {
+        let Some(states) = &self.states else { return };
+        self.state_bytes = self.metrics.state_bytes(&self.instance);
+        if let Some(series) = &self.state_bytes {
+            series.add_or_update_for(states.bytes() as f64, Requests::None);
+        }
+    }
+
+    /// Drops what is kept for sequences that are over without a last step.
+    pub(crate) fn sequence_ended(&mut self, keys: &[u64]) {
+        let before = self.states.as_ref().map(States::bytes);
+        for key in keys {
+            self.backend.sequence_ended(*key);
+            if let Some(states) = &mut self.states {
+                states.drop_sequence(*key);
+            }
+        }
+        self.record_states(before);
+    }
+
+    /// Records the bytes of the states if they have changed.
+    fn record_states(&self, before: Option<u64>) {
+        let now = self.states.as_ref().map(States::bytes);
+        if let (Some(series), Some(now)) = (&self.state_bytes, now.filter(|_| now != before)) {
+            series.add_or_update_for(now as f64, Requests::None);
+        }
     }
 
     /// What the frontend is told about this instance.
@@ -60,7 +109,9 @@ impl Instance {
     /// # Errors
     /// It is wrong after all: the processes do not understand each other.
     pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
-        self.metrics.redefine(text)
+        self.metrics.redefine(text)?;
+        self.show_states();
+        Ok(())
     }
 
     /// Gives output blocks back, and memory that nobody uses to the system.
@@ -76,11 +127,18 @@ impl Instance {
         self.outputs.release(&execute.released);
         self.metrics.batch_begins(&execute.requests);
         let start = clock::now();
+        let bytes = self.states.as_ref().map(States::bytes);
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
         let result = match batch_of(&self.config, &self.inputs, execute) {
-            // Given up while it waited behind another batch: nobody would read what it gives.
-            Ok(batch) if batch.all_cancelled() => Ok(Err(InferError::cancelled())),
-            Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
+            // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not
+            // miss a step.
+            Ok(batch) if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) => {
+                Ok(Err(InferError::cancelled()))
+            }
+            Ok(batch) => match &mut self.states {
+                Some(states) => steps::execute(states, &mut *self.backend, &batch, &mut outputs),
+                None => attempt(&mut *self.backend, &batch, &mut outputs),
+            },
             Err(error) => Ok(Err(error)),
         };
         let (error, panicked) = match result {
@@ -88,9 +146,17 @@ impl Instance {
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
         let done = outputs.done(execute.batch, error);
+        self.record_states(bytes);
         self.metrics.batch_executed(&done, arrived);
         (done, panicked)
     }
+}
+
+/// How a backend has executed a batch, unless it panicked.
+type Outcome = Result<Result<(), InferError>, Box<dyn Any + Send>>;
+
+fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| backend.execute(batch, outputs)))
 }
 
 /// The outputs of one batch: memory, stamps, and requests that failed.
@@ -101,6 +167,10 @@ pub struct Outputs<'a> {
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
+    /// The positions of the requests that are executed now; empty for all of the batch.
+    part: Vec<u32>,
+    /// The first of `blocks` that is theirs.
+    part_from: usize,
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
@@ -114,6 +184,8 @@ impl<'a> Outputs<'a> {
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
+            part: Vec::new(),
+            part_from: 0,
             start,
             input_end: None,
             output_start: None,
@@ -143,7 +215,8 @@ impl<'a> Outputs<'a> {
                 "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
             )));
         };
-        self.blocks.push(OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len });
+        let (requests, shape) = (self.part.clone(), shape.to_vec());
+        self.blocks.push(OutputBlock { output, requests, datatype, shape, offset: block.offset, len: block.len });
         Ok(memory)
     }
 
@@ -165,20 +238,25 @@ impl<'a> Outputs<'a> {
     /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
     /// valid until the batch is done, and is in use until then.
     pub fn withdraw(&mut self, output: usize) {
-        for block in self.blocks.extract_if(.., |block| usize::from(block.output) == output) {
+        for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
             self.withdrawn.push(block.offset);
         }
     }
 
     /// Fails one request of the batch, by its position; the others are answered as usual.
     pub fn fail(&mut self, request: usize, error: InferError) {
-        let request = u32::try_from(request).unwrap_or(u32::MAX);
-        self.failed.push((request, wire_error(error)));
+        self.failed.push((self.position(request), wire_error(error)));
+    }
+
+    /// The position in the whole batch of a request of this part.
+    fn position(&self, request: usize) -> u32 {
+        let whole = u32::try_from(request).unwrap_or(u32::MAX);
+        if self.part.is_empty() { whole } else { self.part.get(request).copied().unwrap_or(u32::MAX) }
     }
 
     /// Stamps that the inputs are where the model wants them. Not called: at once.
     pub fn inputs_ready(&mut self) {
-        self.input_end = Some(clock::now());
+        self.input_end.get_or_insert_with(clock::now);
     }
 
     /// Stamps that the model has computed. Not called: when `execute` returns.
@@ -233,6 +311,9 @@ fn batch_of<'a>(
         Ok(Input { index, name, datatype: block.datatype, shape: &block.shape, data })
     });
     Ok(Batch {
+        config,
+        positions: &[],
+        always: &[],
         requests: &execute.requests,
         inputs: inputs.collect::<Result<_, InferError>>()?,
         wanted: &execute.outputs,
@@ -245,7 +326,7 @@ fn shared_memory_error(error: &io::Error) -> InferError {
 }
 
 /// What a panic said.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -12,6 +12,7 @@ mod instance;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
+mod state;
 mod watch;
 mod wire;
 
@@ -70,6 +71,7 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
                 }
             }
             ToWorker::Release(offsets) => instance.release(&offsets),
+            ToWorker::SequenceEnded(keys) => instance.sequence_ended(&keys),
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),

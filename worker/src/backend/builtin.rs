@@ -2,7 +2,7 @@
 //!
 //! | function | what it does |
 //! |---|---|
-//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others |
+//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others, states last |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
 //! | `delay` | identity after `delay_ms` milliseconds for each batch, or sooner if all its requests are cancelled |
 //! | `fail` | fails every batch with the text of `message`, or `requested failure` |
@@ -10,6 +10,7 @@
 //! | `panic` | identity, but panics when the first byte of input 0 is 1 |
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
 //! | `print` | identity, and prints each element of input 0, which holds BYTES, as a line on standard output |
+//! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
 use std::io::{self, Write};
@@ -21,10 +22,11 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 
 use super::elements::{self, Operation};
 use super::emit::Emitter;
+use super::stateful::Stateful;
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 use crate::clock;
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit, accumulate, append";
 
 /// How often [`delay`] looks whether its batch is cancelled.
 const LOOK: Duration = Duration::from_millis(5);
@@ -39,6 +41,7 @@ enum Function {
     Hang,
     Print,
     Emit(Emitter),
+    Stateful(Stateful),
 }
 
 struct Builtin {
@@ -66,6 +69,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some("hang") => Function::Hang,
         Some("print") => Function::Print,
         Some("emit") => Function::Emit(Emitter::create(context)?),
+        Some(name @ ("accumulate" | "append")) => Function::Stateful(Stateful::create(context, name == "append")?),
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
         }
@@ -75,7 +79,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     };
     let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
     let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
-    if (inputs, outputs) != wanted {
+    if (inputs, outputs) != wanted && !matches!(function, Function::Stateful(_)) {
         let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
         return Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")));
     }
@@ -92,6 +96,7 @@ impl Backend for Builtin {
         let marked = batch.inputs.first().is_some_and(|input| input.data.first() == Some(&1));
         match &self.function {
             Function::AddSub => return self.add_sub(batch, outputs),
+            Function::Stateful(stateful) => return stateful.execute(batch, outputs),
             Function::Fail(message) => return Err(run_error(message.clone())),
             Function::Delay(duration) => delay(*duration, batch)?,
             Function::Emit(emitter) => emitter.execute(batch, outputs),

@@ -42,6 +42,7 @@ fn world(auto_detect: bool) -> World {
         instance: "m_0".into(),
         directory: String::new(),
         config: Vec::new(),
+        initial_states: String::new(),
         threads: 1,
         metrics: DEFINITION.into(),
         auto_detect,
