@@ -1,10 +1,13 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod streams;
+
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use pharos::error::InferError;
+use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
@@ -15,6 +18,10 @@ use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
 use crate::metrics::Metrics;
+use crate::wire::Connection;
+
+pub use streams::Response;
+use streams::Streams;
 
 /// Output memory that stays with the process when nobody uses it; more is handed back to the system.
 const KEEP_OUTPUTS: u64 = 16 << 20;
@@ -69,14 +76,19 @@ impl Instance {
         self.outputs.trim(KEEP_OUTPUTS);
     }
 
-    /// Executes a batch. The flag says that the backend panicked and must not be used again.
-    pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
+    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile. The flag says that the backend
+    /// panicked and must not be used again.
+    pub(crate) fn execute(&mut self, execute: &Execute, connection: &mut Connection) -> (Done, bool) {
         let arrived = clock::now();
         // Memory is handed back only by `release`, which comes when there is time for it.
         self.outputs.release(&execute.released);
         self.metrics.batch_begins(&execute.requests);
         let start = clock::now();
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
+        if self.config.decoupled {
+            let flags = self.inputs.flags(execute.flags);
+            outputs.streams = Some(Streams::new(connection, flags, (execute.batch, execute.requests.len())));
+        }
         let result = match batch_of(&self.config, &self.inputs, execute) {
             // Given up while it waited behind another batch: nobody would read what it gives.
             Ok(batch) if batch.all_cancelled() => Ok(Err(InferError::cancelled())),
@@ -101,6 +113,9 @@ pub struct Outputs<'a> {
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
+    parameters: Vec<(u32, Parameters)>,
+    /// For a decoupled model.
+    streams: Option<Streams<'a>>,
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
@@ -114,6 +129,8 @@ impl<'a> Outputs<'a> {
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
+            parameters: Vec::new(),
+            streams: None,
             start,
             input_end: None,
             output_start: None,
@@ -136,14 +153,8 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
-        let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-        let Some((block, memory)) = self.arena.allocate(len as u64) else {
-            let capacity = self.arena.capacity();
-            return Err(run_error(format!(
-                "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
-            )));
-        };
-        self.blocks.push(OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len });
+        let (block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
+        self.blocks.push(block);
         Ok(memory)
     }
 
@@ -170,8 +181,22 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Fails one request of the batch, by its position; the others are answered as usual.
+    /// Adds a parameter to the response of one request of the batch, by its position.
+    pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
+        let request = u32::try_from(request).unwrap_or(u32::MAX);
+        let parameter = (name.to_owned(), value);
+        match self.parameters.iter_mut().find(|(position, _)| *position == request) {
+            Some((_, parameters)) => parameters.push(parameter),
+            None => self.parameters.push((request, vec![parameter])),
+        }
+    }
+
+    /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
+    /// request's last response, and leaves at once.
     pub fn fail(&mut self, request: usize, error: InferError) {
+        if self.streams.is_some() {
+            return self.fail_stream(request, error);
+        }
         let request = u32::try_from(request).unwrap_or(u32::MAX);
         self.failed.push((request, wire_error(error)));
     }
@@ -200,11 +225,29 @@ impl<'a> Outputs<'a> {
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
-            return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
+            let Self { failed, parameters, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters };
         };
-        let error = wire_error(error);
-        Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
+        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
+        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters }
     }
+}
+
+/// A new block of the arena for an output, and its memory.
+fn new_block<'m>(
+    arena: &mut Arena,
+    (output, datatype): (usize, DataType),
+    shape: &[i64],
+    len: usize,
+) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
+    let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+    let Some((block, memory)) = arena.allocate(len as u64) else {
+        let capacity = arena.capacity();
+        return Err(run_error(format!(
+            "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
+        )));
+    };
+    Ok((OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len }, memory))
 }
 
 /// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
