@@ -1,5 +1,7 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
+mod responses;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -13,11 +15,12 @@ use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::ModelMetadata;
+use pharos::model::{Checked, ModelMetadata};
 use pharos::repository::{IndexEntry, not_at_ready_state, parse_version};
 use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
+pub use responses::{Responses, Streamed};
 
 use crate::clock;
 use crate::metrics::{Definition, Source};
@@ -39,26 +42,23 @@ pub struct Settings {
 /// What a request gets while the server exits.
 pub const EXITING_TEXT: &str = "Server exiting";
 
-/// The way on which an inference request came: some models answer only on some of them.
+/// A way on which an inference request gets one answer: models that may answer any number of times refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `POST .../infer`.
     HttpInfer,
     /// `ModelInfer`.
     GrpcInfer,
-    /// `ModelStreamInfer`.
-    GrpcStream,
 }
 
 impl Endpoint {
     /// The refusal of a model that may answer any number of times, where one answer is all there is room for.
-    fn refuse_decoupled(self) -> Result<(), InferError> {
+    fn refuse_decoupled(self) -> InferError {
         let way = match self {
             Self::HttpInfer => "HTTP end point",
             Self::GrpcInfer => "ModelInfer RPC",
-            Self::GrpcStream => return Ok(()),
         };
-        Err(InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy")))
+        InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy"))
     }
 }
 
@@ -223,24 +223,37 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+        let serving = self.able(&request)?;
+        if serving.config.decoupled {
+            return Err(endpoint.refuse_decoupled());
+        }
+        infer_once(serving, request).await
+    }
+
+    /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
+    /// on their way when this returns, in the order of the calls; those of other models when the answer is asked for.
+    ///
+    /// # Errors
+    /// As [`Engine::infer`]; those of executing the request are among its answers.
+    pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
+        let serving = self.able(&request)?;
+        if !serving.config.decoupled {
+            return Ok(Responses::one(infer_once(serving, request)));
+        }
+        let (checked, classified) = admit(&serving, &mut request)?;
+        let responses = serving.driver.stream(request, checked);
+        Ok(Responses::many(responses, serving, classified))
+    }
+
+    /// The model that a request is for, if it can answer.
+    fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let serving = self.serving(&request.model_name, &request.model_version)?;
         if !serving.instances.can_serve() {
             let model = &serving.driver.model;
             return Err(not_at_ready_state(&model.name, model.version));
         }
-        if serving.config.decoupled {
-            endpoint.refuse_decoupled()?;
-        }
-        check_text(&request)?;
-        record::inference_requested(&serving.driver.series);
-        let checked = serving.config.check(&mut request)?;
-        let classified = classified(&request);
-        let mut response = serving.driver.infer(request, checked).await?;
-        for (name, count) in classified {
-            serving.classify(&mut response, &name, count)?;
-        }
-        Ok(response)
+        Ok(serving)
     }
 
     /// Statistics of a model's version (empty: every ready version), or of all models (both empty).
@@ -326,6 +339,24 @@ const MAX_TEXT: usize = 1 << 20;
 fn classified(request: &InferRequest) -> Vec<(String, u64)> {
     let outputs = request.outputs.iter().filter(|output| output.classification > 0);
     outputs.map(|output| (output.name.clone(), output.classification)).collect()
+}
+
+/// Checks a request and counts that it came; gives the outputs to classify too.
+fn admit(serving: &Serving, request: &mut InferRequest) -> Result<(Checked, Vec<(String, u64)>), InferError> {
+    check_text(request)?;
+    record::inference_requested(&serving.driver.series);
+    let checked = serving.config.check(request)?;
+    Ok((checked, classified(request)))
+}
+
+/// Has an ordinary model answer.
+async fn infer_once(serving: Arc<Serving>, mut request: InferRequest) -> Result<InferResponse, InferError> {
+    let (checked, classified) = admit(&serving, &mut request)?;
+    let mut response = serving.driver.infer(request, checked).await?;
+    for (name, count) in classified {
+        serving.classify(&mut response, &name, count)?;
+    }
+    Ok(response)
 }
 
 /// Refuses a request whose id and parameters are too long.

@@ -1,8 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, SequenceStep, ToFrontend, ToWorker,
-    WireError,
+    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Response, SequenceStep,
+    ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -50,6 +50,10 @@ impl ToWorker {
                 out.push(6);
                 keys.put(out);
             }
+            Self::Credits(credits) => {
+                out.push(7);
+                credits.put(out);
+            }
         });
     }
 }
@@ -70,6 +74,10 @@ impl ToFrontend {
                 out.push(3);
                 done.put(out);
             }
+            Self::Response(response) => {
+                out.push(4);
+                response.put(out);
+            }
         });
     }
 }
@@ -87,6 +95,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             4 => ToWorker::Shutdown,
             5 => ToWorker::Metrics(Wire::get(input)?),
             6 => ToWorker::SequenceEnded(Wire::get(input)?),
+            7 => ToWorker::Credits(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -102,6 +111,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             1 => ToFrontend::Loaded(Wire::get(input)?),
             2 => ToFrontend::LoadFailed(Wire::get(input)?),
             3 => ToFrontend::Done(Wire::get(input)?),
+            4 => ToFrontend::Response(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -185,7 +195,9 @@ fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs });
+fields!(Done { batch, stamps, error, failed, outputs, parameters });
+fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
+fields!(Credits { batch, request, responses, released });
 fields!(WireError { code, message });
 fields!(OutputBlock { output, requests, datatype, shape, offset, len });
 fields!(ComputeStamps { start, input_end, output_start, end });
@@ -375,6 +387,27 @@ mod tests {
             error: Some(error.clone()),
             failed: vec![(1, error)],
             outputs: vec![output],
+            parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
+        })
+    }
+
+    fn response() -> ToFrontend {
+        ToFrontend::Response(Response {
+            batch: 9,
+            request: 3,
+            outputs: vec![OutputBlock {
+                output: 1,
+                requests: Vec::new(),
+                datatype: DataType::Int32,
+                shape: vec![1],
+                offset: 64,
+                len: 4,
+            }],
+            parameters: vec![("p".into(), Parameter::String("x".into()))],
+            error: Some(WireError { code: ErrorCode::Cancelled, message: String::new() }),
+            last: true,
+            empty: false,
+            stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
         })
     }
 
@@ -400,13 +433,15 @@ mod tests {
         });
         let metrics = ToWorker::Metrics("mode: both".into());
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
-        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended] {
+        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, responses: 16, released: vec![64] });
+        let frames = [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended, credits];
+        for frame in frames {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
         let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5 });
-        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done()] {
+        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done(), response()] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
@@ -436,11 +471,13 @@ mod tests {
         fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
             let _ = decode_to_worker(&payload);
             let _ = decode_to_frontend(&payload);
-            let mut bytes = Vec::new();
-            done().encode(&mut bytes);
-            let index = PREFIX + position.index(bytes.len() - PREFIX);
-            bytes[index] = value;
-            let _ = decode_to_frontend(&bytes[PREFIX..]);
+            for frame in [done(), response()] {
+                let mut bytes = Vec::new();
+                frame.encode(&mut bytes);
+                let index = PREFIX + position.index(bytes.len() - PREFIX);
+                bytes[index] = value;
+                let _ = decode_to_frontend(&bytes[PREFIX..]);
+            }
         }
     }
 }

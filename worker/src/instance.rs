@@ -1,6 +1,7 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
 mod steps;
+mod streams;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -11,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use pharos::error::InferError;
+use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
@@ -22,6 +24,10 @@ use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
 use crate::metrics::{Metrics, Series};
 use crate::state::States;
+use crate::wire::Connection;
+
+pub use streams::Response;
+use streams::Streams;
 
 /// Output memory that stays with the process when nobody uses it; more is handed back to the system.
 const KEEP_OUTPUTS: u64 = 16 << 20;
@@ -120,8 +126,9 @@ impl Instance {
         self.outputs.trim(KEEP_OUTPUTS);
     }
 
-    /// Executes a batch. The flag says that the backend panicked and must not be used again.
-    pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
+    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile. The flag says that the backend
+    /// panicked and must not be used again.
+    pub(crate) fn execute(&mut self, execute: &Execute, connection: &mut Connection) -> (Done, bool) {
         let arrived = clock::now();
         // Memory is handed back only by `release`, which comes when there is time for it.
         self.outputs.release(&execute.released);
@@ -129,6 +136,10 @@ impl Instance {
         let start = clock::now();
         let bytes = self.states.as_ref().map(States::bytes);
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
+        if self.config.decoupled {
+            let flags = self.inputs.flags(execute.flags);
+            outputs.streams = Some(Streams::new(connection, flags, (execute.batch, execute.requests.len())));
+        }
         let result = match batch_of(&self.config, &self.inputs, execute) {
             // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not
             // miss a step.
@@ -171,6 +182,9 @@ pub struct Outputs<'a> {
     part: Vec<u32>,
     /// The first of `blocks` that is theirs.
     part_from: usize,
+    parameters: Vec<(u32, Parameters)>,
+    /// For a decoupled model.
+    streams: Option<Streams<'a>>,
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
@@ -186,6 +200,8 @@ impl<'a> Outputs<'a> {
             failed: Vec::new(),
             part: Vec::new(),
             part_from: 0,
+            parameters: Vec::new(),
+            streams: None,
             start,
             input_end: None,
             output_start: None,
@@ -208,15 +224,9 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
-        let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-        let Some((block, memory)) = self.arena.allocate(len as u64) else {
-            let capacity = self.arena.capacity();
-            return Err(run_error(format!(
-                "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
-            )));
-        };
-        let (requests, shape) = (self.part.clone(), shape.to_vec());
-        self.blocks.push(OutputBlock { output, requests, datatype, shape, offset: block.offset, len: block.len });
+        let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
+        block.requests.clone_from(&self.part);
+        self.blocks.push(block);
         Ok(memory)
     }
 
@@ -243,8 +253,22 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Fails one request of the batch, by its position; the others are answered as usual.
+    /// Adds a parameter to the response of one request of the batch, by its position.
+    pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
+        let request = u32::try_from(request).unwrap_or(u32::MAX);
+        let parameter = (name.to_owned(), value);
+        match self.parameters.iter_mut().find(|(position, _)| *position == request) {
+            Some((_, parameters)) => parameters.push(parameter),
+            None => self.parameters.push((request, vec![parameter])),
+        }
+    }
+
+    /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
+    /// request's last response, and leaves at once.
     pub fn fail(&mut self, request: usize, error: InferError) {
+        if self.streams.is_some() {
+            return self.fail_stream(request, error);
+        }
         self.failed.push((self.position(request), wire_error(error)));
     }
 
@@ -278,11 +302,37 @@ impl<'a> Outputs<'a> {
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
-            return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
+            let Self { failed, parameters, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters };
         };
-        let error = wire_error(error);
-        Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
+        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
+        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters }
     }
+}
+
+/// A new block of the arena for an output, and its memory.
+fn new_block<'m>(
+    arena: &mut Arena,
+    (output, datatype): (usize, DataType),
+    shape: &[i64],
+    len: usize,
+) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
+    let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+    let Some((block, memory)) = arena.allocate(len as u64) else {
+        let capacity = arena.capacity();
+        return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
+    };
+    Ok((
+        OutputBlock {
+            output,
+            requests: Vec::new(),
+            datatype,
+            shape: shape.to_vec(),
+            offset: block.offset,
+            len: block.len,
+        },
+        memory,
+    ))
 }
 
 /// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.

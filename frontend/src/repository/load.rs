@@ -144,6 +144,9 @@ impl Repository {
         if responses.is_some() {
             self.cache.model_cached(&series);
         }
+        if config.decoupled {
+            self.cache.model_decoupled(&series);
+        }
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
         let threads = self.threads(active);

@@ -8,6 +8,7 @@ mod elements;
 mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
+mod repeat;
 mod stateful;
 mod tract;
 
@@ -20,7 +21,7 @@ use pharos::wire::BatchRequest;
 
 use crate::memory::{Flags, OutputArena};
 
-pub use crate::instance::Outputs;
+pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
 
 /// Runs one instance of a model.
@@ -28,7 +29,8 @@ pub trait Backend {
     /// What computes, with its version, for logs and the served configuration; for example `tract 0.23.9`.
     fn engine(&self) -> String;
 
-    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for.
+    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for. A decoupled model
+    /// may answer each request any number of times, with [`Outputs::response`].
     ///
     /// # Errors
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
