@@ -101,7 +101,7 @@ impl Engine {
             return Ok(Responses::one(async move { engine.infer(request, Endpoint::GrpcInfer).await }));
         }
         let Some(input) = request.inputs.first() else { return Err(InferError::invalid("no input")) };
-        let answers = input.tensor.data.join();
+        let answers = input.tensor.data.clone().join();
         let answers = answers.iter().map(|&byte| {
             let data = bytes::Bytes::from(vec![byte]).into();
             let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data };
