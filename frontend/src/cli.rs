@@ -7,6 +7,7 @@
 
 mod cache;
 mod definition;
+mod logging;
 mod rate_limit;
 
 use std::ffi::{OsStr, OsString};
@@ -20,6 +21,7 @@ use pharos::metrics::catalog::{Mode, Overrides};
 
 pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
 
 const GENERAL: &str = "Server";
@@ -313,23 +315,6 @@ impl Tslog {
         let logs = || self.log_location.clone().or_else(|| given("LOG_LOCATION"));
         metrics.or_else(logs).unwrap_or_else(|| PathBuf::from("logs"))
     }
-}
-
-/// What is logged.
-#[derive(Clone, Debug, Args)]
-pub struct Log {
-    /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
-    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
-    pub verbose: u32,
-    /// Log information
-    #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
-    pub info: bool,
-    /// Log warnings
-    #[arg(id = "log-warning", long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
-    pub warning: bool,
-    /// Log errors
-    #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
-    pub error: bool,
 }
 
 impl Options {

@@ -33,7 +33,9 @@ pub fn main() -> ExitCode {
     if let Some(Command::Metrics(command)) = &options.command {
         return metrics::run(command);
     }
-    log::start(&options.log);
+    if let Err(reason) = log::start(&options.log) {
+        return failed(&reason);
+    }
     raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -103,6 +105,7 @@ async fn serve(options: &Options) -> Result<(), String> {
 /// Reads the definition of the metrics again at every SIGHUP. A bad one changes nothing.
 async fn reload_metrics(mut hangup: Signal, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
+        log::reopen();
         let (engine, read) = (engine.clone(), source.clone());
         let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {

@@ -7,6 +7,7 @@ pub mod codec;
 mod contents;
 mod deadline;
 mod health;
+mod logging;
 pub mod raw;
 mod seen;
 mod service;

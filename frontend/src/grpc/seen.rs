@@ -16,6 +16,7 @@ use tower::Service;
 
 use super::Engine;
 use crate::engine::{EXITING_TEXT, Protocol, Route};
+use crate::log;
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
@@ -106,21 +107,23 @@ struct Running {
 }
 
 impl Running {
-    fn end(&mut self, response: &Response<Body>) {
+    /// Counts the call, unless its handler does, and gives its status.
+    fn end(&mut self, response: &Response<Body>) -> Code {
         self.ended = true;
-        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
-            return;
-        }
         let code = match response.headers().get("grpc-status") {
             Some(code) => Code::from_bytes(code.as_bytes()),
             // What is not gRPC at all is refused below gRPC, with an HTTP status.
             None if !response.status().is_success() => Code::Internal,
             None => Code::Ok,
         };
+        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return code;
+        }
         let failed = code != Code::Ok;
         let reason = self.seen.ending.reason.get().copied();
         let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
         self.engine.record_answered(Protocol::Grpc, self.route, code as u16, reason);
+        code
     }
 }
 
@@ -151,11 +154,15 @@ where
         let seen = Seen { received: self.engine.now(), ending: Arc::default() };
         let route = route(request.uri().path());
         request.extensions_mut().insert(seen.clone());
+        let path = log::access().then(|| request.uri().path().to_owned());
         let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
         let call = self.inner.call(request);
         Box::pin(async move {
             let Ok(response) = call.await;
-            running.end(&response);
+            let code = running.end(&response);
+            if let Some(path) = path {
+                log::answered("grpc", &path, code as u16, running.engine.now().ns_since(running.seen.received));
+            }
             Ok(response)
         })
     }

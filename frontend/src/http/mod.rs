@@ -12,6 +12,7 @@ mod data;
 mod dispatch;
 mod infer;
 mod json;
+mod logging;
 pub mod metrics;
 mod model;
 mod parse;
@@ -97,7 +98,7 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
         .route("/v2/repository/models/{model}/load", post(unbuilt::load))
         .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
         .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
-        .route("/v2/logging", get(unbuilt::logging).post(unbuilt::logging));
+        .route("/v2/logging", get(logging::get).post(logging::post));
     shared_memory::routes(router)
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
