@@ -14,7 +14,7 @@ use http::{Method, Request};
 use tower::Service;
 
 use super::model::ModelPath;
-use super::{Edge, infer};
+use super::{Edge, infer, restrict};
 use crate::log;
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
@@ -71,6 +71,12 @@ impl Dispatch {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
+        if !self.edge.settings.restricted.is_empty()
+            && let Some(refused) =
+                restrict::refusal(&self.edge, request.method(), request.uri().path(), request.headers())
+        {
+            return Box::pin(std::future::ready(Ok(refused)));
+        }
         match plain_infer(&request) {
             Some(path) => {
                 let edge = self.edge.clone();

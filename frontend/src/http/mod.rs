@@ -18,16 +18,19 @@ mod model;
 mod parse;
 mod render;
 mod repository;
+mod restrict;
 mod server;
 mod shared_memory;
 mod unbuilt;
 
 use std::future::Future;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use http::StatusCode;
+use pharos::access::Restrictions;
 use pharos::error::Reason;
 use tokio::net::TcpListener;
 
@@ -42,15 +45,17 @@ use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
 
 /// What the HTTP edge is told at start.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// `--http-max-input-size`: the most bytes of a request's JSON, and of its binary data, each.
     pub max_input_size: u64,
+    /// `--http-restricted-api`.
+    pub restricted: Arc<Restrictions>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_input_size: 64 << 20 }
+        Self { max_input_size: 64 << 20, restricted: Arc::default() }
     }
 }
 
@@ -69,7 +74,7 @@ impl Edge {
 
 /// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
 pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
-    let edge = Edge { engine: engine.clone(), settings };
+    let edge = Edge { engine: engine.clone(), settings: settings.clone() };
     let dispatch = Dispatch { edge, router: router(engine.clone(), settings) };
     let refused = move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
