@@ -8,6 +8,7 @@
 mod answer;
 mod cached;
 mod cancel;
+mod effects;
 mod failure;
 mod limits;
 pub(crate) mod placement;
@@ -33,9 +34,10 @@ use tokio::sync::oneshot;
 
 use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
-use crate::wire::{Part, SharedLink, ToSend};
+use crate::wire::{Part, SharedLink};
 
 use cancel::CancelOnDrop;
+use effects::{Effects, Send};
 pub(crate) use limits::{Limits, Registration};
 use stream::Reply;
 pub(crate) use stream::Responses;
@@ -98,27 +100,6 @@ struct State {
     closed: bool,
     /// The timer will call at this time.
     armed: Option<Instant>,
-}
-
-/// A batch to be gathered and sent.
-struct Send {
-    instance: InstanceId,
-    link: SharedLink,
-    batch: u64,
-    flags: u8,
-    parts: Vec<Arc<Part>>,
-}
-
-/// What is to be done once the lock is given back.
-#[derive(Default)]
-struct Effects {
-    sends: Vec<Send>,
-    /// Answers that may leave, in order.
-    answers: Vec<(Request, Answer)>,
-    /// The rate limiter was told something: resources may be free for somebody.
-    asked: bool,
-    /// An instance of another driver has got its resources.
-    grant: Option<limits::Grant>,
 }
 
 /// The driver of one model version.
@@ -323,18 +304,6 @@ impl Driver {
         self.lock().scheduler.waiting()
     }
 
-    /// The alarm for `at` rings. One that has been overtaken by an earlier one does nothing: it would only multiply.
-    fn handle_timeout(&self, at: Instant) {
-        let now = clock::now();
-        self.turn(now, |state| {
-            if state.armed != Some(at) {
-                return;
-            }
-            state.armed = None;
-            state.scheduler.handle_timeout(now);
-        });
-    }
-
     /// One event: tells the scheduler under the lock, then does what it decided, and hands resources that have become free
     /// to the drivers that get them.
     fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
@@ -346,6 +315,11 @@ impl Driver {
 
     /// One event of this driver alone; another one's instance may have got its resources.
     fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<limits::Grant> {
+        self.perform(self.effects(now, event))
+    }
+
+    /// What one event makes the scheduler decide.
+    fn effects(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Effects {
         let mut state = self.lock();
         let mut effects = Effects::default();
         event(&mut state, &mut effects);
@@ -355,19 +329,10 @@ impl Driver {
         }
         let wake = state.scheduler.poll_timeout().filter(|at| state.armed.is_none_or(|armed| *at < armed));
         if let Some(at) = wake {
-            state.armed = Some(at);
-            self.timer.arm(at, self.this.clone());
+            let overtaken = state.armed.replace(at);
+            self.timer.arm(at, overtaken, self.this.clone());
         }
-        drop(state);
-        for Send { instance, link, batch, flags, parts } in effects.sends {
-            if let Err(error) = link.execute(&self.config, &ToSend { batch, flags, parts: &parts }) {
-                self.send_failed(instance, batch, &error);
-            }
-        }
-        for (request, answer) in effects.answers {
-            request.reply.send(answer);
-        }
-        effects.grant
+        effects
     }
 
     /// Books a batch for an instance; it is sent when the lock is given back.

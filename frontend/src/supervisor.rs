@@ -375,7 +375,8 @@ impl Instance {
             }
         };
         self.health.pid.store(0, Ordering::Relaxed);
-        machine.exited(how, clock::now());
+        let doing = over.warming.map(|warming| format!(", while it executed {}", warming.what()));
+        machine.exited(how + &doing.unwrap_or_default(), clock::now());
     }
 
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
@@ -387,8 +388,12 @@ impl Instance {
                 let _ = running.child.start_kill();
             }
         }
-        if !self.plan.settings.execution_timeout.is_zero() {
+        let limit = self.plan.settings.execution_timeout;
+        if !limit.is_zero() {
             let now = clock::now();
+            if let Some(reason) = running.as_ref().and_then(|running| running.warming.as_ref()?.overdue(now, limit)) {
+                machine.load_failed(reason, now);
+            }
             machine.execution_finished(now);
             if let Some(since) = self.driver.executing_since(self.id) {
                 machine.execution_started(since);

@@ -194,9 +194,16 @@ fn source(proto: &proto::ModelConfig, (role, kind): (&str, &str), names: &[Strin
         let count = names.len();
         return error(format!("batch {role} kind '{kind}' expects 1 source input, got {count}, for {}", proto.name));
     };
-    let position = proto.input.iter().position(|input| input.name == *name);
-    position
-        .map_or_else(|| error(format!("unknown source input name '{name}' of a batch {role} for {}", proto.name)), Ok)
+    let Some(position) = proto.input.iter().position(|input| input.name == *name) else {
+        return error(format!("unknown source input name '{name}' of a batch {role} for {}", proto.name));
+    };
+    if proto.input.get(position).is_some_and(|input| input.optional) {
+        return error(format!(
+            "source input '{name}' of a batch {role} must not be optional for {}: a request without it tells no shape",
+            proto.name
+        ));
+    }
+    Ok(position)
 }
 
 #[cfg(test)]

@@ -163,6 +163,7 @@ def test_a_model_computes_over_a_ragged_batch(ragged, backend):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        (MADE_HERE.replace("allow_ragged_batch: true", "allow_ragged_batch: true optional: true"), "must not be optional"),
         (
             MADE_HERE.replace('source_input: "X"', 'source_input: "Z"', 1),
             "unknown source input name 'Z'",

@@ -84,7 +84,8 @@ def test_a_restarted_instance_warms_up_again(start, tmp_path):
     ("function", "text", "expected"),
     [
         ("fail", warmup("zero_data: true"), "warmup 'first': requested failure"),
-        ("crash", warmup('input_data_file: "crash"'), "signal 6"),
+        ("crash", warmup('input_data_file: "crash"'), "killed by signal 6, while it executed warmup 'first'"),
+        ("hang", warmup('input_data_file: "crash"'), "warmup 'first' did not finish within 1 s"),
         ("identity", warmup("zero_data: true", batch=5), "batch_size 5 is more than the model's maximum of 4"),
         ("identity", warmup("zero_data: true", tensor="X"), "unexpected inference input 'X'"),
         ("identity", warmup("zero_data: true", datatype="INT32"), "data-type is 'INT32', but model 'wrong' expects 'FP32'"),
@@ -103,7 +104,8 @@ def test_a_failed_warmup_fails_the_load(start, tmp_path, function, text, expecte
     (folder / "wrong/warmup").mkdir()
     (folder / "wrong/warmup/short").write_bytes(b"\1")
     (folder / "wrong/warmup/crash").write_bytes(b"\1" + bytes(7))
-    server = start([], "--exit-on-error=false", repository=folder, wait=False)
+    options = ["--exit-on-error=false", "--worker-execution-timeout-secs=1"]
+    server = start([], *options, repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
     eventually(f"the reason says {expected!r}", 20, lambda: expected in str(server.index()))
     assert server.get("/v2/models/wrong/ready")[0] != 200

@@ -1,14 +1,14 @@
 //! Wakes drivers at points in time, with the precision of the system's high-resolution timers.
 //!
 //! Queue delays are often a few hundred microseconds, finer than the runtime's timer (1 ms), so one thread waits for the
-//! earliest deadline of all models and runs the driver's turn itself.
+//! earliest deadline of all models and runs the driver's turn itself; large batches are copied elsewhere.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use pharos::timeline::Instant;
+use tokio::runtime::Handle;
 
 use super::Driver;
 use crate::clock;
@@ -17,15 +17,12 @@ use crate::clock;
 pub(crate) struct Timer {
     alarms: Mutex<Alarms>,
     changed: Condvar,
+    /// For what would take long on the timer's thread.
+    runtime: Option<Handle>,
 }
 
-#[derive(Default)]
-struct Alarms {
-    /// Earliest first; ties by number.
-    heap: BinaryHeap<Reverse<(Instant, u64)>>,
-    drivers: std::collections::HashMap<u64, Weak<Driver>>,
-    next: u64,
-}
+/// By time, and for equal times by driver; each driver has one at most.
+type Alarms = BTreeMap<(Instant, usize), Weak<Driver>>;
 
 impl Timer {
     /// Starts the thread.
@@ -33,7 +30,8 @@ impl Timer {
     /// # Errors
     /// No thread could be started.
     pub(crate) fn start() -> std::io::Result<Arc<Self>> {
-        let timer = Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new() });
+        let runtime = Handle::try_current().ok();
+        let timer = Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new(), runtime });
         let weak = Arc::downgrade(&timer);
         std::thread::Builder::new().name("timer".into()).spawn(move || {
             while let Some(timer) = weak.upgrade() {
@@ -43,32 +41,37 @@ impl Timer {
         Ok(timer)
     }
 
-    /// Calls the driver once, at `at` or as soon after it as the system allows.
-    pub(crate) fn arm(&self, at: Instant, driver: Weak<Driver>) {
+    /// Calls the driver once, at `at` or as soon after it as the system allows, instead of at the time `overtaken`.
+    pub(crate) fn arm(&self, at: Instant, overtaken: Option<Instant>, driver: Weak<Driver>) {
+        let number = driver.as_ptr().addr();
         let mut alarms = self.lock();
-        let number = alarms.next;
-        alarms.next += 1;
-        alarms.drivers.insert(number, driver);
-        let earliest = alarms.heap.peek().is_none_or(|Reverse((first, _))| at < *first);
-        alarms.heap.push(Reverse((at, number)));
+        if let Some(overtaken) = overtaken {
+            alarms.remove(&(overtaken, number));
+        }
+        let earliest = alarms.first_key_value().is_none_or(|((first, _), _)| at < *first);
+        alarms.insert((at, number), driver);
         if earliest {
             self.changed.notify_one();
         }
     }
 
+    /// Where work can go that would take long on the timer's thread.
+    pub(super) fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+
     /// Waits for the earliest alarm (a second at most, so that a dropped timer's thread ends) and calls its driver.
     fn wait_and_fire(&self) {
         let mut alarms = self.lock();
-        let now = clock::now();
-        let wait = alarms.heap.peek().map_or(Duration::from_secs(1), |Reverse((at, _))| *at - now);
+        let wait = alarms.first_key_value().map_or(Duration::from_secs(1), |((at, _), _)| *at - clock::now());
         if !wait.is_zero() {
             let waited = self.changed.wait_timeout(alarms, wait.min(Duration::from_secs(1)));
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             return;
         }
-        let alarm = alarms.heap.pop().and_then(|Reverse((at, number))| Some((at, alarms.drivers.remove(&number)?)));
+        let alarm = alarms.pop_first();
         drop(alarms);
-        if let Some((at, driver)) = alarm
+        if let Some(((at, _), driver)) = alarm
             && let Some(driver) = driver.upgrade()
         {
             driver.handle_timeout(at);

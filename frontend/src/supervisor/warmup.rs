@@ -1,6 +1,7 @@
 //! Warm-ups: what an instance executes between the loading of its model and its first request, after every start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::infer::InferRequest;
@@ -45,6 +46,19 @@ pub(super) struct Warming {
     since: Instant,
     /// An error among the responses of a decoupled model.
     failed: Option<InferError>,
+}
+
+impl Warming {
+    /// What is executed, for messages.
+    pub(super) fn what(&self) -> String {
+        format!("warmup '{}'", self.name)
+    }
+
+    /// What is wrong if it takes longer than a batch may.
+    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<String> {
+        let over = now - self.since >= limit;
+        over.then(|| format!("{} did not finish within {} s", self.what(), limit.as_secs_f64()))
+    }
 }
 
 /// The run of a warm-up has an error among its responses.

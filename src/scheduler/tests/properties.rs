@@ -1,9 +1,11 @@
 //! What must hold for every run: random settings, arrivals, cancellations, lost instances and service times.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use super::reference::Reference;
 use super::{ms, us};
@@ -212,19 +214,38 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
     }
 }
 
+fn keeps_the_rules(scenario: &Scenario) {
+    let mut sim = scenario.sim(create(scenario.settings.clone()));
+    while sim.step() {
+        let stopped = scenario.stop.is_some_and(|time| Instant(0) + us(time) <= sim.now);
+        check_at_rest(scenario, &sim, stopped);
+    }
+    check_batches(scenario, &sim);
+    check_order(scenario, &sim);
+    check_answers(scenario, &sim);
+}
+
+/// The same over more than a million requests, always the same ones.
+#[test]
+fn a_million_requests_keep_the_rules() {
+    let config = ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let requests = Cell::new(0);
+    let result = runner.run(&scenario(), |scenario| {
+        requests.set(requests.get() + scenario.arrivals.len());
+        keeps_the_rules(&scenario);
+        Ok(())
+    });
+    assert!(result.is_ok(), "{result:?}");
+    assert!(requests.get() > 1_000_000, "only {} requests", requests.get());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_run_keeps_the_rules(scenario in scenario()) {
-        let mut sim = scenario.sim(create(scenario.settings.clone()));
-        while sim.step() {
-            let stopped = scenario.stop.is_some_and(|time| Instant(0) + us(time) <= sim.now);
-            check_at_rest(&scenario, &sim, stopped);
-        }
-        check_batches(&scenario, &sim);
-        check_order(&scenario, &sim);
-        check_answers(&scenario, &sim);
+        keeps_the_rules(&scenario);
     }
 
     #[test]
