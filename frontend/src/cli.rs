@@ -207,7 +207,7 @@ pub struct Http {
     #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
     pub max_input_size: u64,
     /// Restricts parts of the protocol to who sends a header with a value: API[,API...]:KEY=VALUE; may be repeated
-    #[arg(id = "http-restricted-api", long = "http-restricted-api", value_name = "RULE", help_heading = HTTP)]
+    #[arg(id = "http-restricted-api", long = "http-restricted-api", value_name = "RULE", env = "PHAROS_HTTP_RESTRICTED_API", help_heading = HTTP)]
     pub restricted: Vec<String>,
 }
 
@@ -224,7 +224,7 @@ pub struct Grpc {
     #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
     pub port: u16,
     /// Restricts parts of the protocol to who sends triton-grpc-protocol-KEY with a value: PROTOCOL[,PROTOCOL...]:KEY=VALUE; may be repeated
-    #[arg(id = "grpc-restricted-protocol", long = "grpc-restricted-protocol", value_name = "RULE", help_heading = GRPC)]
+    #[arg(id = "grpc-restricted-protocol", long = "grpc-restricted-protocol", value_name = "RULE", env = "PHAROS_GRPC_RESTRICTED_PROTOCOL", help_heading = GRPC)]
     pub restricted: Vec<String>,
 }
 

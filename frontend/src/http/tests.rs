@@ -160,7 +160,7 @@ async fn every_route_answers_and_is_counted_once() {
         ),
         ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
-        ("POST", "/v2/logging", "", 501, unbuilt, Route::LogSettings, Some(Reason::Unsupported)),
+        ("POST", "/v2/logging", "{}", 200, "\"log_format\"", Route::LogSettings, None),
         ("POST", "/v2/models/echo/generate", "", 501, unbuilt, Route::Generate, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/generate_stream", "", 501, unbuilt, Route::GenerateStream, Some(Reason::Unsupported)),
         ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
