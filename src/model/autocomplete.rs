@@ -94,9 +94,14 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Whether the server makes the input from the batch as a whole.
+/// Whether the server makes the input: from the batch as a whole, or as a control of sequences.
 fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
+    let controls = match &config.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
+        _ => &[],
+    };
     config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
+        || controls.iter().any(|control| control.name == input)
 }
 
 fn has_batch(tensor: &SignatureTensor) -> bool {

@@ -114,14 +114,20 @@ fn item_shapes(shapes: &[&[i64]], batching: bool) -> Option<(i64, Vec<i64>)> {
 
 impl ModelConfig {
     /// The name of what a backend is given as its input number `position`: the configured inputs, then the targets of
-    /// the batch inputs.
+    /// the batch inputs, then the control inputs.
     pub fn input_name(&self, position: usize) -> Option<&str> {
         let made = self.batch_inputs.iter().flat_map(|input| &input.targets);
+        let made = made.chain(self.controls().iter().map(|control| &control.name));
         self.inputs.iter().map(|input| &input.name).chain(made).nth(position).map(String::as_str)
     }
 
     /// How many inputs a backend is given at most.
     pub fn backend_inputs(&self) -> usize {
+        self.first_control() + self.controls().len()
+    }
+
+    /// The position of the first control input.
+    pub fn first_control(&self) -> usize {
         self.inputs.len() + self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>()
     }
 

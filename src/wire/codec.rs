@@ -46,6 +46,10 @@ impl ToWorker {
                 out.push(5);
                 text.put(out);
             }
+            Self::SequenceEnded(keys) => {
+                out.push(6);
+                keys.put(out);
+            }
         });
     }
 }
@@ -82,6 +86,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             3 => ToWorker::Release(Wire::get(input)?),
             4 => ToWorker::Shutdown,
             5 => ToWorker::Metrics(Wire::get(input)?),
+            6 => ToWorker::SequenceEnded(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -381,7 +386,8 @@ mod tests {
             auto_detect: true,
         });
         let metrics = ToWorker::Metrics("mode: both".into());
-        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics] {
+        let ended = ToWorker::SequenceEnded(vec![7, 9]);
+        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));

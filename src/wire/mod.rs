@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -38,6 +38,8 @@ pub enum ToWorker {
     Shutdown,
     /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
     Metrics(String),
+    /// These sequences have ended without an END step, by [`SequenceStep::key`]: idle, cancelled, or given up.
+    SequenceEnded(Vec<u64>),
 }
 
 /// The model instance that a worker process runs.
@@ -107,7 +109,7 @@ pub struct SequenceStep {
 /// An input of a batch in the frontend's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputBlock {
-    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs.
+    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs, then its control inputs.
     pub input: u16,
     /// What the elements are.
     pub datatype: DataType,

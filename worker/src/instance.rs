@@ -63,6 +63,11 @@ impl Instance {
         self.metrics.redefine(text)
     }
 
+    /// Sequences have ended without an END step.
+    pub(crate) fn sequences_ended(&mut self, keys: &[u64]) {
+        keys.iter().for_each(|key| self.backend.sequence_ended(*key));
+    }
+
     /// Gives output blocks back, and memory that nobody uses to the system.
     pub(crate) fn release(&mut self, offsets: &[u64]) {
         self.outputs.release(offsets);
@@ -79,7 +84,10 @@ impl Instance {
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
         let result = match batch_of(&self.config, &self.inputs, execute) {
             // Given up while it waited behind another batch: nobody would read what it gives.
-            Ok(batch) if batch.all_cancelled() => Ok(Err(InferError::cancelled())),
+            // A step of a sequence is never left out: the next one counts on what it does.
+            Ok(batch) if batch.all_cancelled() && execute.requests.iter().all(|request| request.sequence.is_none()) => {
+                Ok(Err(InferError::cancelled()))
+            }
             Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
             Err(error) => Ok(Err(error)),
         };

@@ -150,8 +150,11 @@ impl SequenceBatcher {
 
     /// The sequence that takes a request.
     fn admit(&mut self, wanted: &InSequence) -> Result<Number, RejectReason> {
-        if self.stopping && wanted.start {
+        if self.stopping && (wanted.start || self.sequences.iterative) {
             return Err(RejectReason::Stopping);
+        }
+        if self.sequences.iterative {
+            return self.open(CorrelationId::default());
         }
         let full = |limit: usize, count: usize| limit != 0 && count >= limit;
         if let Some(number) = self.table.find(&wanted.id) {
@@ -169,10 +172,16 @@ impl SequenceBatcher {
             self.start_errors += 1;
             return Err(RejectReason::SequenceNotStarted);
         }
-        if !self.table.has_free_slot() && full(self.sequences.max_backlog, self.table.backlogged()) {
+        self.open(wanted.id.clone())
+    }
+
+    /// A new sequence. That of an iterative request is closed at once, so that it is found by no id.
+    fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
+        let limit = self.sequences.max_backlog;
+        if limit != 0 && !self.table.has_free_slot() && self.table.backlogged() >= limit {
             return Err(RejectReason::QueueFull);
         }
-        Ok(self.table.open(wanted.id.clone()))
+        Ok(self.table.open(id))
     }
 
     /// Puts an admitted request into its sequence.

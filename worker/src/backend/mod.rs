@@ -8,6 +8,7 @@ mod elements;
 mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
+mod sequence;
 mod tract;
 
 use std::path::Path;
@@ -32,6 +33,9 @@ pub trait Backend {
     /// # Errors
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
+
+    /// A sequence has ended without an END step: nothing more comes with this [`SequenceStep::key`](pharos::wire::SequenceStep).
+    fn sequence_ended(&mut self, _key: u64) {}
 }
 
 /// What a backend is created from.
@@ -48,7 +52,7 @@ pub struct Context<'a> {
 
 /// One input of a batch, over all its requests.
 pub struct Input<'a> {
-    /// Position in the configuration's inputs; those that the server makes (`batch_input`) follow.
+    /// Position in the configuration's inputs; those that the server makes follow: `batch_input`, then controls of sequences.
     pub index: usize,
     /// Its name.
     pub name: &'a str,
