@@ -28,8 +28,7 @@ serve: build
 # The example of streams of speech: fetches its model, runs it in a server of its own, draws target/speech.svg.
 speech: build $(VENV)/ready
 	$(VENV)/bin/python examples/speech/fetch.py
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos \
-	  --plot $(TARGET)/speech.svg
+	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
 
 test: test-rust test-clients
 

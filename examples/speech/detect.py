@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks a running server when somebody speaks, for several streams of sound at once, and draws the answers.
 
-pip install 'tritonclient[grpc]'
+pip install 'tritonclient[grpc]' onnxruntime
 python3 examples/speech/detect.py examples/speech/fetched/speech.wav
 python3 examples/speech/detect.py --server target/release/pharos   # starts and ends a server of its own
 
@@ -10,6 +10,7 @@ stream stays in the server. Streams take turns, piece by piece, as calls on a te
 """
 
 import argparse
+import os
 import queue
 import socket
 import subprocess
@@ -53,7 +54,7 @@ def piece(values: np.ndarray) -> tritonclient.grpc.InferInput:
 
 
 def detect(client, streams: list, first_id: int = 1) -> list:
-    """The probabilities of speech, FP32 [pieces] for each of the streams, which are sent in turn over one connection."""
+    """The probabilities of speech, FP32 [pieces] for each of the streams, which are sent in turn over one stream."""
     answers = queue.SimpleQueue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     sent = 0
@@ -107,14 +108,16 @@ def draw(streams: list, probabilities: list) -> str:
 
 
 def start(program: str, models: Path) -> tuple:
-    """A server of these models on ports of its own: the process and its gRPC address."""
+    """A server of these models on ports of its own: the process and its gRPC address. It finds the ONNX Runtime of this
+    Python, which comes first on its PATH."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()
     names = zip(["http", "grpc", "metrics"], ports)
     command = [program, f"--model-repository={models}", *(f"--{name}-port={port}" for name, port in names)]
-    return subprocess.Popen(command), f"127.0.0.1:{ports[1]}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return subprocess.Popen(command, env=os.environ | {"PATH": path}), f"127.0.0.1:{ports[1]}"
 
 
 def wait_until_ready(client, process, deadline_s: float = 60):

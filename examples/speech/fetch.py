@@ -4,13 +4,13 @@
 python3 examples/speech/fetch.py                 # into examples/speech
 python3 examples/speech/fetch.py --into FOLDER
 
-Both come from the source package of `silero-vad` on PyPI (29 MB, MIT licence, (c) Silero Team), which pip downloads and
-checks against the hash below: the voice activity detector Silero VAD, 2.3 MB of ONNX, and a minute of
-speech from its tests. Nothing of it is executed but its packaging metadata, which pip asks for.
+Both come from the source package of `silero-vad` on PyPI (29 MB, MIT licence, (c) Silero Team), which pip downloads
+and checks against the hash below: the voice activity detector Silero VAD, 2.3 MB of ONNX, and a minute of speech from
+its tests. Nothing of it is executed but its packaging metadata, which pip asks for.
 
-The model takes `input` [n, 64 + 512] (the last 64 samples of the piece before, then a piece), `state` [2, n, 128] and the
-sampling rate, and gives `output` [n, 1] and `stateN` [2, n, 128]. States that a server keeps have the batch first, so that
-each row is a stream. Three operations around the model bring them into that form, without changing a number:
+The model takes `input` [n, 64 + 512] (the last 64 samples of the piece before, then a piece), `state` [2, n, 128] and
+the sampling rate, and gives `output` [n, 1] and `stateN` [2, n, 128]. States that a server keeps have the batch first,
+so that each row is a stream. A few operations around the model bring them into that form, without changing a number:
 
     AUDIO [n, 512], CONTEXT [n, 64]  --Concat-->     input          input   --Slice-->      NEXT_CONTEXT [n, 64]
     STATE [n, 2, 128]                --Transpose-->  state          stateN  --Transpose-->  NEXT_STATE [n, 2, 128]

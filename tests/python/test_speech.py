@@ -1,4 +1,4 @@
-"""The speech example: Silero VAD with its memory in the server is Silero VAD run offline, for streams that take turns."""
+"""The speech example: Silero VAD with its memory in the server is Silero VAD run offline; streams take turns."""
 
 import subprocess
 import sys

@@ -179,7 +179,10 @@ def test_a_silent_sequence_gives_its_memory_back(stateful):
     [
         (f"{TWO} }}, {{ {TWO}", "State input name 'S' specified more than once."),
         (IN_FILE.replace("[ 2 ] data_file", "[ 3 ] data_file"), "doesn't match 'state' dim description. 3 != 2"),
-        (IN_FILE.replace('name: "first" ', ""), "Field 'name' must be set when using initial_state for state input 'S'"),
+        (
+            IN_FILE.replace('name: "first" ', ""),
+            "Field 'name' must be set when using initial_state for state input 'S'",
+        ),
         (
             IN_FILE,
             "initial_state setting expects 16 bytes, but the data provided from two only has 15 bytes",
@@ -191,9 +194,9 @@ def test_a_silent_sequence_gives_its_memory_back(stateful):
     ],
 )
 def test_wrong_states_are_refused(start, tmp_path, states, expected):
-    """A wrong `state` is told when the model is loaded. A real Triton 2.51 answers the first five with the same words (but
-    for a space that it forgets after the file's name); it takes a name that is there twice if neither has an
-    `initial_state`, and reads files outside of the directory."""
+    """A wrong `state` is told when the model is loaded. A real Triton 2.51 answers the second to fifth with the same
+    words (but for a space that it forgets after the file's name); the first only if both states have an
+    `initial_state`; and it reads files outside of the directory."""
     config = 'backend: "tract"\n' + sequences(states) + tensors("2")
     folder = write(tmp_path / "models", "wrong", config, TRIPLE)
     (folder / "wrong/initial_state").mkdir()

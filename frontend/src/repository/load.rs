@@ -103,8 +103,8 @@ impl Repository {
             default_max_batch_size: self.settings.default_max_batch_size,
         };
         let config = draft.complete(&completion).map_err(|error| error.to_string())?;
-        if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
-            return Err("sequence batching and ensembles are not built yet".to_owned());
+        if matches!(config.scheduling, Scheduling::Ensemble { .. }) {
+            return Err("ensembles are not built yet".to_owned());
         }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);

@@ -259,7 +259,7 @@ mod tests {
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
         let part = |id: &str| {
             let request = InferRequest { id: id.to_owned(), ..InferRequest::default() };
-            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 } })
+            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 }, padding: false })
         };
         let parts = ["a", "b", "c"].map(part);
         let block = |requests: &[u32], shape: &[i64], offset: u64| OutputBlock {

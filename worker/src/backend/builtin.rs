@@ -11,6 +11,7 @@
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
 //! | `print` | identity, and prints each element of input 0, which holds BYTES, as a line on standard output |
 //! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
+//! | `sequence_sum` | a sum for each sequence, each batch after `delay_ms`; see `sequence.rs` for its outputs |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
 use std::io::{self, Write};
@@ -23,10 +24,11 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use super::elements::{self, Operation};
 use super::emit::Emitter;
 use super::stateful::Stateful;
-use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
+use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error, sequence};
 use crate::clock;
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit, accumulate, append";
+const FUNCTIONS: &str =
+    "identity, add_sub, delay, fail, crash, panic, hang, print, sequence_sum, accumulate, append, emit";
 
 /// How often [`delay`] looks whether its batch is cancelled.
 const LOOK: Duration = Duration::from_millis(5);
@@ -56,13 +58,8 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let function = match parameter("function") {
         Some("identity") => Function::Identity,
         Some("add_sub") => Function::AddSub,
-        Some("delay") => {
-            let text = parameter("delay_ms").unwrap_or("0");
-            let milliseconds = text.parse().map_err(|_| {
-                load_error(format!("parameter 'delay_ms' is '{text}'; it must be a whole number of milliseconds"))
-            })?;
-            Function::Delay(Duration::from_millis(milliseconds))
-        }
+        Some("delay") => Function::Delay(delay_of(parameter("delay_ms"))?),
+        Some("sequence_sum") => return sequence::create(context.config, delay_of(parameter("delay_ms"))?),
         Some("fail") => Function::Fail(parameter("message").unwrap_or("requested failure").to_owned()),
         Some("crash") => Function::Crash,
         Some("panic") => Function::Panic,
@@ -85,6 +82,14 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     }
     let outputs = context.config.outputs.iter().map(|output| output.datatype).collect();
     Ok(Box::new(Builtin { function, outputs }))
+}
+
+/// The parameter `delay_ms`.
+fn delay_of(text: Option<&str>) -> Result<Duration, InferError> {
+    let text = text.unwrap_or("0");
+    text.parse()
+        .map(Duration::from_millis)
+        .map_err(|_| load_error(format!("parameter 'delay_ms' is '{text}'; it must be a whole number of milliseconds")))
 }
 
 impl Backend for Builtin {

@@ -8,6 +8,7 @@ mod elements;
 mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
+mod sequence;
 mod stateful;
 mod tract;
 
@@ -55,7 +56,8 @@ pub struct Context<'a> {
 /// One input of a batch, over all its requests.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// Position in the configuration's inputs; those that the server makes (`batch_input`, states) follow.
+    /// Position in the configuration's inputs; those that the server makes follow: `batch_input`, controls of sequences,
+    /// states.
     pub index: usize,
     /// Its name.
     pub name: &'a str,
