@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve build test test-rust test-clients soak lint bench fuzz tools
+.PHONY: help serve speech build test test-rust test-clients soak lint bench fuzz tools
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -24,6 +24,11 @@ build: tools
 
 serve: build
 	$(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
+
+# The example of streams of speech: fetches its model, runs it in a server of its own, draws target/speech.svg.
+speech: build $(VENV)/ready
+	$(VENV)/bin/python examples/speech/fetch.py
+	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
 
 test: test-rust test-clients
 

@@ -1,5 +1,7 @@
 //! The one request and response type that every way into the server uses: HTTP, gRPC and, later, ensembles.
 
+use std::fmt;
+
 use crate::data::Data;
 use crate::id::TraceId;
 use crate::tensor::Tensor;
@@ -35,6 +37,25 @@ pub enum CorrelationId {
 impl Default for CorrelationId {
     fn default() -> Self {
         Self::Uint(0)
+    }
+}
+
+impl CorrelationId {
+    /// Whether it means "no sequence".
+    pub fn is_none(&self) -> bool {
+        match self {
+            Self::Uint(number) => *number == 0,
+            Self::String(text) => text.is_empty(),
+        }
+    }
+}
+
+impl fmt::Display for CorrelationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uint(number) => number.fmt(f),
+            Self::String(text) => text.fmt(f),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferRequest, InferResponse, Parameter};
+use pharos::infer::{CorrelationId, InferRequest, InferResponse, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Difference;
@@ -365,7 +365,8 @@ fn check_text(request: &InferRequest) -> Result<(), InferError> {
         let value = if let Parameter::String(text) = value { text.len() } else { 0 };
         name.len() + value + 16
     };
-    let total = request.id.len() + request.parameters.iter().map(size).sum::<usize>();
+    let sequence = if let CorrelationId::String(text) = &request.correlation_id { text.len() } else { 0 };
+    let total = sequence + request.id.len() + request.parameters.iter().map(size).sum::<usize>();
     if total <= MAX_TEXT {
         return Ok(());
     }

@@ -12,6 +12,7 @@ mod effects;
 mod failure;
 mod limits;
 pub(crate) mod placement;
+mod sequence;
 pub(crate) mod settings;
 mod stream;
 mod timer;
@@ -27,9 +28,9 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::scheduler::{self, RejectReason, Reorder, Scheduler, Ticket};
+use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
-use pharos::wire::{Done, flags};
+use pharos::wire::{Done, SequenceStep, flags};
 use tokio::sync::oneshot;
 
 use crate::cache::{Found, Miss, ModelCache};
@@ -67,6 +68,7 @@ struct InFlight {
     flags: u8,
     /// A flag of it is set.
     given_up: bool,
+    /// In batch order, padding included.
     requests: Vec<(RequestId, Request)>,
 }
 
@@ -118,6 +120,8 @@ pub(crate) struct Driver {
     limits: Option<Registration>,
     /// If the model uses the response cache.
     cache: Option<ModelCache>,
+    /// What the metrics know of the counts of [`Driver::sequences`].
+    sequences_told: [AtomicU64; 2],
     this: Weak<Driver>,
 }
 
@@ -161,6 +165,7 @@ impl Driver {
                 priority_levels,
                 limits,
                 cache,
+                sequences_told: Default::default(),
                 this: this.clone(),
             }
         })
@@ -177,14 +182,17 @@ impl Driver {
         let mut miss = None;
         if let Some(cache) = &self.cache {
             match self.look_up(cache, id, &request, &checked).await {
-                Found::Hit(entry, times) => return self.answer_hit(id, Part { request, checked }, entry, times).await,
+                Found::Hit(entry, times) => {
+                    let part = Part { request, checked, padding: false };
+                    return self.answer_hit(id, part, entry, times).await;
+                }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
             now = clock::now();
         }
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();
-        let part = Arc::new(Part { request, checked });
+        let part = Arc::new(Part { request, checked, padding: false });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
             state.queued.insert(id, Request { part, reply: Reply::One(reply), retried: false, miss });
@@ -236,7 +244,8 @@ impl Driver {
     /// Requests that have been accepted and not been answered.
     pub(crate) fn unanswered(&self) -> usize {
         let state = self.lock();
-        let flying: usize = state.members.values().flat_map(|member| &member.in_flight).map(|b| b.requests.len()).sum();
+        let flying: usize =
+            state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
         state.queued.len() + flying
     }
 
@@ -263,7 +272,7 @@ impl Driver {
             // One that was sent second and came back first (two threads sent at once) was never counted as executing.
             let executing = if position > 0 { finished.as_ref() } else { member.in_flight.first() };
             if let Some(batch) = executing {
-                record::request_pending(&self.series, -(batch.requests.len() as i64));
+                record::request_pending(&self.series, -batch.count());
             }
             state.scheduler.batch_done(instance, now);
         });
@@ -344,18 +353,32 @@ impl Driver {
         requests: &[RequestId],
     ) {
         let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        self.book(state, effects, (instance, now), (taken, Vec::new()));
+    }
+
+    /// As [`Driver::start`], with the requests in batch order, and with their steps for a model with sequences.
+    fn book(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        (taken, steps): (Vec<(RequestId, Request)>, Vec<Option<SequenceStep>>),
+    ) {
         let Some(member) = state.members.get_mut(&instance) else { return };
         let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
         let batch = state.next_batch;
         state.next_batch += 1;
         if member.in_flight.is_empty() {
             member.executing_since = now;
-            record::request_pending(&self.series, -(taken.len() as i64));
         }
         let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
         let flags = flags.unwrap_or(flags::ROWS);
-        member.in_flight.push(InFlight { batch, flags, given_up: false, requests: taken });
-        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts });
+        let flying = InFlight { batch, flags, given_up: false, requests: taken };
+        if member.in_flight.is_empty() {
+            record::request_pending(&self.series, -flying.count());
+        }
+        member.in_flight.push(flying);
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps });
     }
 
     /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a
@@ -384,6 +407,11 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
         shape_key: checked.shape_key,
         priority: request.priority,
         timeout_us: request.timeout_us,
+        sequence: (!request.correlation_id.is_none()).then(|| InSequence {
+            id: request.correlation_id.clone(),
+            start: request.sequence_start,
+            end: request.sequence_end,
+        }),
     }
 }
 

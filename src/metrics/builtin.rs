@@ -114,6 +114,11 @@ builtins! {
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
+    Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
+    SequenceSlots = "pharos_sequence_slots" Gauge ["model", "version"] Family;
+    SequenceSlotsUsed = "pharos_sequence_slots_used" Gauge ["model", "version"] Family;
+    SequencesIdleEvicted = "pharos_sequences_idle_evicted_total" Counter ["model", "version"] Family;
+    SequenceStartErrors = "pharos_sequence_start_errors_total" Counter ["model", "version"] Family;
     RateLimiterWait = "pharos_rate_limiter_wait_seconds_total" Counter ["model", "version"] Family;
     RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Gauge ["model", "version"] Family;
     RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;

@@ -98,9 +98,14 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Whether the server makes the input from the batch as a whole.
-fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
+/// Whether the server makes the input: from the batch as a whole, or as a control of sequences.
+pub(super) fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
+    let controls = match &config.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
+        _ => &[],
+    };
     config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
+        || controls.iter().any(|control| control.name == input)
 }
 
 /// Whether the input is a state, which the server keeps.

@@ -5,7 +5,7 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use super::{ModelConfig, TensorSpec};
+use super::{ModelConfig, Scheduling, TensorSpec};
 use crate::data::Data;
 use crate::error::InferError;
 use crate::infer::{InferInput, InferRequest};
@@ -73,7 +73,29 @@ impl ModelConfig {
         if !request.inputs.iter().zip(&self.inputs).all(|(input, spec)| input.name == spec.name) {
             request.inputs.sort_unstable_by_key(order);
         }
+        if let Scheduling::Sequence(sequence) = &self.scheduling {
+            self.check_sequence(request, batch_size, sequence.iterative)?;
+        }
         Ok(Checked { batch_size: batch_size.max(1), shape_key: self.shape_key(&request.inputs) })
+    }
+
+    /// A step of a sequence is one item with an id of the right type. An iterative request may leave the id to the server.
+    fn check_sequence(&self, request: &InferRequest, batch_size: u64, iterative: bool) -> Result<(), Refusal> {
+        let (id, model) = (&request.correlation_id, &self.name);
+        if let Some(text) = self.wrong_id_type(id).filter(|_| !iterative || !id.is_none()) {
+            return Err(text.into());
+        }
+        if batch_size > 1 {
+            return Err(bare(format!(
+                "inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+            )));
+        }
+        if id.is_none() && !iterative {
+            return Err(bare(format!(
+                "inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+            )));
+        }
+        Ok(())
     }
 
     /// The specification of a request's input; most clients keep the model's order, so that its own place is tried first.

@@ -5,7 +5,7 @@ use std::hash::RandomState;
 
 use prost::Message;
 
-use super::{BatchInput, BatchOutput, ConfigError, Draft, StateSpec, proto, validate};
+use super::{BatchInput, BatchOutput, ConfigError, ControlInput, Draft, StateSpec, proto, validate};
 use crate::tensor::DataType;
 
 /// A valid model configuration. Made by [`Draft::complete`] and [`ModelConfig::decode`] only.
@@ -179,7 +179,7 @@ pub enum TimeoutAction {
     Delay,
 }
 
-/// The sequence batcher's settings. Control inputs stay in the schema's form until that scheduler needs them.
+/// The sequence batcher's settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceBatching {
     /// How sequences share an instance.
@@ -188,6 +188,13 @@ pub struct SequenceBatching {
     pub max_sequence_idle_us: u64,
     /// Whether one request makes a sequence that the backend continues.
     pub iterative: bool,
+    /// What the server tells the model of each place of a batch.
+    pub controls: Vec<ControlInput>,
+    /// The most sequences that may wait for a slot; 0 for no limit. From the parameter `max_queued_sequences`: the schema
+    /// has no place for it.
+    pub max_queued_sequences: usize,
+    /// The most requests that may wait in one sequence; 0 for no limit. From the parameter `max_queue_size_per_sequence`.
+    pub max_queue_size_per_sequence: usize,
 }
 
 /// How sequences share an instance.

@@ -8,6 +8,7 @@
 mod autocomplete;
 mod check;
 mod config;
+mod controls;
 mod draft;
 mod lexer;
 mod normalize;
@@ -28,6 +29,7 @@ pub use config::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
     SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
 };
+pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Completion, Draft};
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};

@@ -114,17 +114,22 @@ fn item_shapes(shapes: &[&[i64]], batching: bool) -> Option<(i64, Vec<i64>)> {
 
 impl ModelConfig {
     /// The name of what a backend is given as its input number `position`: the configured inputs, then the targets of
-    /// the batch inputs, then the states.
+    /// the batch inputs, then the control inputs, then the states.
     pub fn input_name(&self, position: usize) -> Option<&str> {
         let made = self.batch_inputs.iter().flat_map(|input| &input.targets);
-        let states = self.states.iter().map(|state| &state.input_name);
-        self.inputs.iter().map(|input| &input.name).chain(made).chain(states).nth(position).map(String::as_str)
+        let made = made.chain(self.controls().iter().map(|control| &control.name));
+        let made = made.chain(self.states.iter().map(|state| &state.input_name));
+        self.inputs.iter().map(|input| &input.name).chain(made).nth(position).map(String::as_str)
     }
 
     /// How many inputs a backend is given at most.
     pub fn backend_inputs(&self) -> usize {
-        let made = self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>();
-        self.inputs.len() + made + self.states.len()
+        self.first_control() + self.controls().len() + self.states.len()
+    }
+
+    /// The position of the first control input.
+    pub fn first_control(&self) -> usize {
+        self.inputs.len() + self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>()
     }
 
     /// The position of the input whose shape tells how this output is taken apart, if it is one that must be.

@@ -2,6 +2,7 @@
 
 use super::ConfigError;
 use super::config::*;
+use super::controls::controls;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_queue_policy::TimeoutAction as ProtoTimeoutAction;
 use super::proto::{self, model_sequence_batching::StrategyChoice};
@@ -13,7 +14,7 @@ pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Res
     Ok(match &proto.scheduling_choice {
         None => Scheduling::Default,
         Some(SchedulingChoice::DynamicBatching(raw)) => Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?),
-        Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, name, max_batch_size)?),
+        Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, proto, max_batch_size)?),
         Some(SchedulingChoice::EnsembleScheduling(raw)) => {
             let steps = raw.step.iter().map(|step| ensemble_step(step, name)).collect::<Result<_, _>>()?;
             Scheduling::Ensemble { steps, max_inflight_requests: raw.max_inflight_requests }
@@ -77,10 +78,13 @@ fn queue_policy(raw: &proto::ModelQueuePolicy) -> QueuePolicy {
     }
 }
 
-fn sequence(raw: &proto::ModelSequenceBatching, name: &str, max: u32) -> Result<SequenceBatching, ConfigError> {
-    if raw.control_input.iter().any(|control| control.name.is_empty()) {
-        return error(format!("sequence batching control tensor must have a name for {name}"));
-    }
+fn sequence(
+    raw: &proto::ModelSequenceBatching,
+    model: &proto::ModelConfig,
+    max: u32,
+) -> Result<SequenceBatching, ConfigError> {
+    let name = model.name.as_str();
+    let controls = controls(model, raw)?;
     let strategy = match &raw.strategy_choice {
         Some(StrategyChoice::Oldest(oldest)) => SequenceStrategy::Oldest {
             max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).unwrap_or(0),
@@ -106,8 +110,23 @@ fn sequence(raw: &proto::ModelSequenceBatching, name: &str, max: u32) -> Result<
         }
         None => SequenceStrategy::Direct { max_queue_delay_us: 0, minimum_slot_utilization: 0.0 },
     };
-    let max_sequence_idle_us = raw.max_sequence_idle_microseconds;
-    Ok(SequenceBatching { strategy, max_sequence_idle_us, iterative: raw.iterative_sequence })
+    Ok(SequenceBatching {
+        strategy,
+        max_sequence_idle_us: raw.max_sequence_idle_microseconds,
+        iterative: raw.iterative_sequence,
+        controls,
+        max_queued_sequences: limit(model, "max_queued_sequences")?,
+        max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence")?,
+    })
+}
+
+/// A limit among the free parameters; 0 if it is not there.
+fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
+    let Some(parameter) = model.parameters.get(name) else { return Ok(0) };
+    let text = &parameter.string_value;
+    text.trim().parse().or_else(|_| {
+        error(format!("parameter '{name}' is '{text}', it must be a whole number, 0 for no limit, for {}", model.name))
+    })
 }
 
 fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {

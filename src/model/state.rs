@@ -2,6 +2,7 @@
 //! The model gives the new value as an output and finds it again as an input of the sequence's next request. Rules and
 //! texts are those of Triton's sequence batcher.
 
+use super::autocomplete::is_made;
 use super::config::ModelConfig;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_sequence_batching::initial_state::StateData;
@@ -159,8 +160,7 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
     if !raw.dims.iter().all(|&dim| dim >= 1 || dim == -1) {
         return wrong("dimension must be integer >= 1, or -1 to indicate a variable-size dimension");
     }
-    let mut made = proto.batch_input.iter().flat_map(|made| &made.target_name);
-    if proto.input.iter().any(|input| input.name == name) || made.any(|target| target == name) {
+    if proto.input.iter().any(|input| input.name == name) || is_made(proto, name) {
         return wrong("is listed as an input too");
     }
     if proto.output.get(output).is_some_and(|listed| listed.data_type != raw.data_type) {

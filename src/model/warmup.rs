@@ -2,7 +2,7 @@
 
 use super::config::{ModelConfig, Warmup, WarmupData, WarmupInput};
 use crate::data::Data;
-use crate::infer::{InferInput, InferRequest};
+use crate::infer::{CorrelationId, InferInput, InferRequest};
 use crate::tensor::{DataType, Tensor, byte_size, element_count, push_bytes_element};
 
 /// The most bytes that one input of a warm-up may have.
@@ -32,8 +32,17 @@ impl Warmup {
             let tensor = Tensor { datatype: input.datatype, shape, data };
             inputs.push(InferInput { name: name.clone(), tensor });
         }
-        let request =
-            InferRequest { model_name: config.name.clone(), id: self.name.clone(), inputs, ..InferRequest::default() };
+        let text = config.wrong_id_type(&CorrelationId::Uint(1)).is_some();
+        let request = InferRequest {
+            model_name: config.name.clone(),
+            id: self.name.clone(),
+            inputs,
+            // For a model with sequences each is a whole one.
+            correlation_id: if text { CorrelationId::String("1".to_owned()) } else { CorrelationId::Uint(1) },
+            sequence_start: true,
+            sequence_end: true,
+            ..InferRequest::default()
+        };
         Ok(vec![request; self.batch_size.max(1) as usize])
     }
 }

@@ -138,6 +138,20 @@ impl DynamicBatcher {
         }
     }
 
+    /// Appends a request that came at `queued`, earlier perhaps than others that are here (the part of the sequence batcher's
+    /// `oldest` strategy), whether or not this scheduler is stopping.
+    pub(super) fn push(&mut self, ticket: Ticket, queued: Instant) {
+        let entry = self.entry(ticket, queued);
+        self.queue.push(entry);
+    }
+
+    /// Takes a request that waits out without an answer.
+    pub(super) fn withdraw(&mut self, request: RequestId) {
+        if self.queue.remove(request).is_some() {
+            self.walk = Walk::default();
+        }
+    }
+
     fn entry(&self, ticket: Ticket, queued: Instant) -> Entry {
         let level = self.settings.level(ticket.priority);
         let timeout = self.settings.policy(level).timeout(ticket.timeout_us);
@@ -189,7 +203,7 @@ impl DynamicBatcher {
     }
 
     /// Whether a batch could go to an idle instance.
-    fn could_send(&mut self, now: Instant) -> bool {
+    pub(super) fn could_send(&mut self, now: Instant) -> bool {
         if self.is_held() {
             return false;
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::id::{InstanceId, RequestId};
+use crate::infer::CorrelationId;
 use crate::timeline::{Instant, SendReason};
 
 mod dynamic;
@@ -22,6 +23,7 @@ mod instances;
 pub mod ordering;
 mod queue;
 pub mod rate_limiter;
+pub mod sequence;
 #[cfg(test)]
 pub mod sim;
 #[cfg(test)]
@@ -29,9 +31,10 @@ mod tests;
 
 pub use ordering::Reorder;
 pub use rate_limiter::RateLimiter;
+pub use sequence::{InSequence, SequenceCounts, SequenceSettings, SequenceStrategy, SlotStep};
 
 /// What a scheduler knows of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
     /// The request, unique while it is queued.
     pub request: RequestId,
@@ -44,6 +47,8 @@ pub struct Ticket {
     pub priority: u64,
     /// The request's own queue timeout in microseconds; 0: none. See [`QueuePolicy::timeout`] for when it applies.
     pub timeout_us: u64,
+    /// Its place in a sequence, for a model with sequences.
+    pub sequence: Option<InSequence>,
 }
 
 /// What the driver must do.
@@ -57,6 +62,22 @@ pub enum Action {
         requests: Vec<RequestId>,
         /// What decided that it was time.
         reason: SendReason,
+    },
+    /// Send a batch of a model with sequences, one place after the other; an empty one (`None`) is padding.
+    ExecuteSteps {
+        /// A ready instance.
+        instance: InstanceId,
+        /// At least one is not empty.
+        slots: Vec<Option<SlotStep>>,
+        /// What decided that it was time.
+        reason: SendReason,
+    },
+    /// Tell the instance that these sequences have ended without an END step, by their keys.
+    SequencesEnded {
+        /// The instance that has executed them.
+        instance: InstanceId,
+        /// Their keys, as in [`SlotStep::key`].
+        keys: Vec<u64>,
     },
     /// Answer the request with [`RejectReason::error`].
     Reject {
@@ -96,14 +117,35 @@ pub enum RejectReason {
     Stopping,
     /// No instance of the model is left, and none will come back.
     NoInstance,
+    /// The sequence is not known and the request does not start it.
+    SequenceNotStarted,
+    /// The instance that had the sequence was lost with its state.
+    SequenceLost,
+    /// The sequence waited for a slot longer than one of its requests allows.
+    SequenceTimeout,
 }
 
 impl RejectReason {
-    /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`),
-    /// except for `NoInstance`, which is ours. The caller adds the prefix with the request's id.
-    pub fn error(self) -> InferError {
+    /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance` and `SequenceLost`, which are ours. The caller adds the
+    /// prefix with the request's id.
+    pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
         match self {
+            Self::SequenceNotStarted => InferError::invalid(format!(
+                "inference request for sequence {sequence} to model '{model}' must specify the START flag on the first \
+                 request of the sequence"
+            )),
+            Self::SequenceLost => {
+                let text = format!(
+                    "sequence {sequence} of model '{model}' was ended: the instance that had its state was lost; it can \
+                     begin anew with the START flag"
+                );
+                unavailable(Reason::InstanceLost, &text)
+            }
+            Self::SequenceTimeout => {
+                unavailable(Reason::Timeout, "timeout of the corresponding sequence has been expired")
+            }
             Self::QueueFull => unavailable(Reason::QueueFull, "Exceeds maximum queue size"),
             Self::Timeout => unavailable(Reason::Timeout, "Request timeout expired"),
             Self::Cancelled => InferError::cancelled(),
@@ -119,7 +161,7 @@ impl RejectReason {
 
     /// Whether the request was refused on arrival and never queued. Triton counts such requests in no statistic.
     pub fn refused_on_arrival(self) -> bool {
-        matches!(self, Self::QueueFull | Self::Stopping)
+        matches!(self, Self::QueueFull | Self::Stopping | Self::SequenceNotStarted)
     }
 }
 
@@ -164,7 +206,7 @@ impl QueuePolicy {
 
 /// How a model's requests are scheduled: `dynamic_batching` of its configuration. The default is Triton's default
 /// scheduler: every request is executed alone, in arrival order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Most items in one batch; 0 counts as 1. A single larger request is executed alone: refusing it is the model's
     /// business. For a model without `dynamic_batching` this is 1, whatever batches the model itself takes.
@@ -192,6 +234,8 @@ pub struct Settings {
     pub rate_limited: bool,
     /// Nothing is executed until this many requests have been queued, once (`TRITONSERVER_DELAY_SCHEDULER`, for tests).
     pub delay_scheduler: Option<usize>,
+    /// For a model with sequences. Of the others it uses the batch sizes, the queue delay, the limiter and the hold.
+    pub sequence: Option<SequenceSettings>,
 }
 
 impl Default for Settings {
@@ -208,6 +252,7 @@ impl Default for Settings {
             prefetch: true,
             rate_limited: false,
             delay_scheduler: None,
+            sequence: None,
         }
     }
 }
@@ -275,11 +320,29 @@ pub trait Scheduler: Send {
     fn poll_action(&mut self, now: Instant) -> Option<Action>;
     /// What waits in the queue now.
     fn waiting(&self) -> Waiting;
+    /// The oldest batch in flight on the instance never reached it: as [`Scheduler::batch_done`], but nothing of it was
+    /// executed.
+    fn batch_unsent(&mut self, instance: InstanceId, now: Instant) {
+        self.batch_done(instance, now);
+    }
+    /// A request in flight wants to be executed once more (iterative sequences): to be told before
+    /// [`Scheduler::batch_done`] of its batch. `false`: this scheduler or model does no such thing, and the request must
+    /// be answered.
+    fn reschedule(&mut self, _request: RequestId, _now: Instant) -> bool {
+        false
+    }
+    /// What there is of sequences, for a model with them.
+    fn sequences(&self) -> Option<SequenceCounts> {
+        None
+    }
     /// Requests that wait in the queue. A batch that has been sent is not in it, even if it does not execute yet.
     fn queued(&self) -> usize;
 }
 
 /// The scheduler for these settings.
 pub fn create(settings: Settings) -> Box<dyn Scheduler> {
-    Box::new(dynamic::DynamicBatcher::new(settings))
+    match settings.sequence.clone() {
+        Some(sequences) => Box::new(sequence::SequenceBatcher::new(settings, sequences)),
+        None => Box::new(dynamic::DynamicBatcher::new(settings)),
+    }
 }

@@ -38,7 +38,7 @@ pub enum ToWorker {
     Shutdown,
     /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
     Metrics(String),
-    /// Sequences that are over without a last step, by their keys: what is kept for them is dropped.
+    /// These sequences have ended without an END step, by [`SequenceStep::key`]: idle, cancelled, or given up.
     SequenceEnded(Vec<u64>),
     /// Responses of a decoupled model have been taken by their client.
     Credits(Credits),
@@ -113,7 +113,7 @@ pub struct SequenceStep {
 /// An input of a batch in the frontend's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputBlock {
-    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs.
+    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs, then its control inputs.
     pub input: u16,
     /// What the elements are.
     pub datatype: DataType,

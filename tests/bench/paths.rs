@@ -103,7 +103,7 @@ fn scheduler_paths(criterion: &mut Criterion) {
             number += 1;
             let now = Instant(number);
             let request = RequestId(number);
-            scheduler.enqueue(Ticket { request, batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 }, now);
+            scheduler.enqueue(Ticket { request, batch_size: 1, ..Ticket::default() }, now);
             while scheduler.poll_action(now).is_some() {}
             scheduler.batch_done(InstanceId(0), now);
         });
@@ -120,8 +120,7 @@ fn scheduler_paths(criterion: &mut Criterion) {
 fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64, u64)) {
     let queue_policy = QueuePolicy { default_timeout_us: timeout_us, ..QueuePolicy::default() };
     let mut scheduler = scheduler::create(Settings { max_batch_size: 8, queue_policy, ..Settings::default() });
-    let ticket =
-        |number| Ticket { request: RequestId(number), batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 };
+    let ticket = |number| Ticket { request: RequestId(number), batch_size: 1, ..Ticket::default() };
     scheduler.instance_ready(InstanceId(0), Instant(0));
     let mut number = 0;
     while number < waiting + 16 {

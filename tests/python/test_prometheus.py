@@ -36,6 +36,7 @@ NO_DATA = {
     r"nv_inference_first_response_histogram_ms": "no decoupled model is loaded",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
+    r"pharos_sequences?_\w+|pharos_sequences": "no model has sequences",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
 """Families that may have no series in this test -> why. A family that has series must have them in every expression."""

@@ -86,7 +86,7 @@ impl Instance {
     }
 
     /// Drops what is kept for sequences that are over without a last step.
-    pub(crate) fn sequence_ended(&mut self, keys: &[u64]) {
+    pub(crate) fn sequences_ended(&mut self, keys: &[u64]) {
         let before = self.states.as_ref().map(States::bytes);
         for key in keys {
             self.backend.sequence_ended(*key);

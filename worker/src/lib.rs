@@ -71,10 +71,10 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
                 }
             }
             ToWorker::Release(offsets) => instance.release(&offsets),
-            ToWorker::SequenceEnded(keys) => instance.sequence_ended(&keys),
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             // Their batch is over.
             ToWorker::Credits(credits) => instance.release(&credits.released),
+            ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
         }

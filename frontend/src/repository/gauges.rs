@@ -26,6 +26,7 @@ impl Repository {
         self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
         self.observe_queues(&all, &versions);
         self.observe_limits(&all, &versions);
+        self.observe_sequences(&all, &versions);
         if let Some(responses) = &self.responses {
             responses.observe();
         }
@@ -60,6 +61,33 @@ impl Repository {
         let used: Rows<'_> = labels().zip(usage.iter().map(|usage| usage.used as f64)).collect();
         self.cache.set_gauges(Builtin::RateLimiterLimit, &limits);
         self.cache.set_gauges(Builtin::RateLimiterUsed, &used);
+    }
+
+    /// What there is of sequences. Only models with sequences have such series.
+    fn observe_sequences(&self, all: &[Arc<Serving>], versions: &[String]) {
+        let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        for (serving, version) in all.iter().zip(versions) {
+            let Some((now, new)) = serving.driver.sequences() else { continue };
+            let labels = [&*serving.driver.model.name, version.as_str()];
+            sequences.push(([labels[0], labels[1], "active"].to_vec(), now.active as f64));
+            sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
+            slots.push((labels.to_vec(), now.slots as f64));
+            used.push((labels.to_vec(), now.slots_used as f64));
+            let counts = [(Builtin::SequencesIdleEvicted, new.0), (Builtin::SequenceStartErrors, new.1)];
+            for (counter, count) in counts {
+                if let Ok(series) = self.cache.counter(counter.name(), &labels) {
+                    // A count is never negative.
+                    let _ = series.add_or_update(count as f64);
+                }
+            }
+        }
+        let is_there = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        for counter in [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors] {
+            self.cache.remove_series(counter.name(), |series| !is_there(series.labels()));
+        }
+        self.cache.set_gauges(Builtin::Sequences, &sequences);
+        self.cache.set_gauges(Builtin::SequenceSlots, &slots);
+        self.cache.set_gauges(Builtin::SequenceSlotsUsed, &used);
     }
 
     fn observe_queues(&self, all: &[Arc<Serving>], versions: &[String]) {

@@ -103,8 +103,8 @@ impl Repository {
             default_max_batch_size: self.settings.default_max_batch_size,
         };
         let config = draft.complete(&completion).map_err(|error| error.to_string())?;
-        if !matches!(config.scheduling, Scheduling::Default | Scheduling::Dynamic(_)) {
-            return Err("sequence batching and ensembles are not built yet".to_owned());
+        if matches!(config.scheduling, Scheduling::Ensemble { .. }) {
+            return Err("ensembles are not built yet".to_owned());
         }
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
@@ -268,11 +268,11 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
     let directory = initial_states(version);
     let read = |name: &str| {
         let path = model_file(&directory, name)?;
-        std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+        std::fs::read(&path).map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
     };
-    let from_file =
+    let mut from_file =
         config.states.iter().filter(|state| state.initial.as_ref().is_some_and(|first| first.file.is_some()));
-    from_file.map(|state| state.first_value(read).map(drop)).collect()
+    from_file.try_for_each(|state| state.first_value(read).map(drop))
 }
 
 /// The names of the classes, by output. Label files are in the model's directory.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use pharos::id::InstanceId;
 use pharos::timeline::Instant;
+use pharos::wire::SequenceStep;
 
-use super::{Answer, Driver, Request, limits};
+use super::{Answer, Driver, Request, limits, sequence};
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
 
@@ -19,11 +20,15 @@ pub(super) struct Send {
     pub(super) batch: u64,
     pub(super) flags: u8,
     pub(super) parts: Vec<Arc<Part>>,
+    /// One for each part, for a model with sequences.
+    pub(super) steps: Vec<Option<SequenceStep>>,
 }
 
 /// What is to be done once the lock is given back.
 #[derive(Default)]
 pub(super) struct Effects {
+    /// Sequences of which instances have to be told that they have ended: before the batches.
+    pub(super) ended: Vec<(SharedLink, Vec<u64>)>,
     pub(super) sends: Vec<Send>,
     /// Answers that may leave, in order.
     pub(super) answers: Vec<(Request, Answer)>,
@@ -44,8 +49,11 @@ impl Effects {
 impl Driver {
     /// Sends and answers. Without the lock: copying takes time.
     pub(super) fn perform(&self, effects: Effects) -> Option<limits::Grant> {
-        for Send { instance, link, batch, flags, parts } in effects.sends {
-            if let Err(error) = link.execute(&self.config, &ToSend { batch, flags, parts: &parts }) {
+        for (link, keys) in effects.ended {
+            sequence::tell_ended(&link, keys);
+        }
+        for Send { instance, link, batch, flags, parts, steps } in effects.sends {
+            if let Err(error) = link.execute(&self.config, &ToSend { batch, flags, parts: &parts, steps: &steps }) {
                 self.send_failed(instance, batch, &error);
             }
         }

@@ -5,7 +5,7 @@ use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::metrics::record;
 use pharos::scheduler::RejectReason;
 
-use super::{Driver, State, ticket};
+use super::{Driver, Request, State, ticket};
 use crate::clock;
 
 impl Driver {
@@ -16,7 +16,7 @@ impl Driver {
             let Some(member) = state.members.remove(&instance) else { return };
             state.scheduler.instance_lost(instance, now);
             for (position, batch) in member.in_flight.into_iter().enumerate() {
-                for (id, mut request) in batch.requests {
+                for (id, mut request) in batch.requests.into_iter().filter(|(_, request)| !request.part.padding) {
                     if position == 0 {
                         // It was executing, so it counts as pending again.
                         record::request_pending(&self.series, 1);
@@ -28,7 +28,7 @@ impl Driver {
                     }
                     let begun = request.reply.has_begun();
                     // Only what was executing can have killed the instance; the rest has not had its try.
-                    let again = !begun && (position > 0 || !request.retried);
+                    let again = !begun && !self.has_sequences() && (position > 0 || !request.retried);
                     let given_up = request.reply.is_closed();
                     if !state.closed && again && !given_up {
                         request.retried |= position == 0;
@@ -41,7 +41,8 @@ impl Driver {
                         let ns = now.ns_since(request.part.request.timeline.request_start);
                         let error = match () {
                             () if given_up => InferError::cancelled(),
-                            () if state.closed => RejectReason::Stopping.error(),
+                            () if state.closed => self.error(RejectReason::Stopping, &request),
+                            () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
                             () if begun => lost_in_stream(&self.model),
                             () => lost_twice(&self.model),
                         };
@@ -57,13 +58,13 @@ impl Driver {
     pub(super) fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
         let Some(request) = state.queued.remove(&id) else { return };
         record::request_pending(&self.series, -1);
-        let error = reason.error();
+        let error = self.error(reason, &request);
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             record::inference_failed(&self.series, error.reason, ns);
         }
         // Triton names the request only where it refuses it on arrival.
-        let nameless = matches!(reason, RejectReason::Timeout | RejectReason::Cancelled);
+        let nameless = !matches!(reason, RejectReason::QueueFull | RejectReason::Stopping | RejectReason::NoInstance);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
         if let Some(order) = &mut state.order {
             // Answered out of turn, as Triton does: what was not executed waits for nobody.
@@ -72,20 +73,24 @@ impl Driver {
         self.finish(state, id, request, Err(error));
     }
 
+    fn error(&self, reason: RejectReason, request: &Request) -> InferError {
+        reason.error(&self.model.name, &request.part.request.correlation_id)
+    }
+
     /// A batch could not be sent: its requests fail, and the instance has one batch less.
     pub(super) fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
         let now = clock::now();
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
-            let requests = member.take(position).requests;
+            let unsent = member.take(position);
             if position > 0 {
-                record::request_pending(&self.series, -(requests.len() as i64));
+                record::request_pending(&self.series, -unsent.count());
             } else if let Some(next) = member.in_flight.first() {
-                record::request_pending(&self.series, -(next.requests.len() as i64));
+                record::request_pending(&self.series, -next.count());
             }
-            state.scheduler.batch_done(instance, now);
-            for (id, request) in requests {
+            state.scheduler.batch_unsent(instance, now);
+            for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
                 record::inference_failed(&self.series, error.reason, ns);
                 let error = error.clone().with_request_id(&request.part.request.id);

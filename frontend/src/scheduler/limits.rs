@@ -153,6 +153,14 @@ impl Driver {
                         record::batch_sent(&self.series, reason);
                         self.start(state, effects, (instance, now), &requests);
                     }
+                    Action::ExecuteSteps { instance, slots, reason } => {
+                        record::batch_sent(&self.series, reason);
+                        self.start_steps(state, effects, (instance, now), &slots);
+                    }
+                    Action::SequencesEnded { instance, keys } => {
+                        let link = state.members.get(&instance).map(|member| member.link.clone());
+                        effects.ended.extend(link.map(|link| (link, keys)));
+                    }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
                         self.ask_limiter(effects, instance, |limiter, member| limiter.stage(member, now));

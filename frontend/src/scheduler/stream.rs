@@ -234,7 +234,7 @@ impl Driver {
         let flow = Arc::new(Flow::default());
         let sink = Sink { sender: Some(sender), flow: flow.clone(), count: 0, latest_end: Instant(0) };
         let reply = Reply::Many(Box::new(sink));
-        let part = Arc::new(Part { request, checked });
+        let part = Arc::new(Part { request, checked, padding: false });
         self.turn(now, |state| {
             state.queued.insert(id, Request { part, reply, retried: false, miss: None });
             record::request_pending(&self.series, 1);

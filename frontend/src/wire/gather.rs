@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::InferRequest;
-use pharos::model::{Checked, ModelConfig};
+use pharos::infer::{CorrelationId, InferRequest};
+use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Execute, InputBlock, ToWorker};
+use pharos::wire::{BatchRequest, Execute, InputBlock, SequenceStep, ToWorker};
 
 use super::{Link, lock};
 use crate::memory::CAPACITY;
@@ -17,6 +17,8 @@ use crate::memory::CAPACITY;
 pub(crate) struct Part {
     pub(crate) request: InferRequest,
     pub(crate) checked: Checked,
+    /// It only fills a place of a batch.
+    pub(crate) padding: bool,
 }
 
 /// A batch as an instance is given it.
@@ -27,6 +29,8 @@ pub(crate) struct ToSend<'a> {
     pub(crate) flags: u8,
     /// Its requests. They have equal shape keys: the same inputs, compatible shapes.
     pub(crate) parts: &'a [Arc<Part>],
+    /// For a model with sequences: one for each of its requests, `None` for padding. Empty: each is a sequence of its own.
+    pub(crate) steps: &'a [Option<SequenceStep>],
 }
 
 /// The inputs of a batch, as far as they are gathered.
@@ -42,17 +46,20 @@ impl Link {
     /// # Errors
     /// The inputs do not fit in the arena; nothing was sent.
     pub(crate) fn execute(&self, config: &ModelConfig, to_send: &ToSend<'_>) -> Result<(), InferError> {
-        let &ToSend { batch, flags, parts } = to_send;
+        let &ToSend { batch, flags, parts, .. } = to_send;
+        let steps = steps(config, to_send);
         let mut gathered = Gathered::default();
         let all = self.gather_given(config, parts, &mut gathered);
-        if let Err(error) = all.and_then(|()| self.gather_made(config, parts, &mut gathered)) {
+        let all = all.and_then(|()| self.gather_made(config, parts, &mut gathered));
+        if let Err(error) = all.and_then(|()| self.gather_controls(config, (parts, &steps), &mut gathered)) {
             self.arenas.inputs.release(&gathered.blocks);
             return Err(error);
         }
         let Gathered { inputs, blocks } = gathered;
         lock(&self.blocks).insert(batch, blocks);
         let released = self.arenas.outputs.take_released();
-        let requests = parts.iter().map(|part| describe(part)).collect();
+        let step = |position: usize| steps.get(position).copied().flatten();
+        let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
         let outputs = wanted(config, parts);
         let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags });
         if self.send(&frame) {
@@ -108,6 +115,38 @@ impl Link {
                 self.gather(block, std::iter::once(data.as_slice()), gathered)?;
                 position += 1;
             }
+        }
+        Ok(())
+    }
+
+    /// Adds the control inputs of a model with sequences: one element for each place.
+    fn gather_controls(
+        &self,
+        config: &ModelConfig,
+        (parts, steps): (&[Arc<Part>], &[Option<SequenceStep>]),
+        gathered: &mut Gathered,
+    ) -> Result<(), InferError> {
+        let controls = config.controls();
+        if controls.is_empty() {
+            return Ok(());
+        }
+        // A sequence that the server has begun has no id but its key.
+        let keys: Vec<CorrelationId> =
+            steps.iter().map(|step| CorrelationId::Uint(step.map_or(0, |s| s.key))).collect();
+        let places = parts.iter().zip(steps).zip(&keys).map(|((part, step), key)| {
+            let own = &part.request.correlation_id;
+            step.map(|step| ControlValues {
+                start: step.start,
+                end: step.end,
+                id: if own.is_none() { key } else { own },
+            })
+        });
+        let mut shape = vec![i64::try_from(parts.len()).unwrap_or(i64::MAX)];
+        shape.extend(config.batches().then_some(1));
+        for (position, control) in (config.first_control()..).zip(controls) {
+            let data = control.make(places.clone());
+            let block = InputBlock { shape: shape.clone(), ..block_of(position, control.datatype) };
+            self.gather(block, std::iter::once(data.as_slice()), gathered)?;
         }
         Ok(())
     }
@@ -177,9 +216,18 @@ fn rows(part: &Part) -> u32 {
     u32::try_from(part.checked.batch_size).unwrap_or(u32::MAX)
 }
 
-fn describe(part: &Part) -> BatchRequest {
+fn describe(part: &Part, sequence: Option<SequenceStep>) -> BatchRequest {
     let (id, parameters) = (part.request.id.clone(), part.request.parameters.clone());
-    BatchRequest { id, rows: rows(part), parameters, sequence: None }
+    BatchRequest { id, rows: rows(part), parameters, sequence }
+}
+
+/// The steps of a batch's requests; none for a model without sequences.
+fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
+    let whole = |number: u64| Some(SequenceStep { key: u64::MAX - number, start: true, end: true });
+    match config.scheduling {
+        Scheduling::Sequence(_) if to_send.steps.is_empty() => (0..to_send.parts.len() as u64).map(whole).collect(),
+        _ => to_send.steps.into(),
+    }
 }
 
 /// The outputs that any of the requests wants; empty if one of them wants all.

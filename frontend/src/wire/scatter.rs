@@ -245,8 +245,53 @@ fn response(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos::infer::InferRequest;
+    use pharos::model::{Checked, Completion, Draft};
+
     use super::*;
+
+    #[test]
+    fn outputs_for_parts_of_a_batch_go_to_their_requests() {
+        let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [-1] } max_batch_size: 4";
+        let completion = Completion { directory: "m", ..Completion::default() };
+        let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
+        let part = |id: &str| {
+            let request = InferRequest { id: id.to_owned(), ..InferRequest::default() };
+            Arc::new(Part { request, checked: Checked { batch_size: 1, shape_key: 0 }, padding: false })
+        };
+        let parts = ["a", "b", "c"].map(part);
+        let block = |requests: &[u32], shape: &[i64], offset: u64| OutputBlock {
+            output: 0,
+            requests: requests.to_vec(),
+            datatype: DataType::Int8,
+            shape: shape.to_vec(),
+            offset,
+            len: element_count(shape).unwrap(),
+        };
+        let output = |block: &OutputBlock, data: &'static [u8]| {
+            let own = part_of(&config, &parts, block)?;
+            batch_output(&config, &own, block, Some(Bytes::from_static(data)))
+        };
+        let blocks = [block(&[0, 2], &[2, 2], 0), block(&[1], &[1, 3], 64)];
+        let outputs = [output(&blocks[0], &[1, 2, 3, 4]).unwrap(), output(&blocks[1], &[5, 6, 7]).unwrap()];
+        let answers = parts.iter().enumerate().map(|(at, part)| response(&config, 1, part, (at, &outputs)));
+        let answers: Vec<_> = answers.map(|answer| (answer.id, answer.outputs[0].tensor.clone())).collect();
+        let expected =
+            [("a", vec![1, 2], vec![1u8, 2]), ("b", vec![1, 3], vec![5, 6, 7]), ("c", vec![1, 2], vec![3, 4])];
+        for ((id, tensor), (expected, shape, data)) in answers.into_iter().zip(expected) {
+            assert_eq!((id.as_str(), &tensor.shape, &tensor.data), (expected, &shape, &data.into()));
+        }
+        // What a worker may not say: more blocks than answers could need, requests that are not there, or twice.
+        assert!(check_apart(&config, 3, &blocks).is_ok());
+        let many: Vec<_> = (0..4).map(|at| block(&[0], &[1, 1], at * 64)).collect();
+        assert!(check_apart(&config, 3, &many).is_err());
+        assert!(check_apart(&config, 3, &[block(&[], &[3, 1], 0), block(&[], &[3, 1], 64)]).is_err());
+        for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
+            assert!(part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(), "{requests:?}");
+        }
+    }
 
     #[test]
     fn rows_are_cut_where_the_requests_are() {

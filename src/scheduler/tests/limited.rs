@@ -280,6 +280,7 @@ impl World {
                 self.models[model].executed[at] += 1;
                 self.at(self.now + service, Event::Done(model, instance, generation));
             }
+            other => unreachable!("{other:?} without sequences"),
         }
     }
 
@@ -377,7 +378,7 @@ fn random_world(seed: u64, requests: u64) -> World {
             time += random.below(busy);
             let request = RequestId(number);
             let shape_key = random.below(10) / 9;
-            let ticket = Ticket { request, batch_size: 1, shape_key, priority: random.below(3), timeout_us: 0 };
+            let ticket = Ticket { request, batch_size: 1, shape_key, priority: random.below(3), ..Ticket::default() };
             world.at(Instant(0) + us(time), Event::Arrive(model, ticket));
             if random.chance(20) {
                 world.at(Instant(0) + us(time + random.below(2_000)), Event::Cancel(model, request));

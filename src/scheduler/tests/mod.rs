@@ -9,7 +9,7 @@ use super::*;
 
 mod limited;
 mod properties;
-mod random;
+pub(super) mod random;
 mod rate_limiter;
 mod reference;
 
@@ -22,7 +22,7 @@ fn ms(time: u64) -> Duration {
 }
 
 fn ticket(number: u64) -> Ticket {
-    Ticket { request: RequestId(number), batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 }
+    Ticket { request: RequestId(number), batch_size: 1, ..Ticket::default() }
 }
 
 fn sized(number: u64, batch_size: u32) -> Ticket {
@@ -421,9 +421,9 @@ fn errors_have_tritons_codes_and_texts() {
             "Server is stopping, scheduler for model has stopped accepting new inference requests",
         ),
     ] {
-        assert_eq!(reason.error(), InferError::new(code, metric, text));
+        assert_eq!(reason.error("m", &CorrelationId::default()), InferError::new(code, metric, text));
     }
-    assert_eq!(RejectReason::NoInstance.error().code, ErrorCode::Unavailable);
+    assert_eq!(RejectReason::NoInstance.error("m", &CorrelationId::default()).code, ErrorCode::Unavailable);
 }
 
 /// The reason for which the first batch of these requests goes, asked for at `at` microseconds.

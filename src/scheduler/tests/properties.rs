@@ -65,7 +65,7 @@ fn arrivals() -> impl Strategy<Value = Vec<(u64, Ticket)>> {
         (gap, 0..6u32, prop_oneof![4 => Just(7u64), 1 => Just(8u64)], 0..5u64, prop_oneof![Just(0u64), 1..600u64]);
     prop::collection::vec(one, 0..60).prop_map(|drawn| {
         let number = |(index, (gap, batch_size, shape_key, priority, timeout_us))| {
-            (gap, Ticket { request: RequestId(index), batch_size, shape_key, priority, timeout_us })
+            (gap, Ticket { request: RequestId(index), batch_size, shape_key, priority, timeout_us, sequence: None })
         };
         (1u64..).zip(drawn).map(number).collect()
     })
@@ -265,7 +265,7 @@ fn a_hundred_thousand_waiting_requests_are_cheap() {
     let mut scheduler = create(settings);
     let count = 100_000;
     for number in 0..count {
-        let ticket = Ticket { request: RequestId(number), batch_size: 1, shape_key: 0, priority: 0, timeout_us: 0 };
+        let ticket = Ticket { request: RequestId(number), batch_size: 1, ..Ticket::default() };
         scheduler.enqueue(ticket, Instant(number));
         assert!(scheduler.poll_action(Instant(number)).is_none(), "no instance");
     }

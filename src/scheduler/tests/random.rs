@@ -1,10 +1,10 @@
 //! Random numbers for worlds that are built by hand.
 
 /// Random numbers (SplitMix64).
-pub(super) struct Random(pub(super) u64);
+pub(in crate::scheduler) struct Random(pub(in crate::scheduler) u64);
 
 impl Random {
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    pub(in crate::scheduler) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -13,7 +13,7 @@ impl Random {
     }
 
     /// One in `of`.
-    pub(super) fn chance(&mut self, of: u64) -> bool {
+    pub(in crate::scheduler) fn chance(&mut self, of: u64) -> bool {
         self.below(of) == 0
     }
 }

@@ -13,6 +13,7 @@
 //! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
 //! | `repeat` | for decoupled models: one response for each element; see `repeat.rs` for its parameters |
 //! | `silent` | for decoupled models: no response at all |
+//! | `sequence_sum` | a sum for each sequence, each batch after `delay_ms`; see `sequence.rs` for its outputs |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
 //!
@@ -29,11 +30,11 @@ use super::elements::{self, Operation};
 use super::emit::Emitter;
 use super::repeat::Repeat;
 use super::stateful::Stateful;
-use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
+use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error, sequence};
 use crate::clock;
 
 const FUNCTIONS: &str =
-    "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, emit, accumulate, append";
+    "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, accumulate, append, emit";
 
 /// How often [`delay`] looks whether its batch is cancelled.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
@@ -66,13 +67,8 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let function = match parameter("function") {
         Some("identity") => Function::Identity,
         Some("add_sub") => Function::AddSub,
-        Some("delay") => {
-            let text = parameter("delay_ms").unwrap_or("0");
-            let milliseconds = text.parse().map_err(|_| {
-                load_error(format!("parameter 'delay_ms' is '{text}'; it must be a whole number of milliseconds"))
-            })?;
-            Function::Delay(Duration::from_millis(milliseconds))
-        }
+        Some("delay") => Function::Delay(delay_of(parameter("delay_ms"))?),
+        Some("sequence_sum") => return sequence::create(context.config, delay_of(parameter("delay_ms"))?),
         Some("fail") => Function::Fail(parameter("message").unwrap_or("requested failure").to_owned()),
         Some("crash") => Function::Crash,
         Some("panic") => Function::Panic,
@@ -99,6 +95,14 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let outputs = context.config.outputs.iter().map(|output| output.datatype).collect();
     let echo_parameters = parameter("echo_parameters") == Some("true");
     Ok(Box::new(Builtin { function, outputs, echo_parameters }))
+}
+
+/// The parameter `delay_ms`.
+fn delay_of(text: Option<&str>) -> Result<Duration, InferError> {
+    let text = text.unwrap_or("0");
+    text.parse()
+        .map(Duration::from_millis)
+        .map_err(|_| load_error(format!("parameter 'delay_ms' is '{text}'; it must be a whole number of milliseconds")))
 }
 
 impl Backend for Builtin {

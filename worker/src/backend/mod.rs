@@ -9,6 +9,7 @@ mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
 mod repeat;
+mod sequence;
 mod stateful;
 mod tract;
 
@@ -57,7 +58,8 @@ pub struct Context<'a> {
 /// One input of a batch, over all its requests.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// Position in the configuration's inputs; those that the server makes (`batch_input`, states) follow.
+    /// Position in the configuration's inputs; those that the server makes follow: `batch_input`, controls of sequences,
+    /// states.
     pub index: usize,
     /// Its name.
     pub name: &'a str,

@@ -239,7 +239,7 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
     }
     assert!(open.len() > 1 && world.state_bytes() > 0);
     let left: Vec<u64> = open.keys().copied().collect();
-    world.instance.sequence_ended(&left);
+    world.instance.sequences_ended(&left);
     assert_eq!(world.state_bytes(), 0);
 }
 
@@ -299,7 +299,7 @@ fn growing(world: &mut World) {
         ended.for_each(|(_, key)| drop(open.remove(key)));
     }
     assert!(in_parts > 20, "{in_parts} outputs for parts of batches");
-    world.instance.sequence_ended(&[0, 1, 2, 3]);
+    world.instance.sequences_ended(&[0, 1, 2, 3]);
     assert_eq!(world.state_bytes(), 0);
 }
 
@@ -448,7 +448,7 @@ fn the_gauge_follows_the_memory() {
     world.numbers(&[step(2, false, true)], vec![1, 1000], &ones[..1000]);
     // The same key again, without an end: its old state goes.
     world.numbers(&[step(1, true, false)], vec![1, 1000], &ones[..1000]);
-    world.instance.sequence_ended(&[1, 77]);
+    world.instance.sequences_ended(&[1, 77]);
     world.instance.release(&[]);
     let values = world.gauge();
     let [zero, two, one, none] = values.as_slice() else { panic!("{values:?}") };

@@ -1,0 +1,106 @@
+//! Batches of models with sequences: places without a request are padding, which the worker executes like the others and
+//! nobody is answered for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pharos::data::Data;
+use pharos::id::{InstanceId, RequestId};
+use pharos::infer::{InferInput, InferRequest};
+use pharos::model::Scheduling;
+use pharos::scheduler::{SequenceCounts, SlotStep};
+use pharos::tensor::{Tensor, element_count};
+use pharos::timeline::Instant;
+use pharos::wire::{SequenceStep, ToWorker};
+use tokio::sync::oneshot;
+
+use super::stream::Reply;
+use super::{Driver, Effects, InFlight, Request, State};
+use crate::wire::{Part, SharedLink};
+
+/// The request that padding stands for.
+const PADDING: RequestId = RequestId(u64::MAX);
+
+/// Bytes of an empty element of a BYTES tensor.
+const EMPTY_ELEMENT: u64 = 4;
+
+impl InFlight {
+    /// How many requests there are, without padding.
+    pub(super) fn count(&self) -> i64 {
+        self.requests.iter().filter(|(_, request)| !request.part.padding).count() as i64
+    }
+}
+
+impl Request {
+    /// A request that fills a place beside `like`, and that nobody waits for.
+    fn padding(part: Arc<Part>) -> (RequestId, Self) {
+        (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
+    }
+}
+
+/// A request of zeros, with the shapes of another.
+fn zeros(like: &Part) -> Arc<Part> {
+    let input = |input: &InferInput| {
+        let Tensor { datatype, shape, data } = &input.tensor;
+        let len = match datatype.size() {
+            Some(_) => data.len(),
+            None => usize::try_from(element_count(shape).unwrap_or(0) * EMPTY_ELEMENT).unwrap_or(0),
+        };
+        let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::from(vec![0; len]) };
+        InferInput { name: input.name.clone(), tensor }
+    };
+    let inputs = like.request.inputs.iter().map(input).collect();
+    let request = InferRequest { inputs, outputs: like.request.outputs.clone(), ..InferRequest::default() };
+    Arc::new(Part { request, checked: like.checked, padding: true })
+}
+
+impl Driver {
+    /// Books a batch of steps for an instance.
+    pub(super) fn start_steps(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        slots: &[Option<SlotStep>],
+    ) {
+        let take = |slot: &Option<SlotStep>| {
+            let step = (*slot)?;
+            let request = state.queued.remove(&step.request)?;
+            Some((step, request))
+        };
+        let taken: Vec<_> = slots.iter().map(take).collect();
+        let Some(padding) = taken.iter().flatten().next().map(|(_, like)| like.part.clone()) else { return };
+        let padding = if taken.iter().any(Option::is_none) { zeros(&padding) } else { padding };
+        let mut steps = Vec::with_capacity(taken.len());
+        let mut requests = Vec::with_capacity(taken.len());
+        for place in taken {
+            steps.push(place.as_ref().map(|(SlotStep { key, start, end, .. }, _)| SequenceStep {
+                key: *key,
+                start: *start,
+                end: *end,
+            }));
+            let request = place.map(|(step, request)| (step.request, request));
+            requests.push(request.unwrap_or_else(|| Request::padding(padding.clone())));
+        }
+        self.book(state, effects, (instance, now), (requests, steps));
+    }
+
+    /// Whether the model's requests belong to sequences: then none is sent twice.
+    pub(super) fn has_sequences(&self) -> bool {
+        matches!(self.config.scheduling, Scheduling::Sequence(_))
+    }
+
+    /// What there is of sequences, for a model with them; and how many were evicted for idleness, and how many requests
+    /// refused for their START flag, since this was last asked.
+    pub(crate) fn sequences(&self) -> Option<(SequenceCounts, (u64, u64))> {
+        let now = self.lock().scheduler.sequences()?;
+        let new = |told: &AtomicU64, count: u64| count.saturating_sub(told.fetch_max(count, Ordering::Relaxed));
+        let [evicted, refused] = &self.sequences_told;
+        Some((now, (new(evicted, now.idle_evicted), new(refused, now.start_errors))))
+    }
+}
+
+/// Tells an instance which sequences have ended without an END step.
+pub(super) fn tell_ended(link: &SharedLink, keys: Vec<u64>) {
+    link.send(&ToWorker::SequenceEnded(keys));
+}

@@ -1,0 +1,198 @@
+//! Control inputs of models with sequences (`sequence_batching.control_input`): what the server tells a model of each place
+//! of a batch beside what clients send. The kinds and the texts of refusals are Triton's.
+
+use super::config::{ModelConfig, Scheduling};
+use super::proto::model_sequence_batching::{Control as ProtoControl, control::Kind};
+use super::validate::error;
+use super::{ConfigError, proto};
+use crate::infer::CorrelationId;
+use crate::tensor::{DataType, push_bytes_element};
+
+/// An input that the server makes, with one element for each place of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ControlInput {
+    /// The input's name.
+    pub name: String,
+    /// What its elements are.
+    pub datatype: DataType,
+    /// What they tell.
+    pub kind: ControlKind,
+}
+
+/// What a [`ControlInput`] tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ControlKind {
+    /// Whether the request starts its sequence.
+    Start(FalseTrue),
+    /// Whether it ends it.
+    End(FalseTrue),
+    /// Whether there is a request in this place.
+    Ready(FalseTrue),
+    /// The sequence's correlation id: 0 or empty where there is no request. Of a number that is too large for the
+    /// datatype, the low bits.
+    CorrelationId,
+}
+
+/// The bytes of an element that says "no" and of one that says "yes".
+#[derive(Clone, Debug, PartialEq)]
+pub struct FalseTrue([Vec<u8>; 2]);
+
+/// One place of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlValues<'a> {
+    /// It is the first request of its sequence.
+    pub start: bool,
+    /// It is the last.
+    pub end: bool,
+    /// The sequence's id.
+    pub id: &'a CorrelationId,
+}
+
+impl ControlInput {
+    /// The bytes of the tensor for these places; `None` is padding.
+    pub fn make<'a>(&self, places: impl Iterator<Item = Option<ControlValues<'a>>>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for place in places {
+            let (values, yes) = match &self.kind {
+                ControlKind::Start(values) => (values, place.is_some_and(|place| place.start)),
+                ControlKind::End(values) => (values, place.is_some_and(|place| place.end)),
+                ControlKind::Ready(values) => (values, place.is_some()),
+                ControlKind::CorrelationId => {
+                    self.push_id(place.map(|place| place.id), &mut bytes);
+                    continue;
+                }
+            };
+            bytes.extend_from_slice(&values.0[usize::from(yes)]);
+        }
+        bytes
+    }
+
+    fn push_id(&self, id: Option<&CorrelationId>, bytes: &mut Vec<u8>) {
+        match (self.datatype.size(), id) {
+            (Some(size), Some(CorrelationId::Uint(number))) => bytes.extend_from_slice(&number.to_le_bytes()[..size]),
+            (Some(size), _) => bytes.extend_from_slice(&[0; 8][..size]),
+            (None, Some(CorrelationId::String(text))) => drop(push_bytes_element(bytes, text.as_bytes())),
+            (None, _) => drop(push_bytes_element(bytes, b"")),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// The control inputs; none for a model without sequences.
+    pub fn controls(&self) -> &[ControlInput] {
+        match &self.scheduling {
+            Scheduling::Sequence(sequence) => &sequence.controls,
+            _ => &[],
+        }
+    }
+
+    /// The refusal of a correlation id that is not of the type of the model's control; Triton's text. `None`: it fits.
+    pub(super) fn wrong_id_type(&self, id: &CorrelationId) -> Option<String> {
+        let control = self.controls().iter().find(|control| control.kind == ControlKind::CorrelationId)?;
+        let (is, expected) = match (id, control.datatype) {
+            (CorrelationId::String(_), DataType::Bytes) => return None,
+            (CorrelationId::String(_), expected) => (DataType::Bytes, expected),
+            (CorrelationId::Uint(_), DataType::Bytes) => (DataType::Uint64, DataType::Bytes),
+            (CorrelationId::Uint(_), _) => return None,
+        };
+        Some(format!(
+            "sequence batching control '{}' data-type is '{is}', but model '{}' expects '{expected}'",
+            control.name, self.name
+        ))
+    }
+}
+
+/// Checks and converts `control_input`.
+pub(super) fn controls(
+    model: &proto::ModelConfig,
+    raw: &proto::ModelSequenceBatching,
+) -> Result<Vec<ControlInput>, ConfigError> {
+    let name = &model.name;
+    let made = model.batch_input.iter().flat_map(|input| &input.target_name);
+    let inputs: Vec<&String> = model.input.iter().map(|input| &input.name).chain(made).collect();
+    let (mut all, mut kinds) = (Vec::<ControlInput>::new(), Vec::new());
+    for input in &raw.control_input {
+        if input.name.is_empty() {
+            return error(format!("sequence batching control tensor must have a name for {name}"));
+        }
+        if all.iter().any(|control| control.name == input.name) || input.control.len() > 1 {
+            let text =
+                format!("sequence batching control tensor '{}' is specified for multiple control kinds", input.name);
+            return error(format!("{text} for {name}"));
+        }
+        if inputs.contains(&&input.name) {
+            let text = format!("sequence batching control tensor '{}' is also an input of the model", input.name);
+            return error(format!("{text} for {name}"));
+        }
+        for control in &input.control {
+            if kinds.contains(&control.kind()) {
+                let kind = control.kind().as_str_name();
+                return error(format!("sequence batching specifies multiple {kind} tensors for {name}"));
+            }
+            kinds.push(control.kind());
+            let (datatype, kind) = kind(control).map_err(|text| ConfigError::new(format!("{text} for {name}")))?;
+            all.push(ControlInput { name: input.name.clone(), datatype, kind });
+        }
+    }
+    Ok(all)
+}
+
+/// The datatype and the meaning of a control; the error still wants the model's name.
+fn kind(control: &ProtoControl) -> Result<(DataType, ControlKind), String> {
+    let made: fn(FalseTrue) -> ControlKind = match control.kind() {
+        Kind::ControlSequenceStart => ControlKind::Start,
+        Kind::ControlSequenceEnd => ControlKind::End,
+        Kind::ControlSequenceReady => ControlKind::Ready,
+        Kind::ControlSequenceCorrid => return correlation_id(control),
+    };
+    let (datatype, values) = false_true(control)?;
+    Ok((datatype, made(values)))
+}
+
+const CHOICES: [&str; 3] = ["int32_false_true", "fp32_false_true", "bool_false_true"];
+
+fn false_true(control: &ProtoControl) -> Result<(DataType, FalseTrue), String> {
+    let kind = control.kind().as_str_name();
+    let int32: Vec<Vec<u8>> = control.int32_false_true.iter().map(|value| value.to_le_bytes().to_vec()).collect();
+    let fp32 = control.fp32_false_true.iter().map(|value| value.to_le_bytes().to_vec()).collect();
+    let boolean = control.bool_false_true.iter().map(|value| vec![u8::from(*value)]).collect();
+    let choices =
+        CHOICES.into_iter().zip([DataType::Int32, DataType::Fp32, DataType::Bool]).zip([int32, fp32, boolean]);
+    let mut given = choices.filter(|(_, values)| !values.is_empty());
+    let [int, fp, boolean] = CHOICES;
+    let Some(((choice, datatype), values)) = given.next() else {
+        return Err(format!("sequence batching must specify either '{int}', '{fp}' or '{boolean}' for {kind}"));
+    };
+    if given.next().is_some() {
+        return Err(format!(
+            "sequence batching specifies more than one from '{int}', '{fp}' and '{boolean}' for {kind}"
+        ));
+    }
+    let values = <[Vec<u8>; 2]>::try_from(values);
+    let values =
+        values.map_err(|_| format!("sequence batching control '{choice}' must have exactly 2 entries for {kind}"))?;
+    Ok((datatype, FalseTrue(values)))
+}
+
+fn correlation_id(control: &ProtoControl) -> Result<(DataType, ControlKind), String> {
+    let kind = control.kind().as_str_name();
+    let counts = [control.int32_false_true.len(), control.fp32_false_true.len(), control.bool_false_true.len()];
+    if counts != [0, 0, 0] {
+        let [int, fp, boolean] = CHOICES;
+        return Err(format!("sequence batching must not specify either '{int}', '{fp}' or '{boolean}' for {kind}"));
+    }
+    let datatype = match control.data_type() {
+        proto::DataType::TypeUint64 => DataType::Uint64,
+        proto::DataType::TypeInt64 => DataType::Int64,
+        proto::DataType::TypeUint32 => DataType::Uint32,
+        proto::DataType::TypeInt32 => DataType::Int32,
+        proto::DataType::TypeString => DataType::Bytes,
+        _ => {
+            return Err(format!(
+                "unexpected control data type, expected TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, or TYPE_STRING \
+                 for {kind}"
+            ));
+        }
+    };
+    Ok((datatype, ControlKind::CorrelationId))
+}

@@ -1,0 +1,314 @@
+//! When the steps of sequences go to an instance as a batch, by either strategy, and through the rate limiter if it is on.
+
+use std::ops::Bound;
+use std::time::Duration;
+
+use super::table::{Current, Number, Place, Step};
+use super::{Action, SequenceBatcher, SequenceSettings, SequenceStrategy, Settings, SlotStep, Ticket};
+use crate::id::{InstanceId, RequestId};
+use crate::scheduler::Scheduler;
+use crate::scheduler::dynamic::DynamicBatcher;
+use crate::timeline::{Instant, SendReason};
+
+/// What an instance has of the rate limiter while it executes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resources {
+    None,
+    Asked,
+    Granted,
+}
+
+/// A ready instance.
+pub(super) struct Instance {
+    /// For the strategy `oldest`: the requests that were issued.
+    batcher: Option<DynamicBatcher>,
+    /// The sequences of the batch that it executes.
+    executing: Vec<Number>,
+    resources: Resources,
+    rate_limited: bool,
+    /// For `oldest`: requests that must have been issued before the first batch.
+    hold: Option<usize>,
+}
+
+impl Instance {
+    pub(super) fn new(id: InstanceId, settings: &Settings, sequences: &SequenceSettings, now: Instant) -> Self {
+        let batcher = matches!(sequences.strategy, SequenceStrategy::Oldest { .. }).then(|| {
+            let mut batcher = DynamicBatcher::new(Settings {
+                max_batch_size: settings.max_batch_size,
+                preferred_batch_sizes: settings.preferred_batch_sizes.clone(),
+                max_queue_delay_us: settings.max_queue_delay_us,
+                prefetch: false,
+                ..Settings::default()
+            });
+            batcher.instance_ready(id, now);
+            batcher
+        });
+        Self {
+            batcher,
+            executing: Vec::new(),
+            resources: Resources::None,
+            rate_limited: settings.rate_limited,
+            hold: settings.delay_scheduler,
+        }
+    }
+
+    pub(super) fn is_executing(&self) -> bool {
+        !self.executing.is_empty()
+    }
+
+    /// What it has or waits for of the rate limiter is free.
+    pub(super) fn limiter_action(&self, id: InstanceId) -> Option<Action> {
+        match self.resources {
+            _ if !self.rate_limited => None,
+            _ if !self.executing.is_empty() => Some(Action::Release { instance: id }),
+            Resources::None => None,
+            Resources::Asked | Resources::Granted => Some(Action::Withdraw { instance: id }),
+        }
+    }
+
+    /// It has its resources, if it waits for them.
+    pub(super) fn granted(&mut self) {
+        if self.resources == Resources::Asked {
+            self.resources = Resources::Granted;
+        }
+    }
+
+    /// Its batch is over; gives the sequences of it.
+    pub(super) fn done(&mut self, id: InstanceId, now: Instant) -> Vec<Number> {
+        if let Some(batcher) = &mut self.batcher {
+            batcher.batch_done(id, now);
+        }
+        std::mem::take(&mut self.executing)
+    }
+
+    pub(super) fn stop(&mut self, now: Instant) {
+        self.hold = None;
+        if let Some(batcher) = &mut self.batcher {
+            batcher.stop(now);
+        }
+    }
+
+    /// Takes back what was issued.
+    pub(super) fn withdraw(&mut self, request: RequestId) {
+        if let Some(batcher) = &mut self.batcher {
+            batcher.withdraw(request);
+        }
+    }
+
+    fn push(&mut self, step: &Step) {
+        if let Some(batcher) = &mut self.batcher {
+            let ticket =
+                Ticket { request: step.request, batch_size: 1, shape_key: step.shape_key, ..Ticket::default() };
+            batcher.push(ticket, step.queued);
+        }
+    }
+}
+
+/// The sequences whose next steps go, by place, and why now.
+type Batch = (Vec<Option<Number>>, SendReason);
+
+impl SequenceBatcher {
+    /// The next batch that can go, or what the rate limiter is to be told.
+    pub(super) fn next_batch(&mut self, now: Instant) -> Option<Action> {
+        let mut from = Bound::Unbounded;
+        while let Some((&id, instance)) = self.instances.range((from, Bound::Unbounded)).next() {
+            from = Bound::Excluded(id);
+            if !instance.executing.is_empty() || self.is_held(id) {
+                continue;
+            }
+            let action = if self.settings.rate_limited { self.next_wish(id, now) } else { self.batch(id, now) };
+            if action.is_some() {
+                return action;
+            }
+        }
+        None
+    }
+
+    /// With the rate limiter: a batch for an instance that has its resources; else whether it wants them.
+    fn next_wish(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
+        let resources = self.instances.get(&id)?.resources;
+        let ready = self.could_send(id, now);
+        let (after, action) = match (resources, ready) {
+            (Resources::None, true) => (Resources::Asked, Action::Acquire { instance: id }),
+            (Resources::Asked | Resources::Granted, false) => (Resources::None, Action::Withdraw { instance: id }),
+            (Resources::None, false) | (Resources::Asked, true) => return None,
+            (Resources::Granted, true) => {
+                self.instances.get_mut(&id)?.resources = Resources::None;
+                return self.batch(id, now);
+            }
+        };
+        self.instances.get_mut(&id)?.resources = after;
+        Some(action)
+    }
+
+    fn could_send(&mut self, id: InstanceId, now: Instant) -> bool {
+        match self.instances.get_mut(&id).map(|instance| &mut instance.batcher) {
+            Some(Some(batcher)) => batcher.could_send(now),
+            Some(None) => self.direct(id, now).is_some(),
+            None => false,
+        }
+    }
+
+    /// A batch for an idle instance.
+    fn batch(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
+        let (batch, reason) = match &mut self.instances.get_mut(&id)?.batcher {
+            Some(batcher) => match batcher.poll_action(now)? {
+                Action::Execute { requests, reason, .. } => {
+                    (requests.iter().map(|request| self.table.waiting_in(*request)).collect(), reason)
+                }
+                other => unreachable!("{other:?} of a batcher without limits and timeouts"),
+            },
+            None => {
+                let (batch, reason) = self.direct(id, now)?;
+                batch.iter().flatten().for_each(|number| drop(self.table.issue(*number)));
+                (batch, reason)
+            }
+        };
+        Some(self.send(id, (batch, reason)))
+    }
+
+    /// Makes issued steps a batch of the instance.
+    fn send(&mut self, id: InstanceId, (batch, reason): Batch) -> Action {
+        let mut ended = Vec::new();
+        let mut slots = Vec::with_capacity(batch.len());
+        for place in &batch {
+            let current = place.and_then(|number| self.table.sent(number));
+            slots.push(place.zip(current).map(|(number, current)| self.begin(number, &current, &mut ended)));
+        }
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.executing = batch.into_iter().flatten().collect();
+        }
+        self.seat_all();
+        let execute = Action::ExecuteSteps { instance: id, slots, reason };
+        if ended.is_empty() {
+            return execute;
+        }
+        self.decided.push_back(execute);
+        Action::SequencesEnded { instance: id, keys: ended }
+    }
+
+    /// A step is sent: what the backend is told of it. A key that it takes the place of has ended.
+    fn begin(&mut self, number: Number, current: &Current, ended: &mut Vec<u64>) -> SlotStep {
+        let &Current { request, key, end, .. } = current;
+        let before = self.table.get_mut(number).and_then(|sequence| {
+            let after = (!end).then_some(key);
+            std::mem::replace(&mut sequence.running, after)
+        });
+        ended.extend(before.filter(|before| *before != key));
+        if end {
+            self.table.vacate(number);
+        }
+        SlotStep { request, key, start: before != Some(key), end }
+    }
+
+    /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there. With
+    /// its last request it gives up its slot, and the next sequence comes into it.
+    pub(super) fn issue(&mut self, number: Number) {
+        let mut next = Some(number);
+        while let Some(number) = next.take() {
+            let Some(sequence) = self.table.get(number) else { return };
+            let Place::Slot(instance, _) = sequence.place else { return };
+            let Some(instance) = self.instances.get_mut(&instance) else { return };
+            if sequence.current.is_some() || instance.batcher.is_none() {
+                return;
+            }
+            let Some(step) = self.table.issue(number) else { return };
+            instance.push(&step);
+            if step.end {
+                self.table.vacate(number);
+                next = self.table.seat();
+            }
+        }
+    }
+
+    /// With the strategy `direct`: the batch that an idle instance would execute now.
+    fn direct(&self, id: InstanceId, now: Instant) -> Option<Batch> {
+        let owners = self.table.owners(id);
+        let front = |owner: &Option<Number>| {
+            let number = (*owner)?;
+            self.table.get(number)?.queue.front().map(|step| (number, step))
+        };
+        let mut fronts: Vec<_> = owners.iter().map(front).collect();
+        let last = fronts.iter().rposition(Option::is_some)?;
+        fronts.truncate(last + 1);
+        let shape = fronts.iter().flatten().next().map(|(_, step)| step.shape_key)?;
+        let ready = fronts.iter().flatten().count();
+        let oldest = fronts.iter().flatten().map(|(_, step)| step.queued).min()?;
+        let reason = self.direct_reason(ready, now - oldest)?;
+        let fits = |place: &(Number, &Step)| place.1.shape_key == shape;
+        let other_shape = !fronts.iter().flatten().all(fits);
+        let batch = fronts.into_iter().map(|place| place.filter(fits).map(|(number, _)| number)).collect();
+        Some((batch, if other_shape { SendReason::Shape } else { reason }))
+    }
+
+    /// Why a batch goes now in which so many slots are ready, the oldest for so long; `None`: it waits.
+    fn direct_reason(&self, ready: usize, age: Duration) -> Option<SendReason> {
+        let all = self.settings.max_batch_size.max(1) as usize;
+        let wait = self.direct_wait();
+        Some(match wait {
+            _ if ready >= all => SendReason::Full,
+            _ if self.stopping => SendReason::Drain,
+            None => SendReason::Idle,
+            // Both are small whole numbers.
+            #[allow(clippy::cast_precision_loss)]
+            Some((_, utilization)) if ready as f32 / all as f32 >= utilization => SendReason::Preferred,
+            Some((delay, _)) if age >= delay => SendReason::Delay,
+            Some(_) => return None,
+        })
+    }
+
+    /// How long a batch may wait for which utilization, if it may wait at all.
+    fn direct_wait(&self) -> Option<(Duration, f32)> {
+        match self.sequences.strategy {
+            SequenceStrategy::Direct { minimum_slot_utilization: utilization }
+                if utilization > 0.0 && self.settings.max_queue_delay_us > 0 =>
+            {
+                Some((Duration::from_micros(self.settings.max_queue_delay_us), utilization))
+            }
+            _ => None,
+        }
+    }
+
+    /// When an idle instance should be looked at although nothing happens.
+    pub(super) fn next_look(&self, id: InstanceId) -> Option<Instant> {
+        let instance = self.instances.get(&id)?;
+        if !instance.executing.is_empty() || instance.resources != Resources::None {
+            return None;
+        }
+        if let Some(batcher) = &instance.batcher {
+            return batcher.poll_timeout().filter(|_| instance.hold.is_none());
+        }
+        let (delay, _) = self.direct_wait().filter(|_| self.hold.is_none())?;
+        let front = |owner: &Option<Number>| self.table.get((*owner)?)?.queue.front().map(|step| step.queued);
+        self.table.owners(id).iter().filter_map(front).min().map(|oldest| oldest + delay)
+    }
+
+    /// The hold ends for good when enough requests are there.
+    fn is_held(&mut self, id: InstanceId) -> bool {
+        let Some(instance) = self.instances.get_mut(&id) else { return true };
+        let (hold, count) = match &instance.batcher {
+            Some(batcher) => (&mut instance.hold, batcher.queued()),
+            None => (&mut self.hold, self.table.waiting()),
+        };
+        let Some(wanted) = *hold else { return false };
+        let backlog = self.table.waiting_in_backlog();
+        let count = if instance.batcher.is_some() { count } else { count - backlog };
+        if count >= wanted && backlog >= self.sequences.backlog_hold {
+            *hold = None;
+            return false;
+        }
+        true
+    }
+
+    /// A request in flight waits again, before all others of its sequence.
+    pub(super) fn push_back_current(&mut self, request: RequestId) -> bool {
+        let executing = self.instances.values().flat_map(|instance| &instance.executing);
+        let found = executing.copied().find_map(|number| {
+            let current = self.table.get(number)?.current.filter(|current| current.request == request)?;
+            Some((number, current))
+        });
+        let Some((number, Current { key, shape_key, queued, end, .. })) = found else { return false };
+        self.table.push_front(number, Step { request, key, shape_key, queued, end });
+        true
+    }
+}

@@ -1,0 +1,450 @@
+//! The sequence batcher, after Triton's `sequence_batch_scheduler.cc`: the requests of a sequence run one after the other
+//! on one instance, which keeps the sequence's state.
+//!
+//! # Sequences and slots
+//! A START request makes a sequence, which takes the free slot with the smallest number, or waits with all its requests
+//! in the backlog, first come first served. An END request drops the id as soon as it is queued, so that the id may begin
+//! again at once; the slot becomes free when END is issued. Requests of one sequence never overtake each other and never
+//! run at the same time. START for an id that is active goes on in the same slot, as another sequence for the backend:
+//! each has a *key* of its own, whatever its correlation id.
+//!
+//! A sequence is given up when one of its requests is cancelled while it waits (all that waits of it is cancelled), when
+//! it was idle too long, when its timeout passes in the backlog, or when its instance is lost. The instance is told of
+//! those that end without an END step ([`Action::SequencesEnded`]). Idle is a sequence of which nothing waits or executes
+//! (so says Triton's schema; its code also ends sequences whose last request takes longer than the idle time). What an
+//! instance lost is never continued: everything that waits is answered, and so is what comes for the same id until START
+//! or the idle time is over.
+//!
+//! # Strategies
+//! `direct`: slots are places in the batch. A batch reaches up to the last slot in which something waits; slots without a
+//! request, or with one of another shape than the first, are padding. `oldest`: each instance has a dynamic batcher, in
+//! which each sequence has at most one request. Its responses leave in the order in which requests were issued, because
+//! an instance executes one batch at a time: `preserve_ordering` needs nothing more.
+//!
+//! No batch is sent to an instance that executes: the next step of a sequence is only known to be possible when the one
+//! before is done. No request is sent twice: a second try would not find the state of the first.
+
+mod batches;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use self::batches::Instance;
+use self::table::{Number, Place, Step, Table};
+use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
+use crate::id::{InstanceId, RequestId};
+use crate::infer::CorrelationId;
+use crate::timeline::Instant;
+
+/// A request's place in a sequence, as its client says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InSequence {
+    /// The sequence's id, not none.
+    pub id: CorrelationId,
+    /// It begins the sequence.
+    pub start: bool,
+    /// It is the last one.
+    pub end: bool,
+}
+
+/// A request in a batch of a model with sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotStep {
+    /// The request.
+    pub request: RequestId,
+    /// The number of its sequence: another one each time an id is begun.
+    pub key: u64,
+    /// Nothing of the sequence was sent before.
+    pub start: bool,
+    /// Nothing comes after it.
+    pub end: bool,
+}
+
+/// How sequences share an instance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SequenceStrategy {
+    /// As many slots as the maximum batch has places, each of them one. [`Settings::max_queue_delay_us`] holds only if
+    /// neither it nor this utilization is 0: a batch goes when this part of the slots is ready or the delay is over.
+    Direct {
+        /// From 0 to 1.
+        minimum_slot_utilization: f32,
+    },
+    /// So many slots (at least one) that have nothing to do with the batch.
+    Oldest {
+        /// Slots of each instance.
+        max_candidate_sequences: u32,
+    },
+}
+
+/// The settings of a model with sequences (`sequence_batching`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceSettings {
+    /// How sequences share an instance.
+    pub strategy: SequenceStrategy,
+    /// Microseconds that a sequence may be idle.
+    pub max_idle_us: u64,
+    /// One request makes a sequence, which ends when it is done and was not rescheduled.
+    pub iterative: bool,
+    /// Sequences that may wait for a slot; 0: any number.
+    pub max_backlog: usize,
+    /// Requests that may wait in one sequence; 0: any number.
+    pub max_queue: usize,
+    /// [`Settings::delay_scheduler`] also waits until the backlog holds so many requests
+    /// (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
+    pub backlog_hold: usize,
+}
+
+/// What there is of sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SequenceCounts {
+    /// That have a slot, or whose last request is on its way.
+    pub active: usize,
+    /// That wait for a slot.
+    pub backlogged: usize,
+    /// Slots that a sequence has.
+    pub slots_used: usize,
+    /// Slots of all ready instances.
+    pub slots: u64,
+    /// That were given up because they were idle, so far.
+    pub idle_evicted: u64,
+    /// Requests that were refused because their sequence had not been started, so far.
+    pub start_errors: u64,
+}
+
+/// See the module.
+pub(super) struct SequenceBatcher {
+    settings: Settings,
+    sequences: SequenceSettings,
+    table: Table,
+    instances: BTreeMap<InstanceId, Instance>,
+    /// What is to be told before the next batch.
+    decided: VecDeque<Action>,
+    /// Requests that must wait before anything runs.
+    hold: Option<usize>,
+    stopping: bool,
+    idle_evicted: u64,
+    start_errors: u64,
+}
+
+impl SequenceBatcher {
+    pub(super) fn new(settings: Settings, sequences: SequenceSettings) -> Self {
+        let capacity = match sequences.strategy {
+            SequenceStrategy::Direct { .. } => settings.max_batch_size,
+            SequenceStrategy::Oldest { max_candidate_sequences } => max_candidate_sequences,
+        };
+        Self {
+            table: Table::new(capacity.max(1)),
+            instances: BTreeMap::new(),
+            decided: VecDeque::new(),
+            hold: settings.delay_scheduler,
+            stopping: false,
+            idle_evicted: 0,
+            start_errors: 0,
+            settings,
+            sequences,
+        }
+    }
+
+    /// The sequence that takes a request.
+    fn admit(&mut self, wanted: &InSequence) -> Result<Number, RejectReason> {
+        if self.stopping && (wanted.start || self.sequences.iterative) {
+            return Err(RejectReason::Stopping);
+        }
+        if self.sequences.iterative {
+            return self.open(CorrelationId::default());
+        }
+        let full = |limit: usize, count: usize| limit != 0 && count >= limit;
+        if let Some(number) = self.table.find(&wanted.id) {
+            let known = self.table.get(number);
+            match known.map(|sequence| sequence.place) {
+                Some(Place::Lost) if !wanted.start => return Err(RejectReason::SequenceLost),
+                Some(Place::Lost) | None => self.table.remove(number),
+                Some(_) => {
+                    let waiting = known.map_or(0, |sequence| sequence.queue.len());
+                    let too_many = full(self.sequences.max_queue, waiting);
+                    return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
+                }
+            }
+        } else if !wanted.start {
+            self.start_errors += 1;
+            return Err(RejectReason::SequenceNotStarted);
+        }
+        self.open(wanted.id.clone())
+    }
+
+    /// A new sequence. That of an iterative request is closed at once, so that it is found by no id.
+    fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
+        let limit = self.sequences.max_backlog;
+        if limit != 0 && !self.table.has_free_slot() && self.table.backlogged() >= limit {
+            return Err(RejectReason::QueueFull);
+        }
+        Ok(self.table.open(id))
+    }
+
+    /// Puts an admitted request into its sequence.
+    fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
+        let Some(sequence) = self.table.get_mut(number) else { return };
+        let begun = !sequence.is_idle() || sequence.running.is_some();
+        let (backlogged, iterative) = (sequence.place == Place::Backlog, self.sequences.iterative);
+        // Whether an iterative request is the last step is for the backend to say.
+        let end = wanted.end && !iterative;
+        let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
+        self.table.push(number, step, wanted.start && begun);
+        if !backlogged {
+            self.table.set_alarm(number, None);
+        } else if ticket.timeout_us != 0 {
+            self.table.set_earlier_alarm(number, now + Duration::from_micros(ticket.timeout_us));
+        }
+        if end || iterative {
+            self.table.close(number);
+        }
+        self.issue(number);
+    }
+
+    fn reject(&mut self, request: RequestId, reason: RejectReason) {
+        self.decided.push_back(Action::Reject { request, reason });
+    }
+
+    /// Gives back everything that waits in a sequence, and lets no more in.
+    fn give_back(&mut self, number: Number, reason: RejectReason) {
+        self.table.close(number);
+        let issued = self.table.get(number).and_then(|sequence| sequence.current).filter(|current| !current.sent);
+        if let (Some(current), Some(instance)) = (issued, self.instance_of(number)) {
+            instance.withdraw(current.request);
+        }
+        for request in self.table.take_waiting(number) {
+            self.reject(request, reason);
+        }
+    }
+
+    /// What comes after a sequence's request is done, or nothing of it waits any more: its next request, its end, or its
+    /// idle time.
+    fn settle(&mut self, number: Number, now: Instant) {
+        let Some(sequence) = self.table.get(number) else { return };
+        if sequence.current.is_some() || sequence.place == Place::Lost {
+            return;
+        }
+        if !sequence.queue.is_empty() {
+            return self.issue(number);
+        }
+        if sequence.closed {
+            return self.finish(number);
+        }
+        let idle = Duration::from_micros(self.sequences.max_idle_us);
+        self.table.set_alarm(number, Some(now + idle));
+    }
+
+    /// Forgets a sequence of which nothing waits or executes.
+    fn finish(&mut self, number: Number) {
+        let Some(sequence) = self.table.get(number) else { return };
+        if let (Place::Slot(instance, _) | Place::Leaving(instance), Some(key)) = (sequence.place, sequence.running) {
+            self.decided.push_back(Action::SequencesEnded { instance, keys: vec![key] });
+        }
+        self.table.remove(number);
+        self.seat_all();
+    }
+
+    /// Free slots go to the backlog.
+    fn seat_all(&mut self) {
+        while let Some(number) = self.table.seat() {
+            self.issue(number);
+        }
+    }
+
+    /// Gives up the sequences whose time has come.
+    fn expire(&mut self, now: Instant) {
+        while let Some(number) = self.table.pop_alarm(now) {
+            match self.table.get(number).map(|sequence| sequence.place) {
+                Some(Place::Backlog) => self.give_back(number, RejectReason::SequenceTimeout),
+                Some(Place::Slot(..)) => self.idle_evicted += 1,
+                Some(Place::Leaving(_) | Place::Lost) | None => {}
+            }
+            self.table.close(number);
+            self.finish(number);
+        }
+    }
+
+    /// Everything that the instance had is lost, and nothing of it comes back.
+    fn lose(&mut self, instance: InstanceId, now: Instant) {
+        if let Some(gone) = self.instances.remove(&instance) {
+            self.decided.extend(gone.limiter_action(instance));
+        }
+        for action in std::mem::take(&mut self.decided) {
+            match action {
+                Action::ExecuteSteps { instance: at, slots, .. } if at == instance => {
+                    slots.iter().flatten().for_each(|step| self.reject(step.request, RejectReason::SequenceLost));
+                }
+                Action::SequencesEnded { instance: at, .. } if at == instance => {}
+                other => self.decided.push_back(other),
+            }
+        }
+        let idle = Duration::from_micros(self.sequences.max_idle_us);
+        for number in self.table.leave(instance) {
+            for request in self.table.take_waiting(number) {
+                self.reject(request, RejectReason::SequenceLost);
+            }
+            let Some(sequence) = self.table.get_mut(number) else { continue };
+            sequence.current = None;
+            if sequence.closed {
+                self.table.remove(number);
+            } else {
+                self.table.set_alarm(number, Some(now + idle));
+            }
+        }
+    }
+
+    /// The sequences of the batch that the instance had.
+    fn batch_over(&mut self, instance: InstanceId, now: Instant) -> Vec<Number> {
+        let Some(known) = self.instances.get_mut(&instance) else { return Vec::new() };
+        if !known.is_executing() {
+            return Vec::new();
+        }
+        self.decided.extend(known.limiter_action(instance));
+        let executed = known.done(instance, now);
+        for number in &executed {
+            if let Some(sequence) = self.table.get_mut(*number) {
+                sequence.current = None;
+            }
+        }
+        executed
+    }
+
+    fn instance_of(&mut self, number: Number) -> Option<&mut Instance> {
+        match self.table.get(number)?.place {
+            Place::Slot(instance, _) | Place::Leaving(instance) => self.instances.get_mut(&instance),
+            Place::Backlog | Place::Lost => None,
+        }
+    }
+}
+
+impl Scheduler for SequenceBatcher {
+    fn enqueue(&mut self, ticket: Ticket, now: Instant) {
+        if self.table.waiting_in(ticket.request).is_some() {
+            return;
+        }
+        self.expire(now);
+        let wanted = ticket.sequence.clone().unwrap_or_default();
+        match self.admit(&wanted) {
+            Ok(number) => self.add(number, &ticket, (&wanted, now)),
+            Err(reason) => self.reject(ticket.request, reason),
+        }
+    }
+
+    fn cancel(&mut self, request: RequestId, now: Instant) {
+        if let Some(number) = self.table.waiting_in(request) {
+            self.give_back(number, RejectReason::Cancelled);
+            self.settle(number, now);
+        }
+    }
+
+    fn batch_done(&mut self, instance: InstanceId, now: Instant) {
+        for number in self.batch_over(instance, now) {
+            self.settle(number, now);
+        }
+    }
+
+    fn batch_unsent(&mut self, instance: InstanceId, now: Instant) {
+        let idle = Duration::from_micros(self.sequences.max_idle_us);
+        for number in self.batch_over(instance, now) {
+            // A step is missing: going on without it would be going on with a wrong state.
+            for request in self.table.take_waiting(number) {
+                self.reject(request, RejectReason::SequenceLost);
+            }
+            let Some(sequence) = self.table.get(number) else { continue };
+            let (id, closed) = (sequence.id.clone(), sequence.closed);
+            self.table.close(number);
+            self.finish(number);
+            if !closed {
+                self.table.mark_lost(id, now + idle);
+            }
+        }
+    }
+
+    fn resources_granted(&mut self, instance: InstanceId, _now: Instant) {
+        if let Some(known) = self.instances.get_mut(&instance) {
+            known.granted();
+        }
+    }
+
+    fn instance_ready(&mut self, instance: InstanceId, now: Instant) {
+        self.lose(instance, now);
+        self.instances.insert(instance, Instance::new(instance, &self.settings, &self.sequences, now));
+        self.table.join(instance);
+        self.seat_all();
+    }
+
+    fn instance_lost(&mut self, instance: InstanceId, now: Instant) {
+        self.lose(instance, now);
+    }
+
+    /// What was sent once is not sent again.
+    fn requeue(&mut self, ticket: Ticket, _queued: Instant, _now: Instant) {
+        if self.table.waiting_in(ticket.request).is_none() {
+            self.reject(ticket.request, RejectReason::SequenceLost);
+        }
+    }
+
+    fn stop(&mut self, now: Instant) {
+        self.stopping = true;
+        self.hold = None;
+        self.instances.values_mut().for_each(|instance| instance.stop(now));
+    }
+
+    fn reject_all(&mut self, reason: RejectReason, now: Instant) {
+        let mut all: Vec<Number> = self.table.all().map(|(number, _)| number).collect();
+        // The youngest first, so that no slot is given to one that is about to go.
+        all.sort_unstable_by(|one, other| other.cmp(one));
+        for number in all {
+            self.give_back(number, reason);
+            match self.table.get(number).map(|sequence| sequence.place) {
+                Some(Place::Lost) => self.table.remove(number),
+                _ => self.settle(number, now),
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        // A queue delay that is over shows when the next batch is asked for.
+        self.expire(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let batches = self.instances.keys().filter_map(|instance| self.next_look(*instance));
+        batches.chain(self.table.next_alarm()).min()
+    }
+
+    fn poll_action(&mut self, now: Instant) -> Option<Action> {
+        self.expire(now);
+        self.decided.pop_front().or_else(|| self.next_batch(now))
+    }
+
+    fn reschedule(&mut self, request: RequestId, _now: Instant) -> bool {
+        self.sequences.iterative && self.push_back_current(request)
+    }
+
+    fn waiting(&self) -> Waiting {
+        let waiting = self.table.waiting();
+        let oldest = self.table.all().filter_map(|(_, sequence)| sequence.oldest()).min();
+        Waiting { levels: if waiting == 0 { Vec::new() } else { vec![(0, waiting)] }, oldest }
+    }
+
+    fn sequences(&self) -> Option<SequenceCounts> {
+        let (slots_used, slots) = self.table.slots();
+        let active = |place: Place| matches!(place, Place::Slot(..) | Place::Leaving(_));
+        Some(SequenceCounts {
+            active: self.table.all().filter(|(_, sequence)| active(sequence.place)).count(),
+            backlogged: self.table.backlogged(),
+            slots_used,
+            slots,
+            idle_evicted: self.idle_evicted,
+            start_errors: self.start_errors,
+        })
+    }
+
+    fn queued(&self) -> usize {
+        self.table.waiting()
+    }
+}

@@ -1,0 +1,362 @@
+//! Which sequences there are, what waits in them and which slot each has. The only place where slots change hands: a
+//! sequence takes one in [`Table::seat`] and gives it up in [`Table::vacate`], and nothing else writes an owner.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use crate::id::{InstanceId, RequestId, RequestMap};
+use crate::infer::CorrelationId;
+use crate::timeline::Instant;
+
+/// A sequence's number, in the order in which sequences began.
+pub(super) type Number = u64;
+
+/// A request of a sequence that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) request: RequestId,
+    /// The sequence as backends know it; another one from each START on.
+    pub(super) key: u64,
+    pub(super) shape_key: u64,
+    pub(super) queued: Instant,
+    pub(super) end: bool,
+}
+
+/// Where a sequence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It waits for a slot.
+    Backlog,
+    /// It has this slot.
+    Slot(InstanceId, u32),
+    /// Its last request is on its way to this instance, or executes there; its slot is another's.
+    Leaving(InstanceId),
+    /// Its instance was lost: it is kept only so that its next request can be told.
+    Lost,
+}
+
+/// The request of a sequence that has left the sequence's queue and is not done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Current {
+    pub(super) request: RequestId,
+    pub(super) key: u64,
+    pub(super) shape_key: u64,
+    pub(super) queued: Instant,
+    pub(super) end: bool,
+    /// It is in a batch; else it waits in its instance's batcher.
+    pub(super) sent: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) id: CorrelationId,
+    pub(super) place: Place,
+    pub(super) queue: VecDeque<Step>,
+    pub(super) current: Option<Current>,
+    /// The key of requests that come now.
+    pub(super) key: u64,
+    /// The key whose state the instance holds.
+    pub(super) running: Option<u64>,
+    /// Nothing more can come.
+    pub(super) closed: bool,
+    /// When it is given up: the timeout in the backlog, else the end of its idle time.
+    alarm: Option<Instant>,
+}
+
+impl Sequence {
+    /// Whether nothing of it waits or executes.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.current.is_none()
+    }
+
+    /// When its oldest request that waits came.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        let issued = self.current.filter(|current| !current.sent).map(|current| current.queued);
+        issued.or_else(|| self.queue.front().map(|step| step.queued))
+    }
+}
+
+/// The slots of an instance, which are made when they are first used.
+#[derive(Debug, Default)]
+struct Slots {
+    owners: Vec<Option<Number>>,
+    /// Those of `owners` that nobody owns.
+    free: BTreeSet<u32>,
+}
+
+impl Slots {
+    /// The smallest free slot of `most`.
+    fn first_free(&self, most: u32) -> Option<u32> {
+        let fresh = u32::try_from(self.owners.len()).ok().filter(|fresh| *fresh < most);
+        self.free.first().copied().or(fresh)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// Slots of each instance.
+    capacity: u32,
+    sequences: HashMap<Number, Sequence>,
+    /// Sequences that take more requests.
+    by_id: HashMap<CorrelationId, Number>,
+    /// Requests that wait, in whatever queue.
+    waiting: RequestMap<Number>,
+    /// In order of arrival.
+    backlog: BTreeSet<Number>,
+    alarms: BTreeSet<(Instant, Number)>,
+    instances: BTreeMap<InstanceId, Slots>,
+    /// Numbers of sequences and keys.
+    next: u64,
+}
+
+impl Table {
+    /// With so many slots for each instance.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            capacity,
+            sequences: HashMap::new(),
+            by_id: HashMap::new(),
+            waiting: RequestMap::default(),
+            backlog: BTreeSet::new(),
+            alarms: BTreeSet::new(),
+            instances: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    pub(super) fn get(&self, number: Number) -> Option<&Sequence> {
+        self.sequences.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: Number) -> Option<&mut Sequence> {
+        self.sequences.get_mut(&number)
+    }
+
+    /// All sequences, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Number, &Sequence)> {
+        self.sequences.iter().map(|(number, sequence)| (*number, sequence))
+    }
+
+    /// The sequence that takes requests with this id.
+    pub(super) fn find(&self, id: &CorrelationId) -> Option<Number> {
+        self.by_id.get(id).copied()
+    }
+
+    /// The sequence in which the request waits.
+    pub(super) fn waiting_in(&self, request: RequestId) -> Option<Number> {
+        self.waiting.get(&request).copied()
+    }
+
+    /// Requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Sequences in the backlog.
+    pub(super) fn backlogged(&self) -> usize {
+        self.backlog.len()
+    }
+
+    /// Requests of the sequences in the backlog.
+    pub(super) fn waiting_in_backlog(&self) -> usize {
+        self.backlog.iter().filter_map(|number| self.get(*number)).map(|sequence| sequence.queue.len()).sum()
+    }
+
+    /// Slots that are owned, and all.
+    pub(super) fn slots(&self) -> (usize, u64) {
+        let used = self.instances.values().map(|slots| slots.owners.len() - slots.free.len()).sum();
+        (used, self.instances.len() as u64 * u64::from(self.capacity))
+    }
+
+    /// The owners of an instance's slots, as far as they were ever used.
+    pub(super) fn owners(&self, instance: InstanceId) -> &[Option<Number>] {
+        self.instances.get(&instance).map_or(&[], |slots| &slots.owners)
+    }
+
+    /// A number that no sequence and no key has.
+    fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Whether a new sequence would have a slot at once.
+    pub(super) fn has_free_slot(&self) -> bool {
+        self.free_slot().is_some()
+    }
+
+    /// The free slot with the smallest number, so that instances fill evenly.
+    fn free_slot(&self) -> Option<(InstanceId, u32)> {
+        let free = self.instances.iter().filter_map(|(id, slots)| Some((slots.first_free(self.capacity)?, *id)));
+        free.min().map(|(slot, instance)| (instance, slot))
+    }
+
+    /// A new sequence, with a free slot if there is one, else at the end of the backlog.
+    pub(super) fn open(&mut self, id: CorrelationId) -> Number {
+        let number = self.insert(id, Place::Backlog);
+        self.backlog.insert(number);
+        self.seat();
+        number
+    }
+
+    /// Remembers until `at` that the sequence with this id was lost.
+    pub(super) fn mark_lost(&mut self, id: CorrelationId, at: Instant) {
+        let number = self.insert(id, Place::Lost);
+        self.set_alarm(number, Some(at));
+    }
+
+    fn insert(&mut self, id: CorrelationId, place: Place) -> Number {
+        let number = self.fresh();
+        self.by_id.insert(id.clone(), number);
+        let (queue, closed) = (VecDeque::new(), false);
+        let sequence = Sequence { id, place, queue, current: None, key: number, running: None, closed, alarm: None };
+        self.sequences.insert(number, sequence);
+        number
+    }
+
+    /// Gives the smallest free slot to the first sequence of the backlog, which is then no longer there.
+    pub(super) fn seat(&mut self) -> Option<Number> {
+        let (instance, slot) = self.free_slot()?;
+        let number = self.backlog.pop_first()?;
+        let slots = self.instances.get_mut(&instance)?;
+        let at = slot as usize;
+        slots.free.remove(&slot);
+        if at >= slots.owners.len() {
+            slots.owners.resize(at + 1, None);
+        }
+        slots.owners[at] = Some(number);
+        self.set_alarm(number, None);
+        if let Some(sequence) = self.get_mut(number) {
+            sequence.place = Place::Slot(instance, slot);
+        }
+        Some(number)
+    }
+
+    /// Takes a sequence's slot away, if it has one.
+    pub(super) fn vacate(&mut self, number: Number) {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        let Place::Slot(instance, slot) = sequence.place else { return };
+        sequence.place = Place::Leaving(instance);
+        if let Some(slots) = self.instances.get_mut(&instance)
+            && let Some(owner) = slots.owners.get_mut(slot as usize)
+        {
+            *owner = None;
+            slots.free.insert(slot);
+        }
+    }
+
+    /// Appends a request. `again`: from it on the sequence is another one.
+    pub(super) fn push(&mut self, number: Number, step: Step, again: bool) {
+        let key = if again { self.fresh() } else { 0 };
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        if again {
+            sequence.key = key;
+        }
+        self.waiting.insert(step.request, number);
+        sequence.queue.push_back(Step { key: sequence.key, ..step });
+    }
+
+    /// The request of a sequence waits again, before all others of it.
+    pub(super) fn push_front(&mut self, number: Number, step: Step) {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        self.waiting.insert(step.request, number);
+        sequence.queue.push_front(step);
+    }
+
+    /// The sequence's next request is about to be executed; it still waits until it is [`Table::sent`].
+    pub(super) fn issue(&mut self, number: Number) -> Option<Step> {
+        let sequence = self.sequences.get_mut(&number)?;
+        let step = sequence.queue.pop_front()?;
+        let Step { request, key, shape_key, queued, end } = step;
+        sequence.current = Some(Current { request, key, shape_key, queued, end, sent: false });
+        Some(step)
+    }
+
+    /// What was issued is in a batch and does not wait any more.
+    pub(super) fn sent(&mut self, number: Number) -> Option<Current> {
+        let current = self.sequences.get_mut(&number)?.current.as_mut()?;
+        current.sent = true;
+        let current = *current;
+        self.waiting.remove(&current.request);
+        Some(current)
+    }
+
+    /// Takes out all requests of a sequence that wait, in order.
+    pub(super) fn take_waiting(&mut self, number: Number) -> Vec<RequestId> {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return Vec::new() };
+        let issued = sequence.current.take_if(|current| !current.sent).map(|current| current.request);
+        let requests: Vec<RequestId> =
+            issued.into_iter().chain(sequence.queue.drain(..).map(|step| step.request)).collect();
+        for request in &requests {
+            self.waiting.remove(request);
+        }
+        requests
+    }
+
+    /// No more requests come for this sequence; its id may begin another.
+    pub(super) fn close(&mut self, number: Number) {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        sequence.closed = true;
+        if self.by_id.get(&sequence.id) == Some(&number) {
+            self.by_id.remove(&sequence.id);
+        }
+    }
+
+    /// Forgets a sequence of which nothing waits; its slot is free.
+    pub(super) fn remove(&mut self, number: Number) {
+        self.close(number);
+        self.vacate(number);
+        self.set_alarm(number, None);
+        self.backlog.remove(&number);
+        self.sequences.remove(&number);
+    }
+
+    /// When the sequence is given up.
+    pub(super) fn set_alarm(&mut self, number: Number, at: Option<Instant>) {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        if let Some(old) = std::mem::replace(&mut sequence.alarm, at) {
+            self.alarms.remove(&(old, number));
+        }
+        if let Some(at) = at {
+            self.alarms.insert((at, number));
+        }
+    }
+
+    /// As [`Table::set_alarm`], unless an earlier time is set.
+    pub(super) fn set_earlier_alarm(&mut self, number: Number, at: Instant) {
+        if self.get(number).is_some_and(|sequence| sequence.alarm.is_none_or(|alarm| at < alarm)) {
+            self.set_alarm(number, Some(at));
+        }
+    }
+
+    /// When the next sequence is given up.
+    pub(super) fn next_alarm(&self) -> Option<Instant> {
+        self.alarms.first().map(|(at, _)| *at)
+    }
+
+    /// A sequence whose time has come; its alarm is off.
+    pub(super) fn pop_alarm(&mut self, now: Instant) -> Option<Number> {
+        let &(_, number) = self.alarms.first().filter(|(at, _)| *at <= now)?;
+        self.set_alarm(number, None);
+        Some(number)
+    }
+
+    /// An instance with free slots only.
+    pub(super) fn join(&mut self, instance: InstanceId) {
+        self.instances.entry(instance).or_default();
+    }
+
+    /// The instance is gone with its slots. Gives the sequences that it had, the oldest first; they have no place.
+    pub(super) fn leave(&mut self, instance: InstanceId) -> Vec<Number> {
+        self.instances.remove(&instance);
+        let mut lost = Vec::new();
+        for (number, sequence) in &mut self.sequences {
+            if matches!(sequence.place, Place::Slot(at, _) | Place::Leaving(at) if at == instance) {
+                sequence.place = Place::Lost;
+                sequence.running = None;
+                lost.push(*number);
+            }
+        }
+        lost.sort_unstable();
+        lost
+    }
+}

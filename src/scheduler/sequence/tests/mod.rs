@@ -1,0 +1,398 @@
+//! Tables of single decisions; `world` holds what is true of every run.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod world;
+
+use super::*;
+use crate::scheduler::create;
+use crate::timeline::SendReason;
+
+const ONE: InstanceId = InstanceId(1);
+const IDLE: u64 = 1000;
+
+fn direct() -> Settings {
+    settings(4, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 })
+}
+
+fn oldest(max_candidate_sequences: u32) -> Settings {
+    settings(4, SequenceStrategy::Oldest { max_candidate_sequences })
+}
+
+fn settings(max_batch_size: u32, strategy: SequenceStrategy) -> Settings {
+    let sequences = SequenceSettings {
+        strategy,
+        max_idle_us: IDLE,
+        iterative: false,
+        max_backlog: 0,
+        max_queue: 0,
+        backlog_hold: 0,
+    };
+    Settings { max_batch_size, sequence: Some(sequences), ..Settings::default() }
+}
+
+fn with(mut settings: Settings, change: impl FnOnce(&mut SequenceSettings)) -> Settings {
+    change(settings.sequence.as_mut().unwrap());
+    settings
+}
+
+/// A scheduler at a time in microseconds.
+struct Bench {
+    scheduler: Box<dyn Scheduler>,
+    now: Instant,
+    next: u64,
+}
+
+impl Bench {
+    fn new(settings: Settings, instances: u32) -> Self {
+        let mut scheduler = create(settings);
+        (1..=instances).for_each(|id| scheduler.instance_ready(InstanceId(id), Instant(0)));
+        Self { scheduler, now: Instant(0), next: 0 }
+    }
+
+    /// Enqueues requests: each is the letter of its sequence with `(` for START, `)` for END, and `'` for another shape.
+    fn send(&mut self, requests: &[&str]) {
+        requests.iter().for_each(|text| self.send_with(text, 0));
+    }
+
+    fn send_with(&mut self, text: &str, timeout_us: u64) {
+        self.next += 1;
+        let name = text.trim_matches(['(', ')', '\'']);
+        let (start, end) = (text.starts_with('('), text.contains(')'));
+        let shape_key = u64::from(text.contains('\''));
+        let sequence = Some(InSequence { id: CorrelationId::String(name.to_owned()), start, end });
+        let request = RequestId(self.next);
+        let ticket = Ticket { request, batch_size: 1, shape_key, timeout_us, sequence, ..Ticket::default() };
+        self.scheduler.enqueue(ticket, self.now);
+    }
+
+    /// What is to be done now, as text.
+    fn actions(&mut self) -> Vec<String> {
+        let text = |action| match action {
+            Action::ExecuteSteps { instance, slots, reason } => {
+                let slot = |slot: Option<SlotStep>| match slot {
+                    None => "-".to_owned(),
+                    Some(SlotStep { request, start, end, .. }) => {
+                        format!("{}{}{}", if start { "(" } else { "" }, request.0, if end { ")" } else { "" })
+                    }
+                };
+                let slots: Vec<String> = slots.into_iter().map(slot).collect();
+                let reason = if reason == SendReason::Idle { String::new() } else { format!(" {}", reason.as_str()) };
+                format!("{}: {}{reason}", instance.0, slots.join(" "))
+            }
+            Action::Reject { request, reason } => format!("{} {reason:?}", request.0),
+            Action::SequencesEnded { instance, keys } => format!("{} ended {keys:?}", instance.0),
+            other => format!("{other:?}"),
+        };
+        std::iter::from_fn(|| self.scheduler.poll_action(self.now)).map(text).collect()
+    }
+
+    fn check<const N: usize>(&mut self, expected: [&str; N]) {
+        assert_eq!(self.actions(), expected);
+    }
+
+    fn done(&mut self, instance: u32) {
+        self.scheduler.batch_done(InstanceId(instance), self.now);
+    }
+
+    fn at(&mut self, us: u64) {
+        self.now = Instant(us * 1000);
+        self.scheduler.handle_timeout(self.now);
+    }
+}
+
+#[test]
+fn a_batch_reaches_up_to_the_last_slot_in_which_something_waits() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "(b", "(c"]);
+    bench.check(["1: (1 (2 (3"]);
+    bench.send(&["c", "c)", "a"]);
+    bench.check([]);
+    bench.done(1);
+    bench.check(["1: 6 - 4"]);
+    bench.done(1);
+    bench.check(["1: - - 5)"]);
+}
+
+#[test]
+fn another_shape_is_padding_until_it_is_first() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "(b'", "(c"]);
+    bench.check(["1: (1 - (3 shape"]);
+    bench.done(1);
+    bench.check(["1: - (2"]);
+}
+
+#[test]
+fn a_free_slot_goes_to_the_backlog_in_order() {
+    let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
+    bench.send(&["(a", "(b", "b)", "(c)", "a)"]);
+    bench.check(["1: (1 full"]);
+    bench.done(1);
+    bench.check(["1: 5) full"]);
+    bench.done(1);
+    bench.check(["1: (2 full"]);
+    bench.done(1);
+    bench.check(["1: 3) full"]);
+    bench.done(1);
+    bench.check(["1: (4) full"]);
+}
+
+#[test]
+fn instances_fill_evenly_and_keep_their_sequences() {
+    let mut bench = Bench::new(direct(), 2);
+    bench.send(&["(a", "(b", "(c"]);
+    bench.check(["1: (1 (3", "2: (2"]);
+    bench.send(&["a", "b"]);
+    bench.done(2);
+    bench.check(["2: 5"]);
+    bench.done(1);
+    bench.check(["1: 4"]);
+}
+
+#[test]
+fn an_id_may_begin_again_when_its_end_is_queued() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "a)", "a", "(a"]);
+    bench.check(["3 SequenceNotStarted", "1: (1 (4"]);
+    bench.done(1);
+    bench.check(["1: 2)"]);
+}
+
+#[test]
+fn start_of_an_active_id_goes_on_in_its_slot_as_another_sequence() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "a", "(a", "a)"]);
+    bench.check(["1: (1"]);
+    bench.done(1);
+    bench.check(["1: 2"]);
+    bench.done(1);
+    bench.check(["1 ended [1]", "1: (3"]);
+    bench.done(1);
+    bench.check(["1: 4)"]);
+    bench.done(1);
+    bench.check([]);
+    assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 0);
+}
+
+#[test]
+fn a_cancelled_request_takes_its_sequence_along() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "a", "a", "(b"]);
+    bench.check(["1: (1 (4"]);
+    bench.scheduler.cancel(RequestId(3), bench.now);
+    bench.check(["2 Cancelled", "3 Cancelled"]);
+    bench.send(&["a"]);
+    bench.check(["5 SequenceNotStarted"]);
+    assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 2, "its first request still executes");
+    bench.done(1);
+    bench.check(["1 ended [1]"]);
+    assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 1);
+    bench.scheduler.cancel(RequestId(3), bench.now);
+    bench.check([]);
+}
+
+#[test]
+fn an_idle_sequence_gives_up_its_slot() {
+    let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
+    bench.send(&["(a", "(b"]);
+    bench.check(["1: (1 full"]);
+    bench.at(IDLE * 3);
+    bench.check([]);
+    bench.done(1);
+    bench.check([]);
+    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(IDLE * 4000)), "idle from its last answer on");
+    bench.at(IDLE * 4);
+    bench.check(["1 ended [1]", "1: (2 full"]);
+    bench.send(&["a"]);
+    bench.check(["3 SequenceNotStarted"]);
+    let counts = bench.scheduler.sequences().unwrap();
+    assert_eq!((counts.idle_evicted, counts.start_errors), (1, 1));
+}
+
+#[test]
+fn a_timeout_holds_in_the_backlog_only() {
+    let mut bench = Bench::new(oldest(1), 1);
+    bench.send_with("(a", 10);
+    bench.check(["1: (1"]);
+    bench.send_with("(b", 30);
+    bench.send_with("b", 20);
+    bench.send_with("a", 10);
+    bench.check([]);
+    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(20_000)));
+    bench.at(20);
+    bench.check(["2 SequenceTimeout", "3 SequenceTimeout"]);
+    bench.send(&["b"]);
+    bench.check(["5 SequenceNotStarted"]);
+    bench.done(1);
+    bench.check(["1: 4"]);
+}
+
+#[test]
+fn what_an_instance_lost_is_never_continued() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "a", "(b", "b)"]);
+    bench.check(["1: (1 (3"]);
+    bench.scheduler.instance_lost(ONE, bench.now);
+    bench.check(["2 SequenceLost", "4 SequenceLost"]);
+    bench.send(&["a", "b"]);
+    bench.check(["5 SequenceLost", "6 SequenceNotStarted"]);
+    bench.scheduler.instance_ready(ONE, bench.now);
+    bench.send(&["a", "(a", "a"]);
+    bench.check(["7 SequenceLost", "1: (8"]);
+    bench.scheduler.instance_lost(ONE, bench.now);
+    bench.check(["9 SequenceLost"]);
+    bench.at(IDLE);
+    bench.send(&["a"]);
+    bench.check(["10 SequenceNotStarted"]);
+}
+
+#[test]
+fn a_batch_that_was_not_sent_ends_its_sequences() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a", "a", "(b)"]);
+    bench.check(["1: (1 (3)"]);
+    bench.scheduler.batch_unsent(ONE, bench.now);
+    bench.check(["2 SequenceLost", "1 ended [1]"]);
+    bench.send(&["a", "(a"]);
+    bench.check(["4 SequenceLost", "1: (5"]);
+}
+
+#[test]
+fn direct_waits_only_with_both_settings() {
+    let waiting = |delay, utilization| {
+        let strategy = SequenceStrategy::Direct { minimum_slot_utilization: utilization };
+        Bench::new(Settings { max_queue_delay_us: delay, ..settings(4, strategy) }, 1)
+    };
+    for (delay, utilization) in [(0, 0.5), (50, 0.0)] {
+        let mut bench = waiting(delay, utilization);
+        bench.send(&["(a"]);
+        bench.check(["1: (1"]);
+    }
+    let mut bench = waiting(50, 0.5);
+    bench.send(&["(a"]);
+    bench.check([]);
+    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(50_000)));
+    bench.send(&["(b"]);
+    bench.check(["1: (1 (2 preferred"]);
+    bench.done(1);
+    bench.send(&["a"]);
+    bench.check([]);
+    bench.at(50);
+    bench.check(["1: 3 delay"]);
+    bench.done(1);
+    bench.send(&["a"]);
+    bench.scheduler.stop(bench.now);
+    bench.check(["1: 4 drain"]);
+}
+
+#[test]
+fn oldest_has_one_request_of_a_sequence_in_a_batch() {
+    let mut bench = Bench::new(oldest(4), 1);
+    bench.send(&["(a"]);
+    bench.check(["1: (1"]);
+    bench.send(&["a", "(b", "b", "a)", "(c)"]);
+    bench.done(1);
+    bench.check(["1: (3 (6) 2"]);
+    bench.done(1);
+    bench.check(["1: 4 5)"]);
+}
+
+#[test]
+fn oldest_frees_the_slot_when_the_end_is_issued() {
+    let mut bench = Bench::new(oldest(1), 1);
+    bench.send(&["(a", "a)", "(b)", "(c)", "(d"]);
+    bench.check(["1: (1"]);
+    bench.done(1);
+    bench.check(["1: 2) (3) (4) (5 full"]);
+}
+
+#[test]
+fn limits_refuse_on_arrival() {
+    let limits = |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (1, 1);
+    let mut bench = Bench::new(with(oldest(1), limits), 1);
+    bench.send(&["(a"]);
+    bench.check(["1: (1"]);
+    bench.send(&["a", "a", "(b", "(c", "c"]);
+    bench.check(["3 QueueFull", "5 QueueFull", "6 SequenceNotStarted"]);
+    bench.done(1);
+    bench.check(["1: 2"]);
+}
+
+#[test]
+fn a_running_sequence_may_finish_while_stopping() {
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a"]);
+    bench.check(["1: (1"]);
+    bench.scheduler.stop(bench.now);
+    bench.send(&["(b", "a)"]);
+    bench.done(1);
+    bench.check(["2 Stopping", "1: 3) drain"]);
+}
+
+#[test]
+fn the_holds_count_what_waits() {
+    for strategy in [
+        SequenceStrategy::Direct { minimum_slot_utilization: 0.0 },
+        SequenceStrategy::Oldest { max_candidate_sequences: 2 },
+    ] {
+        let held = Settings { delay_scheduler: Some(2), ..settings(2, strategy) };
+        let mut bench = Bench::new(with(held, |sequences| sequences.backlog_hold = 1), 1);
+        bench.send(&["(a", "(b"]);
+        bench.check([]);
+        bench.send(&["(c"]);
+        bench.check(["1: (1 (2 full"]);
+    }
+}
+
+#[test]
+fn an_iterative_request_runs_until_it_is_not_rescheduled() {
+    for settings in [direct(), oldest(2)] {
+        let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
+        bench.send(&["(a)"]);
+        bench.check(["1: (1"]);
+        assert!(bench.scheduler.reschedule(RequestId(1), bench.now));
+        bench.done(1);
+        bench.check(["1: 1"]);
+        bench.done(1);
+        bench.check(["1 ended [1]"]);
+        assert!(!bench.scheduler.reschedule(RequestId(1), bench.now));
+        assert_eq!(bench.scheduler.sequences().unwrap().active, 0);
+    }
+    let mut bench = Bench::new(direct(), 1);
+    bench.send(&["(a"]);
+    bench.check(["1: (1"]);
+    assert!(!bench.scheduler.reschedule(RequestId(1), bench.now), "of iterative sequences only");
+}
+
+#[test]
+fn with_the_rate_limiter_a_batch_waits_for_its_resources() {
+    for limited in [direct(), oldest(2)] {
+        let mut bench = Bench::new(Settings { rate_limited: true, ..limited }, 1);
+        bench.send(&["(a"]);
+        bench.check(["Acquire { instance: InstanceId(1) }"]);
+        bench.send(&["(b"]);
+        bench.scheduler.resources_granted(ONE, bench.now);
+        bench.check(["1: (1 (2"]);
+        bench.done(1);
+        bench.check(["Release { instance: InstanceId(1) }"]);
+        bench.send(&["a"]);
+        bench.check(["Acquire { instance: InstanceId(1) }"]);
+        bench.scheduler.cancel(RequestId(3), bench.now);
+        bench.check(["3 Cancelled", "1 ended [1]", "Withdraw { instance: InstanceId(1) }"]);
+        bench.send(&["b"]);
+        bench.check(["Acquire { instance: InstanceId(1) }"]);
+        bench.scheduler.instance_lost(ONE, bench.now);
+        bench.check(["Withdraw { instance: InstanceId(1) }", "4 SequenceLost"]);
+    }
+}
+
+#[test]
+fn with_no_instance_left_everything_is_answered() {
+    let mut bench = Bench::new(oldest(1), 1);
+    bench.send(&["(a", "a", "(b", "b"]);
+    bench.check(["1: (1"]);
+    bench.scheduler.instance_lost(ONE, bench.now);
+    bench.scheduler.reject_all(RejectReason::NoInstance, bench.now);
+    bench.check(["2 SequenceLost", "3 NoInstance", "4 NoInstance"]);
+    assert_eq!(bench.scheduler.queued(), 0);
+}
