@@ -115,11 +115,7 @@ pub fn request_times(series: &ModelSeries, timeline: &Timeline) {
     times_of(series, std::iter::once(timeline), None);
 }
 
-fn times_of<'a>(
-    series: &ModelSeries,
-    timelines: impl Iterator<Item = &'a Timeline> + Clone,
-    dispatch_ns: Option<u64>,
-) {
+fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: Option<u64>) {
     let times = series.times();
     let queue_ms = |timeline: &Timeline| (timeline.queue_ns() / 1_000_000) as f64;
     let dispatch_ms = dispatch_ns.map(|ns| (ns / 1000) as f64 / 1000.0);

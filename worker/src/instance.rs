@@ -243,9 +243,7 @@ fn new_block<'m>(
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
     let Some((block, memory)) = arena.allocate(len as u64) else {
         let capacity = arena.capacity();
-        return Err(run_error(format!(
-            "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
-        )));
+        return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
     };
     Ok((OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len }, memory))
 }

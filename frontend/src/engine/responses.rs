@@ -20,7 +20,7 @@ type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + S
 pub struct Responses(Kind);
 
 enum Kind {
-    /// Of an ordinary model: nothing happens before it is asked for.
+    /// Of an ordinary model: it is queued when the answer is asked for.
     One(Single),
     /// Of a decoupled model: the request is on its way.
     Many(Box<Many>),
@@ -43,11 +43,7 @@ impl Responses {
         Self(Kind::One(Box::pin(answer)))
     }
 
-    pub(super) fn many(
-        responses: scheduler::Responses,
-        serving: Arc<Serving>,
-        classified: Vec<(String, u64)>,
-    ) -> Self {
+    pub(super) fn many(responses: scheduler::Responses, serving: Arc<Serving>, classified: Vec<(String, u64)>) -> Self {
         Self(Kind::Many(Box::new(Many { responses, serving, classified })))
     }
 

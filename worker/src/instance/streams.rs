@@ -36,11 +36,7 @@ struct Stream {
 }
 
 impl<'a> Streams<'a> {
-    pub(super) fn new(
-        connection: &'a mut Connection,
-        flags: Flags<'a>,
-        (batch, requests): (u64, usize),
-    ) -> Self {
+    pub(super) fn new(connection: &'a mut Connection, flags: Flags<'a>, (batch, requests): (u64, usize)) -> Self {
         Self { connection, flags, batch, requests: vec![Stream::default(); requests], stopping: false }
     }
 
@@ -246,3 +242,7 @@ impl Drop for Response<'_, '_> {
         self.withdraw();
     }
 }
+
+#[cfg(test)]
+#[path = "streams_tests.rs"]
+mod tests;
