@@ -223,12 +223,13 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let serving = self.able(&request)?;
         if serving.config.decoupled {
             return Err(endpoint.refuse_decoupled());
         }
-        infer_once(serving, request).await
+        let (checked, classified) = admit(&serving, &mut request)?;
+        execute(serving, request, checked, classified).await
     }
 
     /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
@@ -238,10 +239,10 @@ impl Engine {
     /// As [`Engine::infer`]; those of executing the request are among its answers.
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let serving = self.able(&request)?;
-        if !serving.config.decoupled {
-            return Ok(Responses::one(infer_once(serving, request)));
-        }
         let (checked, classified) = admit(&serving, &mut request)?;
+        if !serving.config.decoupled {
+            return Ok(Responses::one(execute(serving, request, checked, classified)));
+        }
         let responses = serving.driver.stream(request, checked);
         Ok(Responses::many(responses, serving, classified))
     }
@@ -350,8 +351,12 @@ fn admit(serving: &Serving, request: &mut InferRequest) -> Result<(Checked, Vec<
 }
 
 /// Has an ordinary model answer.
-async fn infer_once(serving: Arc<Serving>, mut request: InferRequest) -> Result<InferResponse, InferError> {
-    let (checked, classified) = admit(&serving, &mut request)?;
+async fn execute(
+    serving: Arc<Serving>,
+    request: InferRequest,
+    checked: Checked,
+    classified: Vec<(String, u64)>,
+) -> Result<InferResponse, InferError> {
     let mut response = serving.driver.infer(request, checked).await?;
     for (name, count) in classified {
         serving.classify(&mut response, &name, count)?;

@@ -94,15 +94,16 @@ impl Engine {
             timeline: request.timeline,
         })
     }
-    /// The model `many` answers as often as its first input has bytes, with the byte as output; a byte of 255 is an error.
+    /// The model `many` answers as often as its first input has elements, with the element as a byte; 255 is an error.
     pub fn stream(&self, request: InferRequest) -> Result<Responses, InferError> {
         if request.model_name != "many" {
             let engine = self.clone();
             return Ok(Responses::one(async move { engine.infer(request, Endpoint::GrpcInfer).await }));
         }
         let Some(input) = request.inputs.first() else { return Err(InferError::invalid("no input")) };
-        let answers = input.tensor.data.clone().join();
-        let answers = answers.iter().map(|&byte| {
+        let elements = input.tensor.data.clone().join();
+        let answers = elements.as_chunks().0.iter().map(|&element| {
+            let byte = f32::from_le_bytes(element) as u8;
             let data = bytes::Bytes::from(vec![byte]).into();
             let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data };
             let answer = match byte {

@@ -54,6 +54,13 @@ impl Inputs {
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
+    /// All flags together, for tests: 0 when none is set.
+    #[cfg(test)]
+    pub(crate) fn flag_words(&self) -> u64 {
+        let rows = (0..flags::ROWS).filter_map(|row| self.memory.words().get(flags::row(row)));
+        rows.flatten().fold(0, |all, word| all | word.load(Ordering::Relaxed))
+    }
+
     /// Bytes handed out now.
     pub(crate) fn used(&self) -> u64 {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner).used() - flags::BYTES

@@ -20,7 +20,7 @@ type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + S
 pub struct Responses(Kind);
 
 enum Kind {
-    /// Of an ordinary model: nothing happens before it is asked for.
+    /// Of an ordinary model: it is queued when the answer is asked for.
     One(Single),
     /// Of a decoupled model: the request is on its way.
     Many(Box<Many>),

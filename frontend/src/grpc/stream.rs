@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{InferRequest, Parameter};
+use pharos::infer::Parameter;
 use pharos::timeline::Instant;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -143,17 +143,24 @@ impl Reading {
             };
             let received = self.engine.now();
             match message {
-                Ok(Some(message)) => match self.begin(message, received) {
-                    Ok(begun) if begun.responses.is_decoupled() => {
-                        let forward = begun.forward(self.producer.clone());
-                        tokio::spawn(async move {
-                            forward.await;
-                            drop(stream);
-                        });
+                Ok(Some(message)) => {
+                    // A refusal names no model, as in Triton: there may be none of this name.
+                    let refused = Named { id: message.id.clone(), model: String::new() };
+                    match self.begin(message, received) {
+                        Ok(begun) if begun.responses.is_decoupled() => {
+                            let forward = begun.forward(self.producer.clone());
+                            tokio::spawn(async move {
+                                forward.await;
+                                drop(stream);
+                            });
+                        }
+                        Ok(begun) => room.send(Ok(self.running(begun.only()).await)),
+                        Err(error) => {
+                            let answer = std::future::ready(failure(&refused, error, true));
+                            room.send(Ok(self.running(answer).await));
+                        }
                     }
-                    Ok(begun) => room.send(Ok(self.running(begun.only()).await)),
-                    Err(failed) => room.send(Ok(self.running(std::future::ready(failed)).await)),
-                },
+                }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::debug!(%error, "a stream of requests broke off");
@@ -169,17 +176,14 @@ impl Reading {
     }
 
     /// Hands a request to the engine.
-    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, Answer> {
-        let id = message.id.clone();
-        let decoded = codec::decode_for(message, &self.engine).and_then(|mut request: InferRequest| {
-            request.timeline.received = received;
-            request.timeline.request_start = self.engine.now();
-            let wants_empty = request.empty_final_response;
-            Ok((self.engine.stream(request)?, wants_empty))
-        });
-        let failed = |error| failure(id.clone(), error, true);
-        let (responses, wants_empty) = decoded.map_err(failed)?;
-        Ok(Begun { id, responses, wants_empty, counting: self.counting() })
+    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
+        let request = Named { id: message.id.clone(), model: message.model_name.clone() };
+        let mut decoded = codec::decode_for(message, &self.engine)?;
+        decoded.timeline.received = received;
+        decoded.timeline.request_start = self.engine.now();
+        let wants_empty = decoded.empty_final_response;
+        let responses = self.engine.stream(decoded)?;
+        Ok(Begun { request, responses, wants_empty, counting: self.counting() })
     }
 
     fn counting(&self) -> Counting {
@@ -204,9 +208,15 @@ impl Reading {
     }
 }
 
+/// What the answers to a request repeat of it.
+struct Named {
+    id: String,
+    model: String,
+}
+
 /// A request that the engine has taken.
 struct Begun {
-    id: String,
+    request: Named,
     responses: Responses,
     /// An end without outputs is told too.
     wants_empty: bool,
@@ -219,8 +229,8 @@ impl Begun {
         self.counting.counted = true;
         async move {
             match self.responses.next().await {
-                Some(streamed) => message(&self.id, streamed),
-                None => failure(self.id, InferError::internal("the model gave no answer"), true),
+                Some(streamed) => message(&self.request, streamed),
+                None => failure(&self.request, InferError::internal("the model gave no answer"), true),
             }
         }
     }
@@ -235,7 +245,7 @@ impl Begun {
             };
             let Some(streamed) = next else { break };
             let (last, silent) = (streamed.last, streamed.empty && !self.wants_empty);
-            let answer = message(&self.id, streamed);
+            let answer = message(&self.request, streamed);
             failed = failed.or(answer.failed);
             if last {
                 // Before the last response leaves, as ever.
@@ -248,9 +258,15 @@ impl Begun {
     }
 }
 
-fn message(id: &str, streamed: Streamed) -> Answer {
-    let Streamed { answer, last, .. } = streamed;
+fn message(request: &Named, streamed: Streamed) -> Answer {
+    let Streamed { answer, last, empty } = streamed;
     match answer {
+        Ok(response) if empty => {
+            let (id, model_name) = (response.id, response.model_name);
+            let response = ModelInferResponse { id, model_name, ..ModelInferResponse::default() };
+            let infer_response = Some(finally(response, last));
+            Answer { message: ModelStreamInferResponse { error_message: String::new(), infer_response }, failed: None }
+        }
         Ok(response) => Answer {
             message: ModelStreamInferResponse {
                 error_message: String::new(),
@@ -258,12 +274,13 @@ fn message(id: &str, streamed: Streamed) -> Answer {
             },
             failed: None,
         },
-        Err(error) => failure(id.to_owned(), error, last),
+        Err(error) => failure(request, error, last),
     }
 }
 
-fn failure(id: String, error: InferError, last: bool) -> Answer {
-    let response = finally(ModelInferResponse { id, ..ModelInferResponse::default() }, last);
+fn failure(request: &Named, error: InferError, last: bool) -> Answer {
+    let (id, model_name) = (request.id.clone(), request.model.clone());
+    let response = finally(ModelInferResponse { id, model_name, ..ModelInferResponse::default() }, last);
     Answer {
         message: ModelStreamInferResponse { error_message: error.message, infer_response: Some(response) },
         failed: Some((error.code, error.reason)),
@@ -290,7 +307,8 @@ impl Answers {
         }
         let Some(running) = &mut self.first else { return Poll::Ready(None) };
         let answer = ready!(Pin::new(&mut running.task).poll(cx)).unwrap_or_else(|error| {
-            failure(String::new(), InferError::internal(format!("answering the request broke off: {error}")), true)
+            let unnamed = Named { id: String::new(), model: String::new() };
+            failure(&unnamed, InferError::internal(format!("answering the request broke off: {error}")), true)
         });
         running.counting.count(answer.failed);
         self.first = None;

@@ -38,6 +38,11 @@ impl Pending {
         response
     }
 
+    /// Counts an answer whose body says itself how it ended, with its status.
+    pub(super) fn note(mut self, code: u16, reason: Option<Reason>) {
+        self.count(code, reason);
+    }
+
     fn count(&mut self, code: u16, reason: Option<Reason>) {
         self.counted = true;
         self.engine.record_answered(Protocol::Http, self.route, code, reason);

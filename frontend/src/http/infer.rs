@@ -23,10 +23,10 @@ use crate::engine::{Endpoint, Route};
 const SMALL: usize = 16 << 10;
 
 /// W3C Trace Context.
-const TRACEPARENT: &str = "traceparent";
+pub(super) const TRACEPARENT: &str = "traceparent";
 
 /// Work on more bytes than this leaves the threads that serve sockets.
-const LONG: usize = 1 << 20;
+pub(super) const LONG: usize = 1 << 20;
 
 pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     answer(edge, path, request).await
@@ -154,7 +154,7 @@ fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
 }
 
 /// Runs `work` here, or on a thread for blocking work if it is long, so that other connections are served meanwhile.
-async fn on_a_thread_if<T: Send + 'static>(
+pub(super) async fn on_a_thread_if<T: Send + 'static>(
     long: bool,
     work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
 ) -> Result<T, InferError> {

@@ -10,6 +10,7 @@ mod compression;
 mod dashboard;
 mod data;
 mod dispatch;
+mod generate;
 mod infer;
 mod json;
 mod logging;
@@ -38,10 +39,10 @@ use dispatch::Dispatch;
 
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 #[cfg(not(test))]
-use crate::engine::Engine;
+use crate::engine::{Engine, OpenStream};
 use crate::engine::{Protocol, Route};
 #[cfg(test)]
-use crate::fake_engine::Engine;
+use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Speaks};
 
 /// What the HTTP edge is told at start.
@@ -95,8 +96,8 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
     let router = model_route(router, "/config", || get(model::config));
     let router = model_route(router, "/stats", || get(model::statistics));
     let router = model_route(router, "/infer", || post(infer::infer));
-    let router = model_route(router, "/generate", || post(unbuilt::generate));
-    let router = model_route(router, "/generate_stream", || post(unbuilt::generate_stream));
+    let router = model_route(router, "/generate", || post(generate::generate));
+    let router = model_route(router, "/generate_stream", || post(generate::generate_stream));
     let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
     let router = router
         .route("/v2/repository/index", post(repository::index))

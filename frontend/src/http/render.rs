@@ -43,7 +43,7 @@ pub(super) fn render(
 }
 
 /// Appends a JSON value.
-fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> Result<(), InferError> {
+pub(super) fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> Result<(), InferError> {
     serde_json::to_writer(out, value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))
 }
 
@@ -55,16 +55,21 @@ fn parameters(out: &mut Vec<u8>, parameters: &Parameters) -> Result<(), InferErr
         }
         value(out, key)?;
         out.push(b':');
-        match parameter {
-            Parameter::Bool(flag) => value(out, flag)?,
-            Parameter::Int(number) => value(out, number)?,
-            Parameter::Uint(number) => value(out, number)?,
-            Parameter::Double(number) => double(out, *number)?,
-            Parameter::String(text) => value(out, text)?,
-        }
+        self::parameter(out, parameter)?;
     }
     out.push(b'}');
     Ok(())
+}
+
+/// Appends a parameter's value.
+pub(super) fn parameter(out: &mut Vec<u8>, parameter: &Parameter) -> Result<(), InferError> {
+    match parameter {
+        Parameter::Bool(flag) => value(out, flag),
+        Parameter::Int(number) => value(out, number),
+        Parameter::Uint(number) => value(out, number),
+        Parameter::Double(number) => double(out, *number),
+        Parameter::String(text) => value(out, text),
+    }
 }
 
 fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), InferError> {
@@ -87,7 +92,8 @@ fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), I
     Ok(())
 }
 
-fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
+/// Appends the elements of an output, with commas between them.
+pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
     let tensor = &output.tensor;
     let bytes: &[u8] = &tensor.data.as_slice();
     if tensor.datatype.size().is_some() && byte_size(tensor.datatype, &tensor.shape) != Some(bytes.len() as u64) {

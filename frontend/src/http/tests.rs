@@ -39,6 +39,7 @@ async fn ask(engine: &Engine, method: &str, path: &str, body: impl Into<Body>) -
 }
 
 const INFER: &str = "/v2/models/echo/infer";
+const NOT_ONE: &str = "{\"error\":\"generate expects model to produce exactly 1 response, use";
 const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype":"INT32","data":[1,2]}]}"#;
 
 /// Method, path, body; status, and what the body is.
@@ -135,6 +136,54 @@ async fn every_route_answers_and_is_counted_once() {
             Route::RepositoryUnload,
             Some(Reason::Unsupported),
         ),
+        (
+            "POST",
+            "/v2/models/echo/generate",
+            r#"{"INPUT0":5}"#,
+            200,
+            r#"{"OUTPUT0":5.0,"model_name":"echo","model_version":"1"}"#,
+            Route::Generate,
+            None,
+        ),
+        (
+            "POST",
+            "/v2/models/many/generate",
+            r#"{"INPUT0":5}"#,
+            200,
+            r#"{"OUT":5,"model_name":"#,
+            Route::Generate,
+            None,
+        ),
+        ("POST", "/v2/models/many/generate", r#"{"INPUT0":[]}"#, 400, NOT_ONE, Route::Generate, Some(Reason::Invalid)),
+        (
+            "POST",
+            "/v2/models/many/generate",
+            r#"{"INPUT0":[1,2]}"#,
+            400,
+            NOT_ONE,
+            Route::Generate,
+            Some(Reason::Invalid),
+        ),
+        (
+            "POST",
+            "/v2/models/many/versions/1/generate_stream",
+            r#"{"INPUT0":[1,255],"id":"x"}"#,
+            200,
+            "data: {\"OUT\":1,\"id\":\"x\",\"model_name\":\"many\",\"model_version\":\"1\"}\n\n\
+             data: {\"error\":\"asked to fail\"}\n\n",
+            Route::GenerateStream,
+            Some(Reason::Internal),
+        ),
+        (
+            "POST",
+            "/v2/models/many/generate_stream",
+            r#"{"INPUT0":255}"#,
+            500,
+            "data: {\"error\":\"asked to fail\"}\n\n",
+            Route::GenerateStream,
+            Some(Reason::Internal),
+        ),
+        ("POST", "/v2/models/many/generate_stream", r#"{"INPUT0":[]}"#, 200, "", Route::GenerateStream, None),
         ("GET", "/v2/systemsharedmemory/status", "", 200, "[]", Route::SystemSharedMemoryStatus, None),
         ("GET", "/v2/cudasharedmemory/status", "", 200, "[]", Route::CudaSharedMemoryStatus, None),
         ("POST", "/v2/systemsharedmemory/unregister", "", 200, "", Route::SystemSharedMemoryUnregister, None),
@@ -161,8 +210,16 @@ async fn every_route_answers_and_is_counted_once() {
         ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
         ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
         ("POST", "/v2/logging", "{}", 200, "\"log_format\"", Route::LogSettings, None),
-        ("POST", "/v2/models/echo/generate", "", 501, unbuilt, Route::Generate, Some(Reason::Unsupported)),
-        ("POST", "/v2/models/echo/generate_stream", "", 501, unbuilt, Route::GenerateStream, Some(Reason::Unsupported)),
+        ("POST", "/v2/models/nope/generate", "", 400, unknown, Route::Generate, Some(Reason::UnknownModel)),
+        (
+            "POST",
+            "/v2/models/nope/generate_stream",
+            "",
+            400,
+            unknown,
+            Route::GenerateStream,
+            Some(Reason::UnknownModel),
+        ),
         ("GET", "/foo", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
         ("GET", "/v2/models/%ff/ready", "", 404, r#"{"error":"Not Found"}"#, Route::Unknown, Some(Reason::Unsupported)),
         ("GET", INFER, "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
@@ -174,7 +231,9 @@ async fn every_route_answers_and_is_counted_once() {
         let fits = if expected.is_empty() { got.body.is_empty() } else { got.text().contains(expected) };
         assert!(fits, "{method} {path}: got {}, expected {expected}", got.text());
         if !got.body.is_empty() {
-            assert_eq!(got.header("content-type"), Some("application/json"), "{method} {path}");
+            let events = path.ends_with("/generate_stream") && got.text().starts_with("data: ");
+            let expected = if events { "text/event-stream; charset=utf-8" } else { "application/json" };
+            assert_eq!(got.header("content-type"), Some(expected), "{method} {path}");
         }
         assert_eq!(engine.records(), [(Protocol::Http, route, status, reason)], "{method} {path}");
     }

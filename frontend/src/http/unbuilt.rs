@@ -16,14 +16,6 @@ fn refuse(edge: &Edge, route: Route, feature: &str) -> Response {
     edge.pending(route).finish(Err(refusal(feature)))
 }
 
-pub(super) async fn generate(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::Generate, "the generate extension")
-}
-
-pub(super) async fn generate_stream(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::GenerateStream, "the generate_stream extension")
-}
-
 pub(super) async fn load(State(edge): State<Edge>) -> Response {
     refuse(&edge, Route::RepositoryLoad, "loading models on request")
 }

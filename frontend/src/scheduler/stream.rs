@@ -83,8 +83,10 @@ impl Reply {
             Self::One(reply) => drop(reply.send(answer)),
             Self::Many(sink) => {
                 let item = Item { streamed: Streamed { answer, last: true, empty: false }, origin: None };
-                // There is always room for what ends a request.
-                sink.sender.map(|sender| sender.try_send(item));
+                if let Some(sender) = sink.sender {
+                    // There is always room for what ends a request.
+                    let _ = sender.try_send(item);
+                }
             }
         }
     }
@@ -342,3 +344,7 @@ impl Driver {
 fn bare(response: InferResponse) -> InferResponse {
     InferResponse { outputs: Vec::new(), parameters: Vec::new(), ..response }
 }
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;

@@ -83,7 +83,7 @@ impl Repeat {
         let rows = usize::try_from(batch.rows()).unwrap_or(1).max(1);
         let rows = if self.batches { rows } else { 1 };
         let size = element.datatype.size().ok_or_else(|| run_error("repeat takes no BYTES"))?;
-        let count = element.data.len() / (size as usize) / rows;
+        let count = element.data.len() / size / rows;
         outputs.inputs_ready();
         let mut live: Vec<bool> = vec![true; batch.requests.len()];
         for number in 0..count {
@@ -92,7 +92,7 @@ impl Repeat {
             for (position, request) in batch.requests.iter().enumerate() {
                 let rows_here = if self.batches { request.rows as usize } else { 1 };
                 if live[position] {
-                    let piece = Piece { input: element, size: size as usize, count, rows: row..row + rows_here };
+                    let piece = Piece { input: element, size, count, rows: row..row + rows_here };
                     live[position] = self.answer(batch, outputs, (position, number), &piece)?;
                 }
                 row += rows_here;

@@ -242,3 +242,7 @@ impl Drop for Response<'_, '_> {
         self.withdraw();
     }
 }
+
+#[cfg(test)]
+#[path = "streams_tests.rs"]
+mod tests;

@@ -1,0 +1,152 @@
+//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
+//! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
+
+mod convert;
+mod events;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::{HeaderMap, Request, StatusCode};
+use pharos::data::Data;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TraceId;
+use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
+use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::tensor::{DataType, byte_size};
+
+use super::Edge;
+use super::answer;
+use super::body::{self, Read};
+use super::codec;
+use super::infer::{LONG, TRACEPARENT, on_a_thread_if, text};
+use super::model::ModelPath;
+use crate::engine::{Protocol, Responses, Route, Streamed};
+
+use events::Events;
+
+/// What is said about a model that does not answer exactly once.
+const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
+                       various number of responses";
+
+pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::Generate);
+    let result = async {
+        let mut responses = begin(&edge, path, request).await?;
+        let response = only(&mut responses).await?;
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
+        Ok(answer::json(json))
+    };
+    let result = result.await;
+    pending.finish(result)
+}
+
+pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::GenerateStream);
+    let open = edge.engine.stream_open(Protocol::Http);
+    let mut responses = match begin(&edge, path, request).await {
+        Ok(responses) => responses,
+        Err(error) => return pending.finish(Err(error)),
+    };
+    let first = responses.next().await;
+    // The status is that of the first response; what goes wrong later can only be told among the events.
+    let status = match &first {
+        Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
+        _ => StatusCode::OK.as_u16(),
+    };
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = Response::new(Body::new(Events::new(responses, first, (pending, status), open)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// The response of a model that gives exactly one.
+async fn only(responses: &mut Responses) -> Result<InferResponse, InferError> {
+    let not_one = || InferError::invalid(NOT_ONE);
+    let mut found = None;
+    while let Some(Streamed { answer, empty, .. }) = responses.next().await {
+        match (&found, answer) {
+            _ if empty => {}
+            (None, Ok(response)) => found = Some(response),
+            (None, Err(error)) => return Err(error),
+            (Some(_), _) => return Err(not_one()),
+        }
+    }
+    found.ok_or_else(not_one)
+}
+
+/// The fuzzer's way in: any body, for a model with inputs of many kinds. What becomes a request fits its own shape.
+pub(super) fn fuzz(body: &[u8]) {
+    let inputs = [
+        ("I", "INT32", vec![-1]),
+        ("ROWS", "FP32", vec![-1, 2]),
+        ("T", "BYTES", vec![1]),
+        ("DEEP", "INT64", vec![-1, 3, -1]),
+        ("B", "BOOL", vec![2]),
+        ("D", "FP64", vec![0]),
+        ("U", "UINT8", vec![-1]),
+        ("H", "FP16", vec![-1]),
+    ];
+    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
+    let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
+    let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
+    let mut request = InferRequest::default();
+    if convert::request(body, &model, &mut request).is_ok() {
+        for InferInput { name, tensor } in request.inputs {
+            let fits = tensor.datatype == DataType::Bytes
+                || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
+            assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
+            let outputs = vec![InferOutput { name, tensor }];
+            let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
+        }
+    }
+}
+
+/// Reads a request and hands it to the engine.
+async fn begin(edge: &Edge, path: ModelPath, request: Request<Body>) -> Result<Responses, InferError> {
+    let received = edge.engine.now();
+    let (parts, body) = request.into_parts();
+    check_encoding(&parts.headers)?;
+    // As in Triton, that there is no such model is said before what is wrong with the body.
+    let metadata = edge.engine.model_metadata(&path.model, &path.version);
+    let body = read(body, edge.settings.max_input_size, parts.headers.contains_key(EXPECT)).await;
+    let (metadata, body) = (metadata?, body?);
+    let mut request = InferRequest {
+        model_name: path.model,
+        model_version: path.version,
+        trace: text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header)),
+        ..InferRequest::default()
+    };
+    request.timeline.received = received;
+    let mut request = on_a_thread_if(body.len() > LONG, move || {
+        convert::request(&body.join(), &metadata, &mut request)?;
+        Ok(request)
+    })
+    .await?;
+    request.timeline.request_start = edge.engine.now();
+    edge.engine.stream(request)
+}
+
+fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
+    let coding = text(headers, CONTENT_ENCODING.as_str());
+    if coding.is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
+        return Ok(());
+    }
+    let message = "Unsupported content-encoding, only 'identity' is supported.";
+    Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
+}
+
+async fn read(body: Body, limit: u64, waits: bool) -> Result<Data, InferError> {
+    match body::read(body, limit, waits).await? {
+        Read::Whole(body) => Ok(body),
+        Read::TooLarge(size) => {
+            codec::check_size(size, 0, limit)?;
+            Err(InferError::internal("a body that is too large has no size"))
+        }
+    }
+}
