@@ -34,6 +34,7 @@ use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
 
+pub(crate) use cached::answer_found;
 use cancel::CancelOnDrop;
 pub(crate) use limits::{Limits, Registration};
 pub(crate) use timer::Timer;

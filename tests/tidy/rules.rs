@@ -33,7 +33,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",
         floors: &[
-            apart(&["scheduler", "repository", "supervisor", "trace", "cache", "metrics", "wire"]),
+            apart(&["scheduler", "repository", "supervisor", "trace", "cache", "ensemble", "metrics", "wire"]),
             apart(&["model", "classification"]),
             together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
         ],
