@@ -110,13 +110,15 @@ pub enum Reason {
     SharedMemory,
     /// Something this server does not offer: unknown path, wrong method, unsupported feature.
     Unsupported,
+    /// Who asks may not: the part of the protocol is restricted.
+    Restricted,
     /// A fault of the server itself.
     Internal,
 }
 
 impl Reason {
     /// Every reason, in the order in which they are documented.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 14] = [
         Self::Malformed,
         Self::Invalid,
         Self::UnknownModel,
@@ -129,6 +131,7 @@ impl Reason {
         Self::InstanceLost,
         Self::SharedMemory,
         Self::Unsupported,
+        Self::Restricted,
         Self::Internal,
     ];
 
@@ -147,6 +150,7 @@ impl Reason {
             Self::InstanceLost => "INSTANCE_LOST",
             Self::SharedMemory => "SHARED_MEMORY",
             Self::Unsupported => "UNSUPPORTED",
+            Self::Restricted => "RESTRICTED",
             Self::Internal => "INTERNAL",
         }
     }

@@ -88,6 +88,9 @@ pub struct InferRequest {
     pub sequence_end: bool,
     /// The trace that the client's `traceparent` names.
     pub trace: Option<TraceId>,
+    /// The client wants to be told, by a response without outputs, when a decoupled model's last response did not say that
+    /// it was the last (`triton_enable_empty_final_response`).
+    pub empty_final_response: bool,
     /// The stamps so far.
     pub timeline: Timeline,
 }

@@ -3,6 +3,7 @@
 //! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in, and get
 //! decisions out. `frontend/` and `worker/` do what is decided here. See ARCHITECTURE.md for the map.
 
+pub mod access;
 pub mod arena;
 pub mod cache;
 pub mod classification;

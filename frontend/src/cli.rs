@@ -7,6 +7,7 @@
 
 mod cache;
 mod definition;
+mod logging;
 mod rate_limit;
 
 use std::ffi::{OsStr, OsString};
@@ -20,6 +21,7 @@ use pharos::metrics::catalog::{Mode, Overrides};
 
 pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
 
 const GENERAL: &str = "Server";
@@ -164,6 +166,9 @@ pub struct Workers {
     /// Seconds that a worker may take to load its model
     #[arg(long, value_name = "SECONDS", default_value = "300", env = "PHAROS_WORKER_START_TIMEOUT_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
     pub worker_start_timeout_secs: Duration,
+    /// The longest pause in seconds before a worker that keeps dying is started again; the first is 0.1 s, each is twice the last
+    #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_WORKER_MAX_BACKOFF_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
+    pub worker_max_backoff_secs: Duration,
     /// Seconds that a worker may take to execute one batch; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_execution_timeout_secs: Duration,
@@ -201,6 +206,9 @@ pub struct Http {
     /// The most bytes of a request's JSON, and of its binary data
     #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
     pub max_input_size: u64,
+    /// Restricts parts of the protocol to who sends a header with a value: API[,API...]:KEY=VALUE; may be repeated
+    #[arg(id = "http-restricted-api", long = "http-restricted-api", value_name = "RULE", help_heading = HTTP)]
+    pub restricted: Vec<String>,
 }
 
 /// The gRPC listener.
@@ -215,6 +223,9 @@ pub struct Grpc {
     /// The port to listen on; 0 lets the system choose
     #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
     pub port: u16,
+    /// Restricts parts of the protocol to who sends triton-grpc-protocol-KEY with a value: PROTOCOL[,PROTOCOL...]:KEY=VALUE; may be repeated
+    #[arg(id = "grpc-restricted-protocol", long = "grpc-restricted-protocol", value_name = "RULE", help_heading = GRPC)]
+    pub restricted: Vec<String>,
 }
 
 /// The metrics listener and what it shows.
@@ -310,23 +321,6 @@ impl Tslog {
         let logs = || self.log_location.clone().or_else(|| given("LOG_LOCATION"));
         metrics.or_else(logs).unwrap_or_else(|| PathBuf::from("logs"))
     }
-}
-
-/// What is logged.
-#[derive(Clone, Debug, Args)]
-pub struct Log {
-    /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
-    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
-    pub verbose: u32,
-    /// Log information
-    #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
-    pub info: bool,
-    /// Log warnings
-    #[arg(id = "log-warning", long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
-    pub warning: bool,
-    /// Log errors
-    #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
-    pub error: bool,
 }
 
 impl Options {

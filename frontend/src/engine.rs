@@ -1,5 +1,7 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
+mod responses;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -18,6 +20,7 @@ use pharos::repository::{IndexEntry, parse_version};
 use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
+pub use responses::{Responses, Streamed};
 
 use crate::clock;
 use crate::metrics::{Definition, Source};
@@ -39,26 +42,23 @@ pub struct Settings {
 /// What a request gets while the server exits.
 pub const EXITING_TEXT: &str = "Server exiting";
 
-/// The way on which an inference request came: some models answer only on some of them.
+/// A way on which an inference request gets one answer: models that may answer any number of times refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `POST .../infer`.
     HttpInfer,
     /// `ModelInfer`.
     GrpcInfer,
-    /// `ModelStreamInfer`.
-    GrpcStream,
 }
 
 impl Endpoint {
     /// The refusal of a model that may answer any number of times, where one answer is all there is room for.
-    fn refuse_decoupled(self) -> Result<(), InferError> {
+    fn refuse_decoupled(self) -> InferError {
         let way = match self {
             Self::HttpInfer => "HTTP end point",
             Self::GrpcInfer => "ModelInfer RPC",
-            Self::GrpcStream => return Ok(()),
         };
-        Err(InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy")))
+        InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy"))
     }
 }
 
@@ -224,13 +224,39 @@ impl Engine {
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
     pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
-        let serving = self.serving(&request.model_name, &request.model_version)?;
-        serving.check_ready()?;
+        let serving = self.able(&request)?;
         if serving.config.decoupled {
-            endpoint.refuse_decoupled()?;
+            return Err(endpoint.refuse_decoupled());
         }
         check_text(&request)?;
         self.0.repository.infer(&serving, request).await
+    }
+
+    /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
+    /// on their way when this returns, in the order of the calls; those of other models when the answer is asked for.
+    ///
+    /// # Errors
+    /// As [`Engine::infer`]; those of executing the request are among its answers.
+    pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
+        let serving = self.able(&request)?;
+        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
+            let repository = self.0.repository.clone();
+            return Ok(Responses::one(async move {
+                check_text(&request)?;
+                repository.infer(&serving, request).await
+            }));
+        };
+        check_text(&request)?;
+        let (checked, classified) = serving.admit(&mut request)?;
+        let responses = driver.stream(request, checked);
+        Ok(Responses::many(responses, serving, classified))
+    }
+
+    /// The model that a request is for, if it can answer.
+    fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
+        let serving = self.serving(&request.model_name, &request.model_version)?;
+        serving.check_ready()?;
+        Ok(serving)
     }
 
     /// Statistics of a model's version (empty: every ready version), or of all models (both empty).

@@ -9,9 +9,10 @@ use pharos::metrics::exposition::{Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
+use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
 
-use crate::engine::{Endpoint, Protocol, Route};
+use crate::engine::{Endpoint, Protocol, Responses, Route, Streamed};
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
@@ -42,7 +43,7 @@ impl Engine {
         "triton"
     }
     fn known(&self, name: &str) -> Result<(), InferError> {
-        if matches!(name, "echo" | "slow") {
+        if matches!(name, "echo" | "slow" | "many") {
             return Ok(());
         }
         let message = format!("Request for unknown model: '{name}' is not found");
@@ -92,6 +93,33 @@ impl Engine {
             outputs: outputs.collect(),
             timeline: request.timeline,
         })
+    }
+    /// The model `many` answers as often as its first input has bytes, with the byte as output; a byte of 255 is an error.
+    pub fn stream(&self, request: InferRequest) -> Result<Responses, InferError> {
+        if request.model_name != "many" {
+            let engine = self.clone();
+            return Ok(Responses::one(async move { engine.infer(request, Endpoint::GrpcInfer).await }));
+        }
+        let Some(input) = request.inputs.first() else { return Err(InferError::invalid("no input")) };
+        let answers = input.tensor.data.clone().join();
+        let answers = answers.iter().map(|&byte| {
+            let data = bytes::Bytes::from(vec![byte]).into();
+            let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data };
+            let answer = match byte {
+                255 => Err(InferError::internal("asked to fail")),
+                _ => Ok(InferResponse {
+                    model_name: "many".into(),
+                    model_version: "1".into(),
+                    id: request.id.clone(),
+                    outputs: vec![InferOutput { name: "OUT".into(), tensor }],
+                    ..InferResponse::default()
+                }),
+            };
+            Streamed { answer, last: false, empty: false }
+        });
+        let bare = InferResponse { model_name: "many".into(), id: request.id.clone(), ..InferResponse::default() };
+        let last = Streamed { answer: Ok(bare), last: true, empty: true };
+        Ok(Responses::fixed(answers.chain([last]).collect()))
     }
     pub fn statistics(&self, name: &str, _version: &str) -> Result<Vec<ModelStatistics>, InferError> {
         if !name.is_empty() {

@@ -10,7 +10,8 @@ pub mod fake_engine;
 pub mod grpc;
 pub mod http;
 pub mod listener;
-#[cfg(not(test))]
+// In unit tests nobody starts it.
+#[cfg_attr(test, allow(dead_code))]
 mod log;
 #[allow(unsafe_code)]
 mod memory;

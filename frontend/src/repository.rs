@@ -42,6 +42,8 @@ pub struct Settings {
     pub load_threads: usize,
     /// How long a worker may take to load its model.
     pub start_timeout: Duration,
+    /// The longest pause before a worker is started again.
+    pub max_backoff: Duration,
     /// How long a batch may execute before its worker is replaced; `None` for any time.
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 for the cores divided among the model's instances.

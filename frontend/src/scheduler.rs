@@ -12,6 +12,7 @@ mod failure;
 mod limits;
 pub(crate) mod placement;
 pub(crate) mod settings;
+mod stream;
 mod timer;
 
 use std::collections::HashMap;
@@ -37,6 +38,9 @@ use crate::wire::{Part, SharedLink, ToSend};
 pub(crate) use cached::answer_found;
 use cancel::CancelOnDrop;
 pub(crate) use limits::{Limits, Registration};
+use stream::Reply;
+pub(crate) use stream::Responses;
+pub use stream::Streamed;
 pub(crate) use timer::Timer;
 
 /// A model may have any number of priority levels; series for all of them would be of no use to anybody.
@@ -48,7 +52,7 @@ pub(crate) type Answer = Result<InferResponse, InferError>;
 /// A request on its way, with the one who waits for it.
 struct Request {
     part: Arc<Part>,
-    reply: oneshot::Sender<Answer>,
+    reply: Reply,
     /// It has been sent once and its instance was lost.
     retried: bool,
     /// It was not found in the response cache: its response goes there.
@@ -147,7 +151,10 @@ impl Driver {
         cache: Option<ModelCache>,
     ) -> Arc<Self> {
         let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
-        let (ordered, priority_levels) = (settings.preserve_ordering, settings.priority_levels);
+        // The responses of decoupled models leave as they come, and such batches may last: none waits behind one.
+        let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
+        let ordered = settings.preserve_ordering && !config.decoupled;
+        let priority_levels = settings.priority_levels;
         let order = ordered.then(Reorder::new);
         let state = State {
             scheduler: scheduler::create(settings),
@@ -200,7 +207,7 @@ impl Driver {
         let part = Arc::new(Part { request, checked });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply, retried: false, miss });
+            state.queued.insert(id, Request { part, reply: Reply::One(reply), retried: false, miss });
             if let Some(order) = &mut state.order {
                 order.expect(id);
             }
@@ -257,7 +264,10 @@ impl Driver {
     pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
         let state = self.lock();
         let member = state.members.get(&instance)?;
-        (!member.in_flight.is_empty()).then_some(member.executing_since)
+        let first = member.in_flight.first()?;
+        let mut moved = first.requests.iter().map(|(_, request)| request.reply.moved_at());
+        // An instance that waits for a slow reader does not execute.
+        moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
     }
 
     /// A worker has answered a batch.
@@ -356,8 +366,7 @@ impl Driver {
             }
         }
         for (request, answer) in effects.answers {
-            // A client that has gone away does not take its answer.
-            let _ = request.reply.send(answer);
+            request.reply.send(answer);
         }
         effects.grant
     }
@@ -395,7 +404,7 @@ impl Driver {
             None => Some((request, answer)),
         };
         if let Some((request, answer)) = leaving {
-            let _ = request.reply.send(answer);
+            request.reply.send(answer);
         }
     }
 

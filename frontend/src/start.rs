@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::access::Restrictions;
 use pharos::metrics::cache;
 use pharos::metrics::catalog::{Mode, listing};
 use tokio::net::TcpListener;
@@ -33,7 +34,9 @@ pub fn main() -> ExitCode {
     if let Some(Command::Metrics(command)) = &options.command {
         return metrics::run(command);
     }
-    log::start(&options.log);
+    if let Err(reason) = log::start(&options.log) {
+        return failed(&reason);
+    }
     raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -103,6 +106,7 @@ async fn serve(options: &Options) -> Result<(), String> {
 /// Reads the definition of the metrics again at every SIGHUP. A bad one changes nothing.
 async fn reload_metrics(mut hangup: Signal, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
+        log::reopen();
         let (engine, read) = (engine.clone(), source.clone());
         let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
@@ -167,14 +171,18 @@ async fn listen(
     };
     if options.http.allow {
         let listener = bind("HTTP", "--http-port", options.http.address, options.http.port).await?;
-        let settings = http::Settings { max_input_size: options.http.max_input_size };
+        let settings = http::Settings {
+            max_input_size: options.http.max_input_size,
+            restricted: restricted(&options.http.restricted, HTTP_RESTRICTED)?,
+        };
         tasks.push(tokio::spawn(http::serve(listener, engine.clone(), settings, shutdown())));
     }
     if options.grpc.allow {
         let listener = bind("gRPC", "--grpc-port", options.grpc.address, options.grpc.port).await?;
+        let settings = grpc::Settings { restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)? };
         let (engine, shutdown) = (engine.clone(), shutdown());
         tasks.push(tokio::spawn(async move {
-            if let Err(error) = grpc::serve(listener, engine, grpc::Settings::default(), shutdown).await {
+            if let Err(error) = grpc::serve(listener, engine, settings, shutdown).await {
                 tracing::error!("gRPC does not serve: {error}");
             }
         }));
@@ -188,6 +196,16 @@ async fn listen(
         tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), shutdown())));
     }
     Ok(tasks)
+}
+
+const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
+const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
+
+/// The restrictions of an edge.
+fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
+    let mut restrictions = Restrictions::default();
+    groups.iter().try_for_each(|group| restrictions.add(group, option))?;
+    Ok(Arc::new(restrictions))
 }
 
 async fn bind(what: &str, flag: &str, address: IpAddr, port: u16) -> Result<TcpListener, String> {
@@ -261,6 +279,7 @@ fn settings(
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             load_threads: options.models.load_thread_count as usize,
             start_timeout: options.workers.worker_start_timeout_secs,
+            max_backoff: options.workers.worker_max_backoff_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             gpus,

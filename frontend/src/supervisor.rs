@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
+use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
@@ -28,7 +29,7 @@ use crate::scheduler::placement::Placement;
 use crate::wire::{Link, SharedLink};
 
 pub(crate) use warmup::WarmUp;
-use warmup::{WARM_UP, Warming};
+use warmup::{WARM_UP, Warming, warm_up_failed};
 
 /// How often memory is handed back, samples are drained and execution times are looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -40,6 +41,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     pub(crate) program: Program,
     pub(crate) directory: PathBuf,
+    /// Where the files of the states' first values are.
+    pub(crate) initial_states: PathBuf,
     pub(crate) threads: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
@@ -209,6 +212,8 @@ struct Running {
 enum Event {
     Loaded(Loaded),
     LoadFailed(String),
+    /// A decoupled model has answered a request of a warm-up with an error.
+    WarmUpFailed(InferError),
     /// A batch of a warm-up is done.
     WarmedUp(Done),
     /// The connection is over, and why.
@@ -286,6 +291,7 @@ impl Instance {
             instance: self.name.clone(),
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
+            initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
             threads: self.plan.threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
@@ -346,6 +352,7 @@ impl Instance {
                 }
                 self.warm_up(0, machine, running);
             }
+            Event::WarmUpFailed(error) => warm_up_failed(running, error),
             Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
             Event::LoadFailed(reason) => machine.load_failed(reason, clock::now()),
             Event::Ended(reason) => self.ended(&reason, machine, running).await,
@@ -444,6 +451,16 @@ async fn read(
                 // First the samples: whoever has an answer finds what it caused in the metrics.
                 link.ring.drain(&cache, &driver.series);
                 driver.batch_done(id, &link, done);
+            }
+            ToFrontend::Response(response) if response.batch >= WARM_UP => {
+                driver.discard(&link, &response);
+                if let Some(error) = response.error {
+                    let _ = events.send(Event::WarmUpFailed(error.into()));
+                }
+            }
+            ToFrontend::Response(response) => {
+                link.ring.drain(&cache, &driver.series);
+                driver.response(id, &link, response)?;
             }
             ToFrontend::Loaded(loaded) => drop(events.send(Event::Loaded(loaded))),
             ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(reason))),

@@ -185,6 +185,12 @@ impl Cache {
         series.define(&self.registry(), &self.clock);
     }
 
+    /// The model may answer each request any number of times: it has series of its responses from now on.
+    pub fn model_decoupled(&self, series: &ModelSeries) {
+        series.responses.switch_on();
+        series.define(&self.registry(), &self.clock);
+    }
+
     /// Removes a model version's series from all views, those that only its workers wrote included. If the version was
     /// loaded again meanwhile, the new series stay.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {

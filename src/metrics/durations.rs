@@ -84,7 +84,7 @@ pub(super) struct Exemplar {
 /// A histogram of durations, without a sum: that is kept with the model's other cells.
 #[derive(Debug)]
 pub(super) struct Buckets {
-    /// Upper bounds in microseconds, as the definition has them.
+    /// Upper bounds as the definition has them.
     bounds: Vec<f64>,
     /// The same in nanoseconds.
     bounds_ns: Vec<u64>,
@@ -95,10 +95,11 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    fn new(bounds: &[f64]) -> Self {
+    /// Buckets with these upper bounds, in a unit of so many nanoseconds.
+    fn new(bounds: &[f64], unit_ns: f64) -> Self {
         Self {
             bounds: bounds.to_vec(),
-            bounds_ns: bounds.iter().map(|bound| (bound * 1000.0).max(0.0) as u64).collect(),
+            bounds_ns: bounds.iter().map(|bound| (bound * unit_ns).max(0.0) as u64).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
             exemplars: Mutex::default(),
         }
@@ -139,6 +140,8 @@ pub(super) struct Durations {
     /// Of the response cache, for a model that uses it.
     cache_hits: OnceLock<Summary>,
     cache_misses: OnceLock<Summary>,
+    /// Times to the first response, of a decoupled model.
+    first_response: OnceLock<Buckets>,
 }
 
 impl Durations {
@@ -148,7 +151,7 @@ impl Durations {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
             if let Some(spec) = spec(stage.histogram()) {
                 let own = buckets.iter().find(|(name, _)| *name == spec.name).map(|(_, bounds)| bounds);
-                slot.get_or_init(|| Buckets::new(own.unwrap_or(&spec.buckets)));
+                slot.get_or_init(|| Buckets::new(own.unwrap_or(&spec.buckets), 1e3));
             }
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
@@ -166,6 +169,25 @@ impl Durations {
                 slot.get_or_init(|| Summary::new(&family.spec.quantiles, clock));
             }
         }
+    }
+
+    /// The same for the time to the first response.
+    pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
+        if let Some(family) = registry.family(Builtin::FirstResponseHistogram.name()) {
+            let own = buckets.iter().find(|(name, _)| *name == family.spec.name).map(|(_, bounds)| bounds);
+            self.first_response.get_or_init(|| Buckets::new(own.unwrap_or(&family.spec.buckets), 1e6));
+        }
+    }
+
+    /// Takes the time to the first response of a request.
+    pub(super) fn observe_first_response(&self, ns: u64) {
+        if let Some(histogram) = self.first_response.get() {
+            histogram.observe(ns);
+        }
+    }
+
+    pub(super) fn first_response(&self) -> Option<&Buckets> {
+        self.first_response.get()
     }
 
     /// Takes one successful request.

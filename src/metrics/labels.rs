@@ -235,6 +235,7 @@ impl Failure {
             | Reason::UnknownModel
             | Reason::TooLarge
             | Reason::QueueFull
+            | Reason::Restricted
             | Reason::Unsupported => None,
             Reason::Timeout | Reason::NotReady => Some(Self::Rejected),
             Reason::Cancelled => Some(Self::Canceled),

@@ -21,6 +21,7 @@ pub mod journal;
 pub mod labels;
 pub mod legacy;
 pub mod record;
+mod responses;
 mod sample;
 pub mod series;
 pub mod statistics;

@@ -12,6 +12,8 @@ use super::cache::Cache;
 use super::family::Series;
 use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
 use super::series::ModelSeries;
+
+pub use super::responses::ResponseKind;
 use crate::error::Reason;
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
@@ -74,6 +76,20 @@ pub fn inference_traced(series: &ModelSeries, timeline: &Timeline, trace: TraceI
     series.durations.exemplify(timeline, trace, now_ms);
 }
 
+/// A decoupled model has answered a request for the `number`th time, from 0 on. `times` are the nanoseconds of execution (for
+/// the first one since the worker's start on the batch, else since the response before it) and of its outputs.
+///
+/// To be called before the response leaves.
+pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, times: (u64, u64)) {
+    series.responses.add(number, kind, times);
+}
+
+/// The first response to a request came `ns` after its start.
+pub fn first_response(series: &ModelSeries, ns: u64) {
+    series.responses.first_ns.add(ns);
+    series.durations.observe_first_response(ns);
+}
+
 /// A batch was sent to an instance.
 pub fn batch_sent(series: &ModelSeries, reason: SendReason) {
     if let Some(cell) = series.sent.get(reason.index()) {
@@ -93,14 +109,24 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
 /// To be called once for each batch, before its responses leave, with the timelines that [`inference_done`] was given: the
 /// sums over the lines are then those of the cells.
 pub fn batch_times<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: u64) {
+    times_of(series, timelines, Some(dispatch_ns));
+}
+
+/// The same for one request of a decoupled model, whose responses end before its batch does: its timeline comes here once,
+/// and [`batch_times`] is given those of the others.
+pub fn request_times(series: &ModelSeries, timeline: &Timeline) {
+    times_of(series, std::iter::once(timeline), None);
+}
+
+fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: Option<u64>) {
     let times = series.times();
     let queue_ms = |timeline: &Timeline| (timeline.queue_ns() / 1_000_000) as f64;
-    let dispatch_ms = (dispatch_ns / 1000) as f64 / 1000.0;
+    let dispatch_ms = dispatch_ns.map(|ns| (ns / 1000) as f64 / 1000.0);
     // A gauge takes every value.
     if let (Some(gauge), Some(last)) = (&times.queue, timelines.clone().last()) {
         let _ = gauge.add_or_update_unlogged(queue_ms(last));
     }
-    if let Some(gauge) = &times.worker_thread {
+    if let (Some(gauge), Some(dispatch_ms)) = (&times.worker_thread, dispatch_ms) {
         let _ = gauge.add_or_update_unlogged(dispatch_ms);
     }
     let queue = times.queue.as_ref().and_then(|gauge| gauge.line());
@@ -112,7 +138,7 @@ pub fn batch_times<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a
         ];
         lines.into_iter().flatten()
     };
-    let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).map(|line| (line, dispatch_ms));
+    let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).zip(dispatch_ms);
     series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
 }
 

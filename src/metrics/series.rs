@@ -12,6 +12,7 @@ use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
+use super::responses::ResponseCells;
 use super::summary::CoarseClock;
 use crate::error::Reason;
 use crate::id::ModelVersion;
@@ -91,6 +92,7 @@ pub struct ModelSeries {
     pub(super) execution_count: Count,
     pub(super) last_inference_ms: Count,
     pub(super) cache: CacheCells,
+    pub(super) responses: ResponseCells,
     pub(super) requests: Count,
     pub(super) pending: Level,
     /// Seconds, as the bits of an f64.
@@ -160,6 +162,7 @@ impl ModelSeries {
             execution_count: Count::default(),
             last_inference_ms: Count::default(),
             cache: CacheCells::default(),
+            responses: ResponseCells::default(),
             requests: Count::default(),
             pending: Level::default(),
             load_duration: Count::default(),
@@ -183,6 +186,9 @@ impl ModelSeries {
         self.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
             self.durations.define_cache(registry, clock);
+        }
+        if self.responses.is_on() {
+            self.durations.define_first_response(registry, &self.own_buckets);
         }
     }
 

@@ -140,7 +140,7 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         inference_count: series.inference_count.get(),
         execution_count: series.execution_count.get(),
         inference_stats,
-        response_stats: BTreeMap::new(),
+        response_stats: series.responses.read(),
         batch_stats,
         memory_usage: memory_usage(series),
     }

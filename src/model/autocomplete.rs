@@ -3,7 +3,7 @@
 
 use super::proto::model_config::SchedulingChoice;
 use super::proto::{self, ModelTensorReshape};
-use super::{ConfigError, ModelSignature, SignatureTensor};
+use super::{ConfigError, ModelSignature, SignatureTensor, state};
 use crate::tensor::{DataType, format_shape};
 
 /// What inputs and outputs of a configuration have in common.
@@ -86,11 +86,15 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    let made_here = |model: &&SignatureTensor| !is_made(config, &model.name);
-    let inputs: Vec<_> = signature.inputs.iter().filter(made_here).cloned().collect();
+    let asked_for = |model: &&SignatureTensor| !is_made(config, &model.name) && !is_state(config, &model.name);
+    let inputs: Vec<_> = signature.inputs.iter().filter(asked_for).cloned().collect();
+    let answered = |model: &&SignatureTensor| state::written(config).iter().all(|kept| kept.output_name != model.name);
+    let outputs: Vec<_> = signature.outputs.iter().filter(answered).cloned().collect();
     let whole = config.clone();
     fill_tensors(&whole, &mut config.input, &inputs);
-    fill_tensors(&whole, &mut config.output, &signature.outputs);
+    // A state is among the outputs only if the configuration lists it there.
+    let outputs = if whole.output.is_empty() { &outputs } else { &signature.outputs };
+    fill_tensors(&whole, &mut config.output, outputs);
     Ok(())
 }
 
@@ -99,13 +103,33 @@ fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
     config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
 }
 
+/// Whether the input is a state, which the server keeps.
+fn is_state(config: &proto::ModelConfig, input: &str) -> bool {
+    state::written(config).iter().any(|state| state.input_name == input)
+}
+
+/// The states as the inputs and outputs that they are to the model.
+fn states(config: &proto::ModelConfig) -> (Vec<proto::ModelInput>, Vec<proto::ModelOutput>) {
+    let both = state::written(config).iter().map(|state| {
+        let (data_type, dims) = (state.data_type, state.dims.clone());
+        let input = proto::ModelInput { name: state.input_name.clone(), data_type, dims, ..Default::default() };
+        let dims = state.dims.clone();
+        (input, proto::ModelOutput { name: state.output_name.clone(), data_type, dims, ..Default::default() })
+    });
+    both.unzip()
+}
+
 fn has_batch(tensor: &SignatureTensor) -> bool {
     tensor.dims.as_ref().is_some_and(|dims| dims.first() == Some(&-1))
 }
 
 /// Whether every tensor whose dimensions are written leaves out one dimension of the model's: the batch.
 fn leaves_room(config: &proto::ModelConfig, signature: &ModelSignature) -> bool {
-    one_short(config, &config.input, &signature.inputs) && one_short(config, &config.output, &signature.outputs)
+    let (inputs, outputs) = states(config);
+    one_short(config, &config.input, &signature.inputs)
+        && one_short(config, &config.output, &signature.outputs)
+        && one_short(config, &inputs, &signature.inputs)
+        && one_short(config, &outputs, &signature.outputs)
 }
 
 fn one_short<T: TensorConfig>(config: &proto::ModelConfig, tensors: &[T], signature: &[SignatureTensor]) -> bool {
@@ -144,7 +168,12 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     compare_tensors(config, &config.input, &signature.inputs)?;
     compare_tensors(config, &config.output, &signature.outputs)?;
     compare_made(config, signature)?;
-    let given = |name: &String| config.input.iter().any(|input| input.name == *name) || is_made(config, name);
+    let (inputs, outputs) = states(config);
+    compare_tensors(config, &inputs, &signature.inputs)?;
+    compare_tensors(config, &outputs, &signature.outputs)?;
+    let given = |name: &String| {
+        config.input.iter().any(|input| input.name == *name) || is_made(config, name) || is_state(config, name)
+    };
     let missing = signature.inputs.iter().find(|model| !given(&model.name));
     match missing {
         Some(model) => Err(ConfigError::new(format!(

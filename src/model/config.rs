@@ -5,7 +5,7 @@ use std::hash::RandomState;
 
 use prost::Message;
 
-use super::{BatchInput, BatchOutput, ConfigError, Draft, proto, validate};
+use super::{BatchInput, BatchOutput, ConfigError, Draft, StateSpec, proto, validate};
 use crate::tensor::DataType;
 
 /// A valid model configuration. Made by [`Draft::complete`] and [`ModelConfig::decode`] only.
@@ -29,6 +29,8 @@ pub struct ModelConfig {
     pub batch_inputs: Vec<BatchInput>,
     /// Outputs of the batch as a whole that the server takes apart.
     pub batch_outputs: Vec<BatchOutput>,
+    /// Tensors that are kept for each sequence between its requests.
+    pub states: Vec<StateSpec>,
     /// How requests come together.
     pub scheduling: Scheduling,
     /// Which instances run; empty for an ensemble only.
@@ -177,7 +179,7 @@ pub enum TimeoutAction {
     Delay,
 }
 
-/// The sequence batcher's settings. Control inputs and states stay in the schema's form until that scheduler needs them.
+/// The sequence batcher's settings. Control inputs stay in the schema's form until that scheduler needs them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceBatching {
     /// How sequences share an instance.

@@ -16,6 +16,7 @@ mod proto;
 mod ragged;
 mod render;
 mod scheduling;
+mod state;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -31,6 +32,7 @@ pub use draft::{Completion, Draft};
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
+pub use state::{InitialState, StateSpec, StateValue};
 
 /// Why a model configuration is refused: one line for the operator, with the place where the source is text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

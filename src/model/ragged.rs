@@ -114,15 +114,17 @@ fn item_shapes(shapes: &[&[i64]], batching: bool) -> Option<(i64, Vec<i64>)> {
 
 impl ModelConfig {
     /// The name of what a backend is given as its input number `position`: the configured inputs, then the targets of
-    /// the batch inputs.
+    /// the batch inputs, then the states.
     pub fn input_name(&self, position: usize) -> Option<&str> {
         let made = self.batch_inputs.iter().flat_map(|input| &input.targets);
-        self.inputs.iter().map(|input| &input.name).chain(made).nth(position).map(String::as_str)
+        let states = self.states.iter().map(|state| &state.input_name);
+        self.inputs.iter().map(|input| &input.name).chain(made).chain(states).nth(position).map(String::as_str)
     }
 
     /// How many inputs a backend is given at most.
     pub fn backend_inputs(&self) -> usize {
-        self.inputs.len() + self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>()
+        let made = self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>();
+        self.inputs.len() + made + self.states.len()
     }
 
     /// The position of the input whose shape tells how this output is taken apart, if it is one that must be.

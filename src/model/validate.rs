@@ -11,6 +11,7 @@ use super::proto::model_warmup::input::InputDataType;
 use super::proto::{self, ModelTensorReshape};
 use super::ragged::{batch_inputs, batch_outputs};
 use super::scheduling::scheduling;
+use super::state::states;
 use super::{ConfigError, normalize};
 use crate::tensor::DataType;
 
@@ -43,6 +44,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         outputs: outputs(&proto)?,
         batch_inputs: batch_inputs(&proto)?,
         batch_outputs: batch_outputs(&proto)?,
+        states: states(&proto)?,
         scheduling: scheduling(&proto, max_batch_size)?,
         instance_groups: if is_ensemble { Vec::new() } else { instance_groups(&proto)? },
         default_model_filename: file_name(&proto)?,
@@ -175,7 +177,7 @@ fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
     proto.output.iter().map(convert).collect()
 }
 
-fn datatype(number: i32) -> Option<DataType> {
+pub(super) fn datatype(number: i32) -> Option<DataType> {
     u8::try_from(number).ok().and_then(DataType::from_number)
 }
 

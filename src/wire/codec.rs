@@ -1,8 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, SequenceStep, ToFrontend, ToWorker,
-    WireError,
+    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Response, SequenceStep,
+    ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -46,6 +46,14 @@ impl ToWorker {
                 out.push(5);
                 text.put(out);
             }
+            Self::SequenceEnded(keys) => {
+                out.push(6);
+                keys.put(out);
+            }
+            Self::Credits(credits) => {
+                out.push(7);
+                credits.put(out);
+            }
         });
     }
 }
@@ -66,6 +74,10 @@ impl ToFrontend {
                 out.push(3);
                 done.put(out);
             }
+            Self::Response(response) => {
+                out.push(4);
+                response.put(out);
+            }
         });
     }
 }
@@ -82,6 +94,8 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             3 => ToWorker::Release(Wire::get(input)?),
             4 => ToWorker::Shutdown,
             5 => ToWorker::Metrics(Wire::get(input)?),
+            6 => ToWorker::SequenceEnded(Wire::get(input)?),
+            7 => ToWorker::Credits(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -97,6 +111,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             1 => ToFrontend::Loaded(Wire::get(input)?),
             2 => ToFrontend::LoadFailed(Wire::get(input)?),
             3 => ToFrontend::Done(Wire::get(input)?),
+            4 => ToFrontend::Response(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -163,15 +178,28 @@ macro_rules! fields {
         }
     };
 }
-fields!(Load { wire_version, model, version, instance, directory, config, threads, metrics, auto_detect });
+fields!(Load {
+    wire_version,
+    model,
+    version,
+    instance,
+    directory,
+    config,
+    initial_states,
+    threads,
+    metrics,
+    auto_detect
+});
 fields!(Execute { batch, requests, inputs, outputs, released, flags });
 fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs });
+fields!(Done { batch, stamps, error, failed, outputs, parameters });
+fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
+fields!(Credits { batch, request, responses, released });
 fields!(WireError { code, message });
-fields!(OutputBlock { output, datatype, shape, offset, len });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len });
 fields!(ComputeStamps { start, input_end, output_start, end });
 
 /// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
@@ -351,13 +379,35 @@ mod tests {
         let stamps =
             ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
         let error = WireError { code: ErrorCode::InvalidArg, message: "no".into() };
-        let output = OutputBlock { output: 0, datatype: DataType::Bytes, shape: vec![1, 2], offset: 0, len: 9 };
+        let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
+        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9 };
         ToFrontend::Done(Done {
             batch: 7,
             stamps,
             error: Some(error.clone()),
             failed: vec![(1, error)],
             outputs: vec![output],
+            parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
+        })
+    }
+
+    fn response() -> ToFrontend {
+        ToFrontend::Response(Response {
+            batch: 9,
+            request: 3,
+            outputs: vec![OutputBlock {
+                output: 1,
+                requests: Vec::new(),
+                datatype: DataType::Int32,
+                shape: vec![1],
+                offset: 64,
+                len: 4,
+            }],
+            parameters: vec![("p".into(), Parameter::String("x".into()))],
+            error: Some(WireError { code: ErrorCode::Cancelled, message: String::new() }),
+            last: true,
+            empty: false,
+            stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
         })
     }
 
@@ -376,18 +426,22 @@ mod tests {
             instance: "m_0".into(),
             directory: "/r/m/3".into(),
             config: vec![1, 2],
+            initial_states: "/r/m/initial_state".into(),
             threads: 2,
             metrics: "mode: prometheus".into(),
             auto_detect: true,
         });
         let metrics = ToWorker::Metrics("mode: both".into());
-        for frame in [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics] {
+        let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
+        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, responses: 16, released: vec![64] });
+        let frames = [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended, credits];
+        for frame in frames {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
         let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5 });
-        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done()] {
+        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done(), response()] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
@@ -417,11 +471,13 @@ mod tests {
         fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
             let _ = decode_to_worker(&payload);
             let _ = decode_to_frontend(&payload);
-            let mut bytes = Vec::new();
-            done().encode(&mut bytes);
-            let index = PREFIX + position.index(bytes.len() - PREFIX);
-            bytes[index] = value;
-            let _ = decode_to_frontend(&bytes[PREFIX..]);
+            for frame in [done(), response()] {
+                let mut bytes = Vec::new();
+                frame.encode(&mut bytes);
+                let index = PREFIX + position.index(bytes.len() - PREFIX);
+                bytes[index] = value;
+                let _ = decode_to_frontend(&bytes[PREFIX..]);
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -38,6 +38,10 @@ pub enum ToWorker {
     Shutdown,
     /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
     Metrics(String),
+    /// Sequences that are over without a last step, by their keys: what is kept for them is dropped.
+    SequenceEnded(Vec<u64>),
+    /// Responses of a decoupled model have been taken by their client.
+    Credits(Credits),
 }
 
 /// The model instance that a worker process runs.
@@ -55,6 +59,8 @@ pub struct Load {
     pub directory: String,
     /// The checked configuration, in protobuf.
     pub config: Vec<u8>,
+    /// The directory with the files of the states' first values.
+    pub initial_states: String,
     /// Threads that one execution may use.
     pub threads: u32,
     /// The text of `metrics.yaml`, which says what the model may record.
@@ -119,6 +125,23 @@ pub struct InputBlock {
     pub len: u64,
 }
 
+/// The most responses of one request that a worker may have sent and that its client has not taken yet, so that a slow
+/// reader costs bounded memory. What only ends a request (an empty final response, an error) is not counted.
+pub const CREDITS: u32 = 32;
+
+/// Responses of a request that its client has taken: so many more may be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credits {
+    /// The batch's number. One that is over is meant no more.
+    pub batch: u64,
+    /// The request's position in it.
+    pub request: u32,
+    /// How many; 0 only wakes a worker that waits, so that it looks at its [`flags`].
+    pub responses: u32,
+    /// As [`ToWorker::Release`], to save a frame.
+    pub released: Vec<u64>,
+}
+
 /// What a worker tells the frontend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToFrontend {
@@ -128,6 +151,29 @@ pub enum ToFrontend {
     LoadFailed(String),
     /// A batch is done.
     Done(Done),
+    /// One response of a decoupled model; the batch goes on.
+    Response(Response),
+}
+
+/// One of any number of responses to a request of a decoupled model, in the order in which they are to be read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Response {
+    /// The batch's number, from [`Execute::batch`].
+    pub batch: u64,
+    /// The request's position in it.
+    pub request: u32,
+    /// Its outputs, in the worker's arena.
+    pub outputs: Vec<OutputBlock>,
+    /// Its parameters.
+    pub parameters: Parameters,
+    /// It is an error.
+    pub error: Option<WireError>,
+    /// None of this request follows.
+    pub last: bool,
+    /// It says nothing but that it is the last.
+    pub empty: bool,
+    /// When the worker did what: the first two as for the batch, the others for this response.
+    pub stamps: ComputeStamps,
 }
 
 /// What a worker tells about the instance it has loaded.
@@ -152,6 +198,8 @@ pub struct Done {
     pub failed: Vec<(u32, WireError)>,
     /// Outputs over all requests, in the worker's arena.
     pub outputs: Vec<OutputBlock>,
+    /// Parameters of the responses that have any, by position in the batch.
+    pub parameters: Vec<(u32, Parameters)>,
 }
 
 /// An error as it crosses the wire.
@@ -175,9 +223,12 @@ impl From<WireError> for InferError {
 pub struct OutputBlock {
     /// Position in the configuration's outputs.
     pub output: u16,
+    /// The requests that it is for, by their positions in the batch, ascending; empty for all. A batch whose states differ
+    /// in shape is executed in parts, each of which gives an output of its own.
+    pub requests: Vec<u32>,
     /// What the elements are.
     pub datatype: DataType,
-    /// The shape of the whole batch, as the model gave it.
+    /// The shape of all these requests together, as the model gave it.
     pub shape: Vec<i64>,
     /// First byte in the arena; also the name under which it is released.
     pub offset: u64,

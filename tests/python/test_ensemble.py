@@ -3,6 +3,7 @@ What a real Triton makes of ensembles is compared in `test_ensemble_tables.py`."
 
 import concurrent.futures
 import json
+import queue
 import subprocess
 import sys
 import time
@@ -320,3 +321,17 @@ def test_parameters_reach_the_members(tmp_path):
         assert [n for n in order if n] in ([2, 2, 1, 2], [2, 1, 2, 2], [2, 2, 1, 2]) and order.index(1) < 3
         stats = json.loads(server.get("/v2/models/levels/stats")[1])["model_stats"][0]
         assert stats["inference_stats"]["fail"]["count"] == 1
+
+
+def test_over_a_grpc_stream(server):
+    """Requests of a stream are answered in their order, errors in band."""
+    answers = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        for model, number in [("together", 1), ("one", 2), ("fails", 3), ("one", 4)]:
+            client.async_stream_infer(model, [tensor(tritonclient.grpc, np.array([[number]], np.float32))])
+        first, second, third, fourth = (answers.get(timeout=10) for _ in range(4))
+        client.stop_stream()
+    assert [answer.as_numpy("Y").tolist() for answer in (first, second, fourth)] == [[[2]], [[2]], [[4]]]
+    assert "in ensemble 'fails', requested failure" in third.message()
+    assert second.get_response().parameters["sequence_id"].int64_param == 0

@@ -120,7 +120,8 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
     seconds = SECONDS or 5
     models = [f"emit{n}" for n in range(WORKERS)]
     running = {"metrics": "counter Emitted Count ModelName", "rate": RATE, "seconds": 100 * seconds}
-    server = emitting({name: running for name in models})
+    # A worker that is killed each few seconds must come back at once.
+    server = emitting({name: running for name in models}, "--worker-max-backoff-secs=1")
     known = {}
     eventually("every worker has a ledger", 10, lambda: len(ledgers(server, known)) == WORKERS)
     began, before, highest, killed = time.monotonic(), cpu_seconds(server.process.pid), dict.fromkeys(models, 0), []
@@ -137,7 +138,8 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
         if time.monotonic() - began < len(killed) + 1:
             continue
         living = [ledger for ledger in ledgers(server, known).values() if alive(ledger.pid)]
-        victim = next((ledger for ledger in living if ledger.model == models[len(killed) % WORKERS]), None)
+        turn = models[len(killed) % WORKERS]
+        victim = next((ledger for ledger in living if ledger.model == turn), next(iter(living), None))
         if victim:
             os.kill(victim.pid, signal.SIGKILL)
             eventually("the worker is gone", 5, lambda pid=victim.pid: not alive(pid))
@@ -145,7 +147,7 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
             recorded = sum(ledger.read()[1] for ledger in killed if ledger.model == victim.model)
             eventually("what it recorded is there", 5, lambda: emitted(server, victim.model) >= recorded)
     elapsed, cpu = time.monotonic() - began, cpu_seconds(server.process.pid) - before
-    assert len(killed) >= min(seconds - 3, 3), "workers came back to be killed again"
+    assert len(killed) >= 0.8 * seconds, "workers came back to be killed again"
     finish(server, known, models)
     samples = sum(ledger.read()[1] for ledger in known.values()) - recorded_before
     print(

@@ -20,7 +20,7 @@ const KEYS: &[&str] = &["expr", "query", "definition", "series"];
 const PREFIXES: &[&str] = &["nv_", "ts_", "pharos_", "process_", "pharos:"];
 
 /// The worker's runtime has no enum.
-const OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime"];
+const OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];
 
 /// What Prometheus itself knows.
 const OF_PROMETHEUS: &[&str] = &["up", "ALERTS", "ALERTS_FOR_STATE"];

@@ -33,7 +33,17 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",
         floors: &[
-            apart(&["scheduler", "repository", "supervisor", "trace", "cache", "ensemble", "metrics", "wire"]),
+            apart(&[
+                "access",
+                "scheduler",
+                "repository",
+                "supervisor",
+                "trace",
+                "cache",
+                "ensemble",
+                "metrics",
+                "wire",
+            ]),
             apart(&["model", "classification"]),
             together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
         ],
@@ -62,7 +72,7 @@ pub(crate) const HOUSES: &[House] = &[
             // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
             together(&["instance", "backend"]),
             apart(&["wire", "metrics", "watch"]),
-            apart(&["memory"]),
+            apart(&["memory", "state"]),
             apart(&["descriptors"]),
             apart(&["clock"]),
         ],

@@ -1,20 +1,33 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod steps;
+mod streams;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use pharos::error::InferError;
+use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Input, load_error, run_error};
+use crate::backend::{self, Arena, Backend, Batch, Context, Input, Requests, load_error, run_error};
 use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Series};
+use crate::state::States;
+use crate::wire::Connection;
+
+pub use streams::Response;
+use streams::Streams;
 
 /// Output memory that stays with the process when nobody uses it; more is handed back to the system.
 const KEEP_OUTPUTS: u64 = 16 << 20;
@@ -26,6 +39,11 @@ pub(crate) struct Instance {
     inputs: InputArena,
     outputs: Arena,
     metrics: Metrics,
+    /// What is kept for sequences, if the model has states.
+    states: Option<States>,
+    /// The bytes of the states, if the definition of the metrics has it.
+    state_bytes: Option<Series>,
+    instance: String,
     /// What loading has added to the resident memory, bytes.
     grown: u64,
 }
@@ -45,9 +63,46 @@ impl Instance {
         let context = Context { config: &config, directory: Path::new(&load.directory), threads, metrics: &metrics };
         let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
+        let read = |file: &str| {
+            let path = Path::new(&load.initial_states).join(file);
+            std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+        };
+        let states = States::new(&config, read).map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
         metrics.flush();
-        Ok(Self { backend, config, inputs, outputs, metrics, grown })
+        let (state_bytes, instance) = (None, load.instance.clone());
+        let mut this = Self { backend, config, inputs, outputs, metrics, states, state_bytes, instance, grown };
+        this.show_states();
+        Ok(this)
+    }
+
+    /// Looks the metric of the states up, and records what they take now.
+    fn show_states(&mut self) {
+        let Some(states) = &self.states else { return };
+        self.state_bytes = self.metrics.state_bytes(&self.instance);
+        if let Some(series) = &self.state_bytes {
+            series.add_or_update_for(states.bytes() as f64, Requests::None);
+        }
+    }
+
+    /// Drops what is kept for sequences that are over without a last step.
+    pub(crate) fn sequence_ended(&mut self, keys: &[u64]) {
+        let before = self.states.as_ref().map(States::bytes);
+        for key in keys {
+            self.backend.sequence_ended(*key);
+            if let Some(states) = &mut self.states {
+                states.drop_sequence(*key);
+            }
+        }
+        self.record_states(before);
+    }
+
+    /// Records the bytes of the states if they have changed.
+    fn record_states(&self, before: Option<u64>) {
+        let now = self.states.as_ref().map(States::bytes);
+        if let (Some(series), Some(now)) = (&self.state_bytes, now.filter(|_| now != before)) {
+            series.add_or_update_for(now as f64, Requests::None);
+        }
     }
 
     /// What the frontend is told about this instance.
@@ -60,7 +115,9 @@ impl Instance {
     /// # Errors
     /// It is wrong after all: the processes do not understand each other.
     pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
-        self.metrics.redefine(text)
+        self.metrics.redefine(text)?;
+        self.show_states();
+        Ok(())
     }
 
     /// Gives output blocks back, and memory that nobody uses to the system.
@@ -69,18 +126,30 @@ impl Instance {
         self.outputs.trim(KEEP_OUTPUTS);
     }
 
-    /// Executes a batch. The flag says that the backend panicked and must not be used again.
-    pub(crate) fn execute(&mut self, execute: &Execute) -> (Done, bool) {
+    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile. The flag says that the backend
+    /// panicked and must not be used again.
+    pub(crate) fn execute(&mut self, execute: &Execute, connection: &mut Connection) -> (Done, bool) {
         let arrived = clock::now();
         // Memory is handed back only by `release`, which comes when there is time for it.
         self.outputs.release(&execute.released);
         self.metrics.batch_begins(&execute.requests);
         let start = clock::now();
+        let bytes = self.states.as_ref().map(States::bytes);
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
+        if self.config.decoupled {
+            let flags = self.inputs.flags(execute.flags);
+            outputs.streams = Some(Streams::new(connection, flags, (execute.batch, execute.requests.len())));
+        }
         let result = match batch_of(&self.config, &self.inputs, execute) {
-            // Given up while it waited behind another batch: nobody would read what it gives.
-            Ok(batch) if batch.all_cancelled() => Ok(Err(InferError::cancelled())),
-            Ok(batch) => catch_unwind(AssertUnwindSafe(|| self.backend.execute(&batch, &mut outputs))),
+            // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not
+            // miss a step.
+            Ok(batch) if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) => {
+                Ok(Err(InferError::cancelled()))
+            }
+            Ok(batch) => match &mut self.states {
+                Some(states) => steps::execute(states, &mut *self.backend, &batch, &mut outputs),
+                None => attempt(&mut *self.backend, &batch, &mut outputs),
+            },
             Err(error) => Ok(Err(error)),
         };
         let (error, panicked) = match result {
@@ -88,9 +157,17 @@ impl Instance {
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
         let done = outputs.done(execute.batch, error);
+        self.record_states(bytes);
         self.metrics.batch_executed(&done, arrived);
         (done, panicked)
     }
+}
+
+/// How a backend has executed a batch, unless it panicked.
+type Outcome = Result<Result<(), InferError>, Box<dyn Any + Send>>;
+
+fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| backend.execute(batch, outputs)))
 }
 
 /// The outputs of one batch: memory, stamps, and requests that failed.
@@ -101,6 +178,13 @@ pub struct Outputs<'a> {
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
+    /// The positions of the requests that are executed now; empty for all of the batch.
+    part: Vec<u32>,
+    /// The first of `blocks` that is theirs.
+    part_from: usize,
+    parameters: Vec<(u32, Parameters)>,
+    /// For a decoupled model.
+    streams: Option<Streams<'a>>,
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
@@ -114,6 +198,10 @@ impl<'a> Outputs<'a> {
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
+            part: Vec::new(),
+            part_from: 0,
+            parameters: Vec::new(),
+            streams: None,
             start,
             input_end: None,
             output_start: None,
@@ -136,14 +224,9 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
-        let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-        let Some((block, memory)) = self.arena.allocate(len as u64) else {
-            let capacity = self.arena.capacity();
-            return Err(run_error(format!(
-                "{len} bytes of output do not fit in the {capacity} bytes of the output arena"
-            )));
-        };
-        self.blocks.push(OutputBlock { output, datatype, shape: shape.to_vec(), offset: block.offset, len: block.len });
+        let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
+        block.requests.clone_from(&self.part);
+        self.blocks.push(block);
         Ok(memory)
     }
 
@@ -165,20 +248,39 @@ impl<'a> Outputs<'a> {
     /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
     /// valid until the batch is done, and is in use until then.
     pub fn withdraw(&mut self, output: usize) {
-        for block in self.blocks.extract_if(.., |block| usize::from(block.output) == output) {
+        for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
             self.withdrawn.push(block.offset);
         }
     }
 
-    /// Fails one request of the batch, by its position; the others are answered as usual.
-    pub fn fail(&mut self, request: usize, error: InferError) {
+    /// Adds a parameter to the response of one request of the batch, by its position.
+    pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);
-        self.failed.push((request, wire_error(error)));
+        let parameter = (name.to_owned(), value);
+        match self.parameters.iter_mut().find(|(position, _)| *position == request) {
+            Some((_, parameters)) => parameters.push(parameter),
+            None => self.parameters.push((request, vec![parameter])),
+        }
+    }
+
+    /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
+    /// request's last response, and leaves at once.
+    pub fn fail(&mut self, request: usize, error: InferError) {
+        if self.streams.is_some() {
+            return self.fail_stream(request, error);
+        }
+        self.failed.push((self.position(request), wire_error(error)));
+    }
+
+    /// The position in the whole batch of a request of this part.
+    fn position(&self, request: usize) -> u32 {
+        let whole = u32::try_from(request).unwrap_or(u32::MAX);
+        if self.part.is_empty() { whole } else { self.part.get(request).copied().unwrap_or(u32::MAX) }
     }
 
     /// Stamps that the inputs are where the model wants them. Not called: at once.
     pub fn inputs_ready(&mut self) {
-        self.input_end = Some(clock::now());
+        self.input_end.get_or_insert_with(clock::now);
     }
 
     /// Stamps that the model has computed. Not called: when `execute` returns.
@@ -200,11 +302,37 @@ impl<'a> Outputs<'a> {
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
-            return Done { batch, stamps, error: None, failed: self.failed, outputs: self.blocks };
+            let Self { failed, parameters, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters };
         };
-        let error = wire_error(error);
-        Done { batch, stamps, error: Some(error), failed: Vec::new(), outputs: Vec::new() }
+        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
+        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters }
     }
+}
+
+/// A new block of the arena for an output, and its memory.
+fn new_block<'m>(
+    arena: &mut Arena,
+    (output, datatype): (usize, DataType),
+    shape: &[i64],
+    len: usize,
+) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
+    let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+    let Some((block, memory)) = arena.allocate(len as u64) else {
+        let capacity = arena.capacity();
+        return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
+    };
+    Ok((
+        OutputBlock {
+            output,
+            requests: Vec::new(),
+            datatype,
+            shape: shape.to_vec(),
+            offset: block.offset,
+            len: block.len,
+        },
+        memory,
+    ))
 }
 
 /// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
@@ -233,6 +361,9 @@ fn batch_of<'a>(
         Ok(Input { index, name, datatype: block.datatype, shape: &block.shape, data })
     });
     Ok(Batch {
+        config,
+        positions: &[],
+        always: &[],
         requests: &execute.requests,
         inputs: inputs.collect::<Result<_, InferError>>()?,
         wanted: &execute.outputs,
@@ -245,7 +376,7 @@ fn shared_memory_error(error: &io::Error) -> InferError {
 }
 
 /// What a panic said.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

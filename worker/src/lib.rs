@@ -12,6 +12,7 @@ mod instance;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
+mod state;
 mod watch;
 mod wire;
 
@@ -63,14 +64,17 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
     while let Some(frame) = connection.receive()? {
         match frame {
             ToWorker::Execute(execute) => {
-                let (done, panicked) = instance.execute(&execute);
+                let (done, panicked) = instance.execute(&execute, &mut connection);
                 connection.send(&ToFrontend::Done(done))?;
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
                 }
             }
             ToWorker::Release(offsets) => instance.release(&offsets),
+            ToWorker::SequenceEnded(keys) => instance.sequence_ended(&keys),
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
+            // Their batch is over.
+            ToWorker::Credits(credits) => instance.release(&credits.released),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
         }

@@ -69,6 +69,13 @@ impl OutputArena {
         Some((block, memory))
     }
 
+    /// The content of a block that is out; `None` for one that is not.
+    pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        self.live.get(&offset).filter(|block| block.len == len)?;
+        // SAFETY: within the mapping, or refused; nobody writes to a block whose run is over.
+        unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
+    }
+
     /// Gives blocks back by their offsets; unknown offsets are ignored (a block is never released twice).
     pub(crate) fn release(&mut self, offsets: &[u64]) {
         for offset in offsets {

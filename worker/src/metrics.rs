@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, RECORDED_BY_WORKER};
+use pharos::metrics::catalog::{Catalog, Kind, RECORDED_BY_WORKER, STATE_BYTES};
 use pharos::metrics::channel::PushError;
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
@@ -177,6 +177,12 @@ impl Metrics {
     fn time(&self, name: &str) -> Option<Series> {
         let named = lock(&self.0.definitions).find(name)?;
         Metric::new(self.clone(), named).series(&[]).ok()
+    }
+
+    /// The gauge of the bytes that an instance keeps for sequences, if the definition has it.
+    pub(crate) fn state_bytes(&self, instance: &str) -> Option<Series> {
+        let named = lock(&self.0.definitions).find(STATE_BYTES)?;
+        Metric::new(self.clone(), named).series(&[instance]).ok()
     }
 
     fn sink(&self) -> MutexGuard<'_, Sink> {

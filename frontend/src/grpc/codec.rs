@@ -73,8 +73,7 @@ fn request_parameter(
         "sequence_end" => request.sequence_end = flag(&key, choice)?,
         "priority" => request.priority = whole(&key, choice, "int64_param or uint64_param")?,
         "timeout" => request.timeout_us = whole(&key, choice, "int64_param")?,
-        // Concerns decoupled models only, which answer more than once; their issue reads it.
-        "triton_enable_empty_final_response" => drop(flag(&key, choice)?),
+        "triton_enable_empty_final_response" => request.empty_final_response = flag(&key, choice)?,
         reserved if reserved.starts_with("triton_") => {
             return Err(InferError::invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting \

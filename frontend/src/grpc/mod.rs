@@ -7,6 +7,7 @@ pub mod codec;
 mod contents;
 mod deadline;
 mod health;
+mod logging;
 pub mod raw;
 mod seen;
 mod service;
@@ -20,6 +21,7 @@ use std::task::{Context, Poll};
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
+use pharos::access::Restrictions;
 use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
@@ -49,8 +51,11 @@ pub mod proto {
 const MAX_MESSAGE: usize = i32::MAX as usize;
 
 /// What the gRPC edge is told at start.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Settings {}
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// `--grpc-restricted-protocol`.
+    pub restricted: Arc<Restrictions>,
+}
 
 /// The reflection service could not be made from the compiled-in descriptors.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +91,7 @@ pub struct Dispatch {
 }
 
 /// Every gRPC service of the server, counted.
-fn service(engine: Engine, _: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
+fn service(engine: Engine, settings: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
     let inference = Arc::new(Service(engine.clone()));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -104,7 +109,7 @@ fn service(engine: Engine, _: Settings) -> Result<Counted<Dispatch>, ReflectionE
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .prepare();
-    Ok(Counted { engine, inner: Dispatch { plain, compressing, others } })
+    Ok(Counted { engine, restricted: settings.restricted, inner: Dispatch { plain, compressing, others } })
 }
 
 impl<B> tower::Service<Request<B>> for Dispatch

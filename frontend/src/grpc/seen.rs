@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use pharos::access::{Api, Restrictions};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::timeline::Instant;
 use tonic::body::Body;
@@ -16,6 +17,7 @@ use tower::Service;
 
 use super::Engine;
 use crate::engine::{EXITING_TEXT, Protocol, Route};
+use crate::log;
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
@@ -94,6 +96,7 @@ fn transport_reason(code: Code) -> Reason {
 #[derive(Clone)]
 pub(super) struct Counted<S> {
     pub(super) engine: Engine,
+    pub(super) restricted: Arc<Restrictions>,
     pub(super) inner: S,
 }
 
@@ -106,21 +109,23 @@ struct Running {
 }
 
 impl Running {
-    fn end(&mut self, response: &Response<Body>) {
+    /// Counts the call, unless its handler does, and gives its status.
+    fn end(&mut self, response: &Response<Body>) -> Code {
         self.ended = true;
-        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
-            return;
-        }
         let code = match response.headers().get("grpc-status") {
             Some(code) => Code::from_bytes(code.as_bytes()),
             // What is not gRPC at all is refused below gRPC, with an HTTP status.
             None if !response.status().is_success() => Code::Internal,
             None => Code::Ok,
         };
+        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return code;
+        }
         let failed = code != Code::Ok;
         let reason = self.seen.ending.reason.get().copied();
         let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
         self.engine.record_answered(Protocol::Grpc, self.route, code as u16, reason);
+        code
     }
 }
 
@@ -151,14 +156,61 @@ where
         let seen = Seen { received: self.engine.now(), ending: Arc::default() };
         let route = route(request.uri().path());
         request.extensions_mut().insert(seen.clone());
+        let path = log::access().then(|| request.uri().path().to_owned());
         let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
-        let call = self.inner.call(request);
+        let refused = self.refusal(&running, &request);
+        let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
-            let Ok(response) = call.await;
-            running.end(&response);
+            let response = match (call, refused) {
+                (Some(call), _) => call.await?,
+                (None, refused) => refused.unwrap_or_default(),
+            };
+            let code = running.end(&response);
+            if let Some(path) = path {
+                log::answered("grpc", &path, code as u16, running.engine.now().ns_since(running.seen.received));
+            }
             Ok(response)
         })
     }
+}
+
+impl<S> Counted<S> {
+    /// The refusal of a call, if it asks for a restricted part without the key's value.
+    fn refusal<B>(&self, running: &Running, request: &Request<B>) -> Option<Response<Body>> {
+        if self.restricted.is_empty() {
+            return None;
+        }
+        let header = |key: &str| format!("{RESTRICTED}{}", key.to_ascii_lowercase());
+        let given = |key: &str| request.headers().get(header(key)).map(|value| value.as_bytes());
+        let key = self.restricted.check(api(running.route)?, given).err()?;
+        let text = format!("This protocol is restricted, expecting header '{RESTRICTED}{key}'");
+        let error = InferError::new(ErrorCode::Unavailable, Reason::Restricted, text);
+        Some(running.seen.fail(error).into_http())
+    }
+}
+
+/// What the names of headers for restricted parts begin with.
+const RESTRICTED: &str = "triton-grpc-protocol-";
+
+/// The part of the protocol that a call belongs to; `None` for one that cannot be restricted.
+fn api(route: Route) -> Option<Api> {
+    Some(match route {
+        Route::Live | Route::Ready | Route::ModelReady | Route::HealthCheck => Api::Health,
+        Route::ServerMetadata | Route::ModelMetadata => Api::Metadata,
+        Route::Infer | Route::StreamInfer | Route::Generate | Route::GenerateStream => Api::Inference,
+        Route::ModelConfig => Api::ModelConfig,
+        Route::ModelStatistics => Api::Statistics,
+        Route::RepositoryIndex | Route::RepositoryLoad | Route::RepositoryUnload => Api::ModelRepository,
+        Route::SystemSharedMemoryStatus
+        | Route::SystemSharedMemoryRegister
+        | Route::SystemSharedMemoryUnregister
+        | Route::CudaSharedMemoryStatus
+        | Route::CudaSharedMemoryRegister
+        | Route::CudaSharedMemoryUnregister => Api::SharedMemory,
+        Route::TraceSetting => Api::Trace,
+        Route::LogSettings => Api::Logging,
+        Route::Reflection | Route::Metrics | Route::Unknown => return None,
+    })
 }
 
 /// What a path of gRPC asks for.

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::Engine;
 use super::codec::{self, decode_for as decode};
 use super::deadline;
+use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response, repository_index_response};
 use super::raw::RawModelConfig;
@@ -279,6 +280,6 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::LogSettingsRequest>,
     ) -> Answer<proto::LogSettingsResponse> {
-        self.refuse(request, "the logging extension")
+        self.answer(request, |_, settings| logging::settings(settings))
     }
 }

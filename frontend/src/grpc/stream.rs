@@ -1,15 +1,17 @@
-//! `ModelStreamInfer` for models that answer each request once: requests run side by side, at most [`IN_FLIGHT`] of a
-//! stream, and their answers leave in the order in which they came. Errors are answers; the stream goes on.
+//! `ModelStreamInfer`. Requests run side by side: those of ordinary models, at most [`IN_FLIGHT`] of a stream, are answered
+//! in the order in which they came; the responses of decoupled models leave as they are produced. Errors are answers; the
+//! stream goes on.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::Parameter;
+use pharos::infer::{InferRequest, Parameter};
 use pharos::timeline::Instant;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
@@ -21,10 +23,16 @@ use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::status;
-use crate::engine::{Endpoint, Protocol, Route};
+use crate::engine::{Protocol, Responses, Route, Streamed};
 
-/// Requests of one stream that may be unanswered; beyond it the client waits.
+/// Requests to ordinary models of one stream that may be unanswered; beyond it the client waits.
 const IN_FLIGHT: usize = 64;
+
+/// Requests to decoupled models of one stream that may be unfinished; beyond it the client waits.
+const STREAMS: usize = 4096;
+
+/// Responses of all decoupled models of one stream that wait to be sent.
+const WAITING: usize = 4;
 
 /// One answer, with the error that it was made of.
 struct Answer {
@@ -32,14 +40,13 @@ struct Answer {
     failed: Option<(ErrorCode, Reason)>,
 }
 
-/// A request that is being answered. Dropped, it is cancelled and counted so.
-struct Running {
-    task: JoinHandle<Answer>,
+/// That a request is counted once, when its last answer is there; dropped before, as cancelled.
+struct Counting {
     engine: Engine,
     counted: bool,
 }
 
-impl Running {
+impl Counting {
     fn count(&mut self, failed: Option<(ErrorCode, Reason)>) {
         self.counted = true;
         let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
@@ -47,12 +54,23 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for Counting {
     fn drop(&mut self) {
         if !self.counted {
-            self.task.abort();
             self.count(Some((ErrorCode::Cancelled, Reason::Cancelled)));
         }
+    }
+}
+
+/// A request to an ordinary model that is being answered. Dropped, it is cancelled.
+struct Running {
+    task: JoinHandle<Answer>,
+    counting: Counting,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 
@@ -61,6 +79,12 @@ pub(super) struct Answers {
     /// The requests in their order; an error is the last of them, what the client sent next is no request.
     queue: mpsc::Receiver<Result<Running, Status>>,
     first: Option<Running>,
+    /// No request to an ordinary model is open or to come.
+    queue_ended: bool,
+    /// What decoupled models answer.
+    produced: mpsc::Receiver<Answer>,
+    /// Whether a decoupled model was the last to be asked for an answer: so that neither kind waits for the other.
+    produced_last: bool,
     wants_status: bool,
     /// When the client waits no longer.
     deadline: Option<Pin<Box<Sleep>>>,
@@ -79,91 +103,227 @@ pub(super) struct Wishes {
 /// Starts answering the requests of a stream.
 pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wishes: Wishes) -> Answers {
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
+    let (producer, produced) = mpsc::channel(WAITING);
     let open = engine.stream_open(Protocol::Grpc);
-    tokio::spawn(read(requests, engine, sender));
+    let reading = Reading { engine, queue: sender, producer, streams: Arc::new(Semaphore::new(STREAMS)) };
+    tokio::spawn(reading.read(requests));
     let Wishes { wants_status, limit } = wishes;
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
-    Answers { queue, first: None, wants_status, deadline, ended: false, _open: open }
+    Answers {
+        queue,
+        first: None,
+        queue_ended: false,
+        produced,
+        produced_last: false,
+        wants_status,
+        deadline,
+        ended: false,
+        _open: open,
+    }
 }
 
-/// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
-async fn read(
-    mut requests: Streaming<ModelInferRequest>,
+/// The side of a stream that reads requests.
+struct Reading {
     engine: Engine,
     queue: mpsc::Sender<Result<Running, Status>>,
-) {
-    loop {
-        // Room first: a request is not read before it can be taken.
-        let Ok(room) = queue.reserve().await else { return };
-        let message = tokio::select! {
-            message = requests.message() => message,
-            () = queue.closed() => return,
-        };
-        let received = engine.now();
-        match message {
-            Ok(Some(message)) => room.send(Ok(start(message, &engine, received).await)),
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(%error, "a stream of requests broke off");
-                if error.code() != tonic::Code::Cancelled {
-                    let code = error.code() as u16;
-                    engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
-                    room.send(Err(error));
+    producer: mpsc::Sender<Answer>,
+    streams: Arc<Semaphore>,
+}
+
+impl Reading {
+    /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
+    async fn read(self, mut requests: Streaming<ModelInferRequest>) {
+        loop {
+            // Room first: a request is not read before it can be taken.
+            let Ok(room) = self.queue.reserve().await else { return };
+            let Ok(stream) = self.streams.clone().acquire_owned().await else { return };
+            let message = tokio::select! {
+                message = requests.message() => message,
+                () = self.queue.closed() => return,
+            };
+            let received = self.engine.now();
+            match message {
+                Ok(Some(message)) => match self.begin(message, received) {
+                    Ok(begun) if begun.responses.is_decoupled() => {
+                        let forward = begun.forward(self.producer.clone());
+                        tokio::spawn(async move {
+                            forward.await;
+                            drop(stream);
+                        });
+                    }
+                    Ok(begun) => room.send(Ok(self.running(begun.only()).await)),
+                    Err(failed) => room.send(Ok(self.running(std::future::ready(failed)).await)),
+                },
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "a stream of requests broke off");
+                    if error.code() != tonic::Code::Cancelled {
+                        let code = error.code() as u16;
+                        self.engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
+                        room.send(Err(error));
+                    }
+                    return;
                 }
+            }
+        }
+    }
+
+    /// Hands a request to the engine.
+    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, Answer> {
+        let id = message.id.clone();
+        let decoded = codec::decode_for(message, &self.engine).and_then(|mut request: InferRequest| {
+            request.timeline.received = received;
+            request.timeline.request_start = self.engine.now();
+            let wants_empty = request.empty_final_response;
+            Ok((self.engine.stream(request)?, wants_empty))
+        });
+        let failed = |error| failure(id.clone(), error, true);
+        let (responses, wants_empty) = decoded.map_err(failed)?;
+        Ok(Begun { id, responses, wants_empty, counting: self.counting() })
+    }
+
+    fn counting(&self) -> Counting {
+        Counting { engine: self.engine.clone(), counted: false }
+    }
+
+    /// Starts to answer a request of an ordinary model. It is polled once here, so that the requests of a stream reach the
+    /// engine in their order, which sequences rely on; only waiting for the answer is left to a task.
+    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static) -> Running {
+        let mut answer = Box::pin(answer);
+        let at_once = std::future::poll_fn(|cx| {
+            Poll::Ready(match answer.as_mut().poll(cx) {
+                Poll::Ready(answer) => Some(answer),
+                Poll::Pending => None,
+            })
+        });
+        let task = match at_once.await {
+            Some(answer) => tokio::spawn(std::future::ready(answer)),
+            None => tokio::spawn(answer),
+        };
+        Running { task, counting: self.counting() }
+    }
+}
+
+/// A request that the engine has taken.
+struct Begun {
+    id: String,
+    responses: Responses,
+    /// An end without outputs is told too.
+    wants_empty: bool,
+    counting: Counting,
+}
+
+impl Begun {
+    /// The answer of an ordinary model. It is counted where it leaves.
+    fn only(mut self) -> impl Future<Output = Answer> + Send + 'static {
+        self.counting.counted = true;
+        async move {
+            match self.responses.next().await {
+                Some(streamed) => message(&self.id, streamed),
+                None => failure(self.id, InferError::internal("the model gave no answer"), true),
+            }
+        }
+    }
+
+    /// Passes the responses of a decoupled model on as they come, until the last, or until nobody reads them.
+    async fn forward(mut self, to: mpsc::Sender<Answer>) {
+        let mut failed = None;
+        loop {
+            let next = tokio::select! {
+                next = self.responses.next() => next,
+                () = to.closed() => return,
+            };
+            let Some(streamed) = next else { break };
+            let (last, silent) = (streamed.last, streamed.empty && !self.wants_empty);
+            let answer = message(&self.id, streamed);
+            failed = failed.or(answer.failed);
+            if last {
+                // Before the last response leaves, as ever.
+                self.counting.count(failed);
+            }
+            if !silent && to.send(answer).await.is_err() {
                 return;
             }
         }
     }
 }
 
-/// Starts one request. It is polled once here, so that the requests of a stream reach the engine in their order, which
-/// sequences rely on; only waiting for the answer is left to a task.
-async fn start(message: ModelInferRequest, engine: &Engine, received: Instant) -> Running {
-    let mut infer = Box::pin(infer_one(message, engine.clone(), received));
-    let at_once = std::future::poll_fn(|cx| {
-        Poll::Ready(match infer.as_mut().poll(cx) {
-            Poll::Ready(answer) => Some(answer),
-            Poll::Pending => None,
-        })
-    });
-    let task = match at_once.await {
-        Some(answer) => tokio::spawn(std::future::ready(answer)),
-        None => tokio::spawn(infer),
-    };
-    Running { task, engine: engine.clone(), counted: false }
-}
-
-async fn infer_one(message: ModelInferRequest, engine: Engine, received: Instant) -> Answer {
-    let id = message.id.clone();
-    let result = async {
-        let mut request = codec::decode_for(message, &engine)?;
-        request.timeline.received = received;
-        request.timeline.request_start = engine.now();
-        engine.infer(request, Endpoint::GrpcStream).await
-    };
-    match result.await {
+fn message(id: &str, streamed: Streamed) -> Answer {
+    let Streamed { answer, last, .. } = streamed;
+    match answer {
         Ok(response) => Answer {
             message: ModelStreamInferResponse {
                 error_message: String::new(),
-                infer_response: Some(finally(codec::encode(response))),
+                infer_response: Some(finally(codec::encode(response), last)),
             },
             failed: None,
         },
-        Err(error) => failure(id, error),
+        Err(error) => failure(id.to_owned(), error, last),
     }
 }
 
-fn failure(id: String, error: InferError) -> Answer {
-    let response = finally(ModelInferResponse { id, ..ModelInferResponse::default() });
+fn failure(id: String, error: InferError, last: bool) -> Answer {
+    let response = finally(ModelInferResponse { id, ..ModelInferResponse::default() }, last);
     Answer {
         message: ModelStreamInferResponse { error_message: error.message, infer_response: Some(response) },
         failed: Some((error.code, error.reason)),
     }
 }
 
-fn finally(mut response: ModelInferResponse) -> ModelInferResponse {
-    response.parameters.insert(FINAL_RESPONSE.to_owned(), codec::parameter(Parameter::Bool(true)));
+fn finally(mut response: ModelInferResponse, last: bool) -> ModelInferResponse {
+    response.parameters.insert(FINAL_RESPONSE.to_owned(), codec::parameter(Parameter::Bool(last)));
     response
+}
+
+impl Answers {
+    /// The next answer of an ordinary model, in the order of the requests; `None` when there will be no more.
+    fn poll_ordered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
+        if self.queue_ended {
+            return Poll::Ready(None);
+        }
+        if self.first.is_none() {
+            match ready!(self.queue.poll_recv(cx)) {
+                Some(Ok(running)) => self.first = Some(running),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => self.queue_ended = true,
+            }
+        }
+        let Some(running) = &mut self.first else { return Poll::Ready(None) };
+        let answer = ready!(Pin::new(&mut running.task).poll(cx)).unwrap_or_else(|error| {
+            failure(String::new(), InferError::internal(format!("answering the request broke off: {error}")), true)
+        });
+        running.counting.count(answer.failed);
+        self.first = None;
+        Poll::Ready(Some(Ok(answer)))
+    }
+
+    /// The next answer of either kind.
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
+        let mut over = true;
+        for turn in 0..2 {
+            let next = match self.produced_last == (turn == 0) {
+                true => self.poll_ordered(cx),
+                false => self.produced.poll_recv(cx).map(|answer| answer.map(Ok)),
+            };
+            match next {
+                Poll::Ready(Some(answer)) => {
+                    self.produced_last = self.produced_last != (turn == 0);
+                    return Poll::Ready(Some(answer));
+                }
+                Poll::Ready(None) => {}
+                Poll::Pending => over = false,
+            }
+        }
+        if over { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    /// Nothing follows: what is still open is given up.
+    fn end(&mut self) {
+        self.ended = true;
+        self.queue.close();
+        self.produced.close();
+        self.first = None;
+    }
 }
 
 impl Stream for Answers {
@@ -175,36 +335,23 @@ impl Stream for Answers {
             return Poll::Ready(None);
         }
         if this.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
-            this.ended = true;
-            this.queue.close();
-            this.first = None;
+            this.end();
             return Poll::Ready(Some(Err(status(deadline::exceeded()))));
         }
-        if this.first.is_none() {
-            this.first = match ready!(this.queue.poll_recv(cx)) {
-                Some(Err(error)) => {
-                    this.ended = true;
-                    return Poll::Ready(Some(Err(error)));
-                }
-                next => next.and_then(Result::ok),
-            };
-        }
-        let Some(running) = &mut this.first else {
-            this.ended = true;
-            return Poll::Ready(None);
-        };
-        let answer = ready!(Pin::new(&mut running.task).poll(cx)).unwrap_or_else(|error| {
-            failure(String::new(), InferError::internal(format!("answering the request broke off: {error}")))
-        });
-        running.count(answer.failed);
-        this.first = None;
-        match answer.failed {
-            Some((code, reason)) if this.wants_status => {
-                this.ended = true;
-                this.queue.close();
-                Poll::Ready(Some(Err(status(InferError::new(code, reason, answer.message.error_message)))))
+        match ready!(this.poll_answer(cx)) {
+            None => {
+                this.end();
+                Poll::Ready(None)
             }
-            _ => Poll::Ready(Some(Ok(answer.message))),
+            Some(Err(error)) => {
+                this.end();
+                Poll::Ready(Some(Err(error)))
+            }
+            Some(Ok(Answer { message, failed: Some((code, reason)) })) if this.wants_status => {
+                this.end();
+                Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
+            }
+            Some(Ok(answer)) => Poll::Ready(Some(Ok(answer.message))),
         }
     }
 }

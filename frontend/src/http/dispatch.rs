@@ -14,7 +14,10 @@ use http::{Method, Request};
 use tower::Service;
 
 use super::model::ModelPath;
-use super::{Edge, infer};
+use super::{Edge, infer, restrict};
+use crate::log;
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// All of the protocol, as one service.
 #[derive(Clone)]
@@ -30,7 +33,7 @@ where
 {
     type Response = Response;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+    type Future = Answering;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         // Neither a route nor the handler of inference ever waits to be ready.
@@ -38,6 +41,42 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        if log::access() {
+            return self.call_and_tell(request);
+        }
+        self.answer(request)
+    }
+}
+
+impl Dispatch {
+    /// Answers, and logs a line about it.
+    fn call_and_tell<B>(&mut self, request: Request<B>) -> Answering
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let (engine, began) = (self.edge.engine.clone(), self.edge.engine.now());
+        let what = format!("{} {}", request.method(), request.uri());
+        let answering = self.answer(request);
+        Box::pin(async move {
+            let answer = answering.await;
+            let status = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
+            log::answered("http", &what, status, engine.now().ns_since(began));
+            answer
+        })
+    }
+
+    fn answer<B>(&mut self, request: Request<B>) -> Answering
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        if !self.edge.settings.restricted.is_empty()
+            && let Some(refused) =
+                restrict::refusal(&self.edge, request.method(), request.uri().path(), request.headers())
+        {
+            return Box::pin(std::future::ready(Ok(refused)));
+        }
         match plain_infer(&request) {
             Some(path) => {
                 let edge = self.edge.clone();

@@ -12,21 +12,25 @@ mod data;
 mod dispatch;
 mod infer;
 mod json;
+mod logging;
 pub mod metrics;
 mod model;
 mod parse;
 mod render;
 mod repository;
+mod restrict;
 mod server;
 mod shared_memory;
 mod unbuilt;
 
 use std::future::Future;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use http::StatusCode;
+use pharos::access::Restrictions;
 use pharos::error::Reason;
 use tokio::net::TcpListener;
 
@@ -41,15 +45,17 @@ use crate::fake_engine::Engine;
 use crate::listener::{self, Speaks};
 
 /// What the HTTP edge is told at start.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// `--http-max-input-size`: the most bytes of a request's JSON, and of its binary data, each.
     pub max_input_size: u64,
+    /// `--http-restricted-api`.
+    pub restricted: Arc<Restrictions>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_input_size: 64 << 20 }
+        Self { max_input_size: 64 << 20, restricted: Arc::default() }
     }
 }
 
@@ -68,7 +74,7 @@ impl Edge {
 
 /// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
 pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
-    let edge = Edge { engine: engine.clone(), settings };
+    let edge = Edge { engine: engine.clone(), settings: settings.clone() };
     let dispatch = Dispatch { edge, router: router(engine.clone(), settings) };
     let refused = move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
@@ -97,7 +103,7 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
         .route("/v2/repository/models/{model}/load", post(unbuilt::load))
         .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
         .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
-        .route("/v2/logging", get(unbuilt::logging).post(unbuilt::logging));
+        .route("/v2/logging", get(logging::get).post(logging::post));
     shared_memory::routes(router)
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)

@@ -28,7 +28,7 @@ impl Got {
 }
 
 async fn send(engine: &Engine, request: Request<Body>) -> Got {
-    let settings = Settings { max_input_size: 1 << 16 };
+    let settings = Settings { max_input_size: 1 << 16, ..Settings::default() };
     let response = router(engine.clone(), settings).call(request).await.unwrap();
     let (parts, body) = response.into_parts();
     Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }

@@ -35,7 +35,3 @@ pub(super) async fn unload(State(edge): State<Edge>) -> Response {
 pub(super) async fn trace(State(edge): State<Edge>) -> Response {
     refuse(&edge, Route::TraceSetting, "the trace extension")
 }
-
-pub(super) async fn logging(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::LogSettings, "the logging extension")
-}

@@ -174,6 +174,7 @@ impl Repository {
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
         let began = clock::now();
         let (warmups, labels) = (warmups(config, &directory)?, labels(config, &directory)?);
+        check_initial_states(config, &directory)?;
         let placements = placement::of(config, version);
         let active = placements.iter().filter(|placement| !placement.passive).count();
         if active == 0 {
@@ -190,6 +191,9 @@ impl Repository {
         let responses = self.model_cache(&model, &config, &directory).await;
         if responses.is_some() {
             self.cache.model_cached(&series);
+        }
+        if config.decoupled {
+            self.cache.model_decoupled(&series);
         }
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
@@ -224,10 +228,12 @@ impl Repository {
     fn plan(&self, directory: PathBuf, threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
         Arc::new(Plan {
             program: self.settings.program.clone(),
-            directory: directory.canonicalize().unwrap_or(directory),
+            initial_states: whole(initial_states(&directory)),
+            directory: whole(directory),
             threads,
             settings: supervisor::Settings {
                 start_timeout: self.settings.start_timeout,
+                max_backoff: self.settings.max_backoff,
                 execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
                 ..supervisor::Settings::default()
             },
@@ -317,6 +323,28 @@ fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
         return Ok(directory.join(name));
     }
     Err(format!("file '{}' must be in the model's directory '{}'", name.escape_debug(), directory.display()))
+}
+
+/// A path that means the same in any process.
+fn whole(path: PathBuf) -> PathBuf {
+    path.canonicalize().unwrap_or(path)
+}
+
+/// The directory with the files of the states' first values, beside the versions.
+fn initial_states(version: &Path) -> PathBuf {
+    version.parent().unwrap_or(version).join("initial_state")
+}
+
+/// Refuses first values of states that are not there, or too short: the instances read them when they start.
+fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), String> {
+    let directory = initial_states(version);
+    let read = |name: &str| {
+        let path = model_file(&directory, name)?;
+        std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+    };
+    let from_file =
+        config.states.iter().filter(|state| state.initial.as_ref().is_some_and(|first| first.file.is_some()));
+    from_file.map(|state| state.first_value(read).map(drop)).collect()
 }
 
 /// The names of the classes, by output. Label files are in the model's directory.

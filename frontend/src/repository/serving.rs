@@ -10,7 +10,7 @@ use pharos::id::ModelVersion;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::ModelConfig;
+use pharos::model::{Checked, ModelConfig};
 use pharos::repository::not_at_ready_state;
 
 use super::Repository;
@@ -82,11 +82,23 @@ impl Serving {
         }
     }
 
+    /// Counts that a request came, and checks it; gives the outputs too of which the client wants the largest elements, and how
+    /// many of them.
+    ///
+    /// # Errors
+    /// It does not fit the model.
+    pub(crate) fn admit(&self, request: &mut InferRequest) -> Result<(Checked, Vec<(String, u64)>), InferError> {
+        record::inference_requested(&self.series);
+        let checked = self.config.check(request)?;
+        let outputs = request.outputs.iter().filter(|output| output.classification > 0);
+        Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
+    }
+
     /// Puts the `count` largest elements of an output in its place.
     ///
     /// # Errors
     /// Its elements have no order, or are too many.
-    fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
+    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
         let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
         for output in response.outputs.iter_mut().filter(|output| output.name == name) {
             output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
@@ -101,9 +113,7 @@ impl Repository {
     /// # Errors
     /// The request's, or its backend's, or the queue's.
     pub(crate) async fn infer(&self, serving: &Serving, mut request: InferRequest) -> Answer {
-        record::inference_requested(&serving.series);
-        let checked = serving.config.check(&mut request)?;
-        let classified = classified(&request);
+        let (checked, classified) = serving.admit(&mut request)?;
         let mut response = match &serving.executor {
             Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
             Executor::Ensemble(ensemble) => self.infer_ensemble((serving, ensemble), request, checked).await?,
@@ -125,10 +135,4 @@ impl Repository {
             }
         }
     }
-}
-
-/// The outputs of which the client wants the largest elements, and how many of them.
-fn classified(request: &InferRequest) -> Vec<(String, u64)> {
-    let outputs = request.outputs.iter().filter(|output| output.classification > 0);
-    outputs.map(|output| (output.name.clone(), output.classification)).collect()
 }

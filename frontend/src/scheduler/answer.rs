@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pharos::error::InferError;
 use pharos::id::RequestId;
 use pharos::metrics::record;
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use pharos::wire::Done;
 
 use super::{Answer, Driver, Request};
@@ -21,6 +21,9 @@ impl Driver {
         done: &Done,
         (since, now): (Instant, Instant),
     ) {
+        if self.config.decoupled {
+            return self.finish_streams(requests, link, done, now.ns_since(since));
+        }
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
         let answers = self.recorded(&parts, link, done, (since, now));
         for ((_, request), answer) in requests.iter_mut().zip(&answers) {
@@ -53,8 +56,7 @@ impl Driver {
         done: &Done,
         (since, now): (Instant, Instant),
     ) -> Vec<Answer> {
-        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
-        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+        self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             self.record(part, answer, done, now);
@@ -63,8 +65,14 @@ impl Driver {
         answers
     }
 
+    /// Counts the execution of a batch.
+    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) {
+        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+    }
+
     /// One answer for each request, in batch order.
-    fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
+    pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
         // A backend's own words reach the client as they are, without the request's id in front (as Triton's do).
         let fail = |error: &InferError| Err(error.clone());
         let outputs = match &done.error {
@@ -81,7 +89,26 @@ impl Driver {
                 *answer = fail(&error.clone().into());
             }
         }
+        for (position, parameters) in &done.parameters {
+            if let Some(Ok(response)) = answers.get_mut(*position as usize) {
+                response.parameters.clone_from(parameters);
+            }
+        }
         answers
+    }
+
+    /// Puts the end of a request that may have had several responses into the metrics.
+    pub(super) fn record_one(&self, part: &Part, answer: &Answer, timeline: &Timeline) {
+        match answer {
+            Ok(_) => {
+                record::inference_done(&self.series, timeline, part.checked.batch_size);
+                record::request_times(&self.series, timeline);
+                if let Some(trace) = part.request.trace {
+                    record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
+                }
+            }
+            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+        }
     }
 
     /// Completes the stamps of an answer and puts it into the metrics.
@@ -120,8 +147,7 @@ impl Driver {
             return;
         }
         for ((_, request), answer) in answers {
-            // A client that has gone away does not take its answer.
-            let _ = request.reply.send(answer);
+            request.reply.send(answer);
         }
     }
 }

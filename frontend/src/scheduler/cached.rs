@@ -13,7 +13,7 @@ use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::{ComputeStamps, Instant};
 use tokio::sync::oneshot;
 
-use super::{Answer, Driver, Request, lost};
+use super::{Answer, Driver, Reply, Request, lost};
 use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::Part;
@@ -71,7 +71,7 @@ impl Driver {
             return Ok(response);
         }
         let (reply, answer) = oneshot::channel();
-        let request = Request { part: Arc::new(part), reply, retried: false, miss: None };
+        let request = Request { part: Arc::new(part), reply: Reply::One(reply), retried: false, miss: None };
         self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
         answer.await.unwrap_or_else(|_| lost())
     }

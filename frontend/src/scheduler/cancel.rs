@@ -2,8 +2,9 @@
 
 use pharos::id::RequestId;
 
-use super::{Driver, State};
+use super::{Driver, State, stream};
 use crate::clock;
+use crate::wire::SharedLink;
 
 /// Cancels a request when its client's future is dropped before the answer came.
 pub(super) struct CancelOnDrop<'a> {
@@ -31,27 +32,34 @@ impl<'a> CancelOnDrop<'a> {
 }
 
 impl Driver {
-    fn cancel(&self, id: RequestId) {
+    pub(super) fn cancel(&self, id: RequestId) {
         let now = clock::now();
+        let mut told = None;
         self.turn(now, |state| {
             if state.queued.contains_key(&id) {
                 state.scheduler.cancel(id, now);
             } else {
-                give_up(state, id);
+                told = give_up(state, id);
             }
         });
+        if let Some((link, place)) = told.filter(|_| self.config.decoupled) {
+            // It may be waiting for this request's reader.
+            stream::pay(&link, place, 0);
+        }
     }
 }
 
-/// Tells the instance that executes a request, or soon will, that nobody waits for it any more.
-fn give_up(state: &mut State, id: RequestId) {
+/// Tells the instance that executes a request, or soon will, that nobody waits for it any more. Gives the batch and the place
+/// in it.
+fn give_up(state: &mut State, id: RequestId) -> Option<(SharedLink, (u64, u32))> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {
             if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
                 member.link.arenas.inputs.give_up(batch.flags, position);
                 batch.given_up = true;
-                return;
+                return Some((member.link.clone(), (batch.batch, u32::try_from(position).unwrap_or(u32::MAX))));
             }
         }
     }
+    None
 }

@@ -21,8 +21,14 @@ impl Driver {
                         // It was executing, so it counts as pending again.
                         record::request_pending(&self.series, 1);
                     }
+                    if request.reply.has_ended() {
+                        // Its last response has left before.
+                        record::request_pending(&self.series, -1);
+                        continue;
+                    }
+                    let begun = request.reply.has_begun();
                     // Only what was executing can have killed the instance; the rest has not had its try.
-                    let again = position > 0 || !request.retried;
+                    let again = !begun && (position > 0 || !request.retried);
                     let given_up = request.reply.is_closed();
                     if !state.closed && again && !given_up {
                         request.retried |= position == 0;
@@ -36,6 +42,7 @@ impl Driver {
                         let error = match () {
                             () if given_up => InferError::cancelled(),
                             () if state.closed => RejectReason::Stopping.error(),
+                            () if begun => lost_in_stream(&self.model),
                             () => lost_twice(&self.model),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
@@ -86,6 +93,15 @@ impl Driver {
             }
         });
     }
+}
+
+/// Some of its responses have left, so that it cannot be tried again.
+fn lost_in_stream(model: &ModelVersion) -> InferError {
+    let text = format!(
+        "the worker of model '{}' version {} died in the middle of the responses to this request",
+        model.name, model.version
+    );
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }
 
 fn lost_twice(model: &ModelVersion) -> InferError {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pharos::error::InferError;
 use pharos::infer::InferRequest;
 use pharos::model::Checked;
 use pharos::supervisor::Supervisor;
@@ -42,6 +43,15 @@ pub(super) struct Warming {
     name: String,
     parts: Vec<Arc<Part>>,
     since: Instant,
+    /// An error among the responses of a decoupled model.
+    failed: Option<InferError>,
+}
+
+/// The run of a warm-up has an error among its responses.
+pub(super) fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
+    if let Some(warming) = running.as_mut().and_then(|running| running.warming.as_mut()) {
+        warming.failed.get_or_insert(error);
+    }
 }
 
 impl Instance {
@@ -55,7 +65,7 @@ impl Instance {
         let parts = warm_up.parts(since);
         let to_send = ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts };
         match running.link.execute(&self.driver.config, &to_send) {
-            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since }),
+            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
             Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),
         }
     }
@@ -64,7 +74,8 @@ impl Instance {
         let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
         link.release_inputs(done.batch);
         let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
-        match self.driver.warmed_up(&warming.parts, &link, done, warming.since) {
+        let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
+        match recorded.and(warming.failed.map_or(Ok(()), Err)) {
             Ok(()) => self.warm_up(warming.over + 1, machine, running),
             Err(error) => machine.load_failed(format!("warmup '{}': {error}", warming.name), clock::now()),
         }

@@ -1,5 +1,6 @@
 //! A batch's outputs into responses: views of the worker's output arena, no copies.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,6 +19,18 @@ struct BatchOutput {
     shapes: Shapes,
     data: Bytes,
     ends: Vec<usize>,
+    /// The requests that it is for; empty for all.
+    requests: Vec<u32>,
+}
+
+impl BatchOutput {
+    /// Where the request at `index` of the batch stands in this output; `None` if it is for others.
+    fn place(&self, index: usize) -> Option<usize> {
+        if self.requests.is_empty() {
+            return Some(index);
+        }
+        self.requests.iter().position(|request| usize::try_from(*request) == Ok(index))
+    }
 }
 
 /// What shape each request's part of an output has.
@@ -57,21 +70,45 @@ impl Link {
         parts: &[Arc<Part>],
         blocks: &[OutputBlock],
     ) -> Result<Vec<InferResponse>, InferError> {
-        check_apart(config, blocks)?;
+        check_apart(config, parts.len(), blocks)?;
         // All are taken before any is judged: whatever is wrong, the blocks go back to the worker.
         let taken: Vec<_> =
             blocks.iter().map(|block| (block, self.arenas.outputs.take(block.offset, block.len))).collect();
-        let outputs = taken.into_iter().map(|(block, data)| batch_output(config, parts, block, data));
+        let outputs =
+            taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
     }
 }
 
-/// Refuses blocks that share bytes, and more of them than there are outputs: together they never pass the arena.
-fn check_apart(config: &ModelConfig, blocks: &[OutputBlock]) -> Result<(), InferError> {
+/// The requests that an output is for.
+fn part_of<'a>(
+    config: &ModelConfig,
+    parts: &'a [Arc<Part>],
+    block: &OutputBlock,
+) -> Result<Cow<'a, [Arc<Part>]>, InferError> {
+    if block.requests.is_empty() {
+        return Ok(Cow::Borrowed(parts));
+    }
+    let ascend = block.requests.iter().zip(block.requests.iter().skip(1)).all(|(one, next)| one < next);
+    let chosen = block.requests.iter().map(|at| parts.get(usize::try_from(*at).ok()?).cloned());
+    let chosen: Option<Vec<_>> = if ascend { chosen.collect() } else { None };
+    chosen.map(Cow::Owned).ok_or_else(|| {
+        let (model, count) = (&config.name, parts.len());
+        let text =
+            format!("model '{model}' answered wrongly: an output is for requests {:?} of {count}", block.requests);
+        InferError::internal(text)
+    })
+}
+
+/// Refuses blocks that share bytes, and more of them than there are outputs, for each request at most: together they never
+/// pass the arena.
+fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) -> Result<(), InferError> {
+    let in_parts = blocks.iter().any(|block| !block.requests.is_empty());
+    let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
     let mut spans: Vec<_> = blocks.iter().map(|b| (b.offset, b.offset.saturating_add(b.len.max(1)))).collect();
     spans.sort_unstable();
-    if blocks.len() > config.outputs.len() || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+    if blocks.len() > most || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
         let text = format!("model '{}' answered wrongly: its outputs overlap or are too many", config.name);
         return Err(InferError::internal(text));
     }
@@ -113,7 +150,8 @@ fn batch_output(
         }
     };
     let shapes = Shapes::Batch { shape, rows_first: batching };
-    Ok(BatchOutput { name: spec.name.clone(), datatype: block.datatype, shapes, data, ends })
+    let (name, requests) = (spec.name.clone(), block.requests.clone());
+    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, ends, requests })
 }
 
 /// An output that holds the results of all requests one behind the other, each of the shape of its source input.
@@ -146,7 +184,8 @@ fn scattered(
         }
     };
     let name = config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default();
-    Ok(BatchOutput { name, datatype: block.datatype, shapes: Shapes::Each(shapes), data, ends })
+    let requests = block.requests.clone();
+    Ok(BatchOutput { name, datatype: block.datatype, shapes: Shapes::Each(shapes), data, ends, requests })
 }
 
 /// Where each request's bytes end when all rows are of one size.
@@ -181,13 +220,16 @@ fn response(
     part: &Part,
     (index, outputs): (usize, &[BatchOutput]),
 ) -> InferResponse {
-    let view = |output: &BatchOutput| {
+    let view = |(output, index): (&BatchOutput, usize)| {
         let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
         let shape = output.shapes.of(index, part.checked.batch_size);
         let data = output.data.slice(start..output.ends[index]).into();
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
-    let find = |name: &str| outputs.iter().find(|output| output.name == name);
+    let find = |name: &str| {
+        let named = outputs.iter().filter(|output| output.name == name);
+        named.filter_map(|output| Some((output, output.place(index)?))).next()
+    };
     let asked = &part.request.outputs;
     let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
     // In the model's order, whatever the order in which they were asked for: so does Triton, and clients look by name.

@@ -1,6 +1,6 @@
 //! A catalog for readers: one line for the whole, a table of its metrics.
 
-use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, Section, Views};
+use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
 
 /// The forms of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub fn list(catalog: &Catalog, form: Form) -> String {
 fn recorded_by(spec: &MetricSpec) -> &'static str {
     match spec.section {
         _ if spec.builtin.is_some() => "server",
-        Section::Model if RECORDED_BY_WORKER.contains(&&*spec.name) => "worker",
+        Section::Model if RECORDED_BY_WORKER.contains(&&*spec.name) || spec.name == STATE_BYTES => "worker",
         Section::Model => "models",
         Section::Frontend => "programs",
     }

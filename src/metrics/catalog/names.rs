@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::suspicions::nearest_to;
-use super::{Kind, Section};
+use super::{Kind, STATE_BYTES, Section};
 use crate::metrics::builtin::Builtin;
 
 /// The longest name of a metric or label, in bytes.
@@ -66,7 +66,7 @@ pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
     if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
         return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));
     }
-    if name.starts_with(OWN_PREFIX) {
+    if name.starts_with(OWN_PREFIX) && name != STATE_BYTES {
         return Err(no_builtin(name, &format!("names that begin with `{OWN_PREFIX}`")));
     }
     Ok(())

@@ -107,6 +107,10 @@ fn histogram(model: &ModelSeries, builtin: Builtin, spec: &MetricSpec) -> Option
     if builtin == Builtin::BatchSize {
         return Some(batch_sizes(model, &spec.buckets));
     }
+    if builtin == Builtin::FirstResponseHistogram {
+        let buckets = model.durations.first_response()?;
+        return Some((model.responses.first_ns.get() as f64 / 1e6, buckets.read()));
+    }
     let stage = stage_of(builtin, Stage::histogram)?;
     let buckets = model.durations.histogram(stage)?;
     Some((stage.sum_ns(model) as f64 / 1000.0, buckets.read()))

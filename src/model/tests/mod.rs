@@ -3,6 +3,7 @@
 
 mod complete;
 mod request;
+mod state;
 mod text;
 
 use super::{Completion, Draft, ModelConfig};

@@ -2,7 +2,7 @@
 //!
 //! | function | what it does |
 //! |---|---|
-//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others |
+//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others, states last |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
 //! | `delay` | identity after `delay_ms` milliseconds for each batch, or sooner if all its requests are cancelled |
 //! | `fail` | fails every batch with the text of `message`, or `requested failure` |
@@ -10,7 +10,13 @@
 //! | `panic` | identity, but panics when the first byte of input 0 is 1 |
 //! | `hang` | identity, but never returns when the first byte of input 0 is 1 |
 //! | `print` | identity, and prints each element of input 0, which holds BYTES, as a line on standard output |
+//! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
+//! | `repeat` | for decoupled models: one response for each element; see `repeat.rs` for its parameters |
+//! | `silent` | for decoupled models: no response at all |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
+
+//!
+//! With the parameter `echo_parameters: true`, responses of `identity` carry the parameters of their requests.
 
 use std::io::{self, Write};
 use std::thread;
@@ -21,13 +27,16 @@ use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 
 use super::elements::{self, Operation};
 use super::emit::Emitter;
+use super::repeat::Repeat;
+use super::stateful::Stateful;
 use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 use crate::clock;
 
-const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, emit";
+const FUNCTIONS: &str =
+    "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, emit, accumulate, append";
 
 /// How often [`delay`] looks whether its batch is cancelled.
-const LOOK: Duration = Duration::from_millis(5);
+pub(super) const LOOK: Duration = Duration::from_millis(5);
 
 enum Function {
     Identity,
@@ -38,13 +47,17 @@ enum Function {
     Panic,
     Hang,
     Print,
+    Repeat(Repeat),
+    Silent,
     Emit(Emitter),
+    Stateful(Stateful),
 }
 
 struct Builtin {
     function: Function,
     /// Datatypes of the configured outputs, by position.
     outputs: Vec<DataType>,
+    echo_parameters: bool,
 }
 
 /// Makes the function that the configuration asks for.
@@ -65,7 +78,10 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some("panic") => Function::Panic,
         Some("hang") => Function::Hang,
         Some("print") => Function::Print,
+        Some("repeat") => Function::Repeat(Repeat::create(context)?),
+        Some("silent") => Function::Silent,
         Some("emit") => Function::Emit(Emitter::create(context)?),
+        Some(name @ ("accumulate" | "append")) => Function::Stateful(Stateful::create(context, name == "append")?),
         Some(other) => {
             return Err(load_error(format!("parameter 'function' is '{other}'; the builtin backend has {FUNCTIONS}")));
         }
@@ -75,12 +91,14 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     };
     let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
     let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
-    if (inputs, outputs) != wanted {
+    let any = matches!(function, Function::Repeat(_) | Function::Silent | Function::Stateful(_));
+    if (inputs, outputs) != wanted && !any {
         let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
         return Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")));
     }
     let outputs = context.config.outputs.iter().map(|output| output.datatype).collect();
-    Ok(Box::new(Builtin { function, outputs }))
+    let echo_parameters = parameter("echo_parameters") == Some("true");
+    Ok(Box::new(Builtin { function, outputs, echo_parameters }))
 }
 
 impl Backend for Builtin {
@@ -92,6 +110,7 @@ impl Backend for Builtin {
         let marked = batch.inputs.first().is_some_and(|input| input.data.first() == Some(&1));
         match &self.function {
             Function::AddSub => return self.add_sub(batch, outputs),
+            Function::Stateful(stateful) => return stateful.execute(batch, outputs),
             Function::Fail(message) => return Err(run_error(message.clone())),
             Function::Delay(duration) => delay(*duration, batch)?,
             Function::Emit(emitter) => emitter.execute(batch, outputs),
@@ -102,9 +121,23 @@ impl Backend for Builtin {
                 thread::park();
             },
             Function::Print => print(batch)?,
+            Function::Repeat(repeat) => return repeat.execute(batch, outputs),
+            Function::Silent => return Ok(()),
             Function::Identity | Function::Crash | Function::Panic | Function::Hang => {}
         }
+        if self.echo_parameters {
+            echo(batch, outputs);
+        }
         identity(batch, outputs)
+    }
+}
+
+/// Gives each response the parameters of its request.
+fn echo(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
+    for (position, request) in batch.requests.iter().enumerate() {
+        for (name, value) in &request.parameters {
+            outputs.parameter(position, name, value.clone());
+        }
     }
 }
 

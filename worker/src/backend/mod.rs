@@ -8,6 +8,8 @@ mod elements;
 mod emit;
 #[allow(unsafe_code)]
 mod onnxruntime;
+mod repeat;
+mod stateful;
 mod tract;
 
 use std::path::Path;
@@ -19,7 +21,7 @@ use pharos::wire::BatchRequest;
 
 use crate::memory::{Flags, OutputArena};
 
-pub use crate::instance::Outputs;
+pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
 
 /// Runs one instance of a model.
@@ -27,11 +29,17 @@ pub trait Backend {
     /// What computes, with its version, for logs and the served configuration; for example `tract 0.23.9`.
     fn engine(&self) -> String;
 
-    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for.
+    /// Executes a batch: reads `batch`, allocates and fills the outputs that [`Batch::wants`] asks for. A decoupled model
+    /// may answer each request any number of times, with [`Outputs::response`].
     ///
     /// # Errors
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
+
+    /// A sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was silent
+    /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
+    /// the configuration are kept, and dropped, by the runtime.
+    fn sequence_ended(&mut self, _key: u64) {}
 }
 
 /// What a backend is created from.
@@ -47,8 +55,9 @@ pub struct Context<'a> {
 }
 
 /// One input of a batch, over all its requests.
+#[derive(Clone, Copy)]
 pub struct Input<'a> {
-    /// Position in the configuration's inputs; those that the server makes (`batch_input`) follow.
+    /// Position in the configuration's inputs; those that the server makes (`batch_input`, states) follow.
     pub index: usize,
     /// Its name.
     pub name: &'a str,
@@ -66,13 +75,24 @@ pub struct Batch<'a> {
     pub requests: &'a [BatchRequest],
     /// The inputs that are given, in the configuration's order.
     pub inputs: Vec<Input<'a>>,
+    pub(crate) config: &'a ModelConfig,
+    /// The positions of the requests in the batch that they are a part of; empty for the whole of it.
+    pub(crate) positions: &'a [u32],
     pub(crate) wanted: &'a [u16],
+    /// Outputs that are wanted whoever asks: the states.
+    pub(crate) always: &'a [usize],
     pub(crate) flags: Flags<'a>,
 }
 
 impl Batch<'_> {
-    /// Whether any request wants the output at this position of the configuration.
+    /// Whether the output at this position of the configuration is wanted: by a request, or because it is a state.
+    /// [`ModelConfig::backend_outputs`] numbers states that are no outputs of the configuration.
     pub fn wants(&self, output: usize) -> bool {
+        self.is_asked_for(output) || self.always.contains(&output)
+    }
+
+    /// Whether any request wants the output.
+    pub(crate) fn is_asked_for(&self, output: usize) -> bool {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| usize::from(*wanted) == output)
     }
 
@@ -80,7 +100,8 @@ impl Batch<'_> {
     /// become true at any moment. A backend may look between steps and spare itself work, failing the request with
     /// [`InferError::cancelled`]; what it answers is thrown away.
     pub fn is_cancelled(&self, request: usize) -> bool {
-        self.flags.is_set(request)
+        let whole = self.positions.get(request).map_or(request, |position| *position as usize);
+        self.flags.is_set(whole)
     }
 
     /// Whether nobody waits for any request of the batch any more.
@@ -108,6 +129,12 @@ pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         "tract" => tract::create(context),
         other => Err(load_error(format!("unknown backend '{other}'; this worker has: builtin, onnxruntime, tract"))),
     }
+}
+
+/// Whether a library of ONNX Runtime is named.
+#[cfg(test)]
+pub(crate) fn has_onnxruntime() -> bool {
+    onnxruntime::library().is_some()
 }
 
 /// An error of loading a model.

@@ -90,16 +90,16 @@ fn c_name(name: &str) -> Result<CString, String> {
 
 /// The configured outputs, each of which the file must have.
 fn outputs_of(session: &Session, config: &ModelConfig) -> Result<Vec<Output>, String> {
-    let found = config.outputs.iter().enumerate().map(|(position, output)| {
-        let Some(found) = session.outputs().iter().find(|found| found.name() == output.name) else {
+    let found = config.backend_outputs().enumerate().map(|(position, (name, datatype))| {
+        let Some(found) = session.outputs().iter().find(|found| found.name() == name) else {
             let names: Vec<_> = session.outputs().iter().map(|found| found.name()).collect();
-            return Err(format!("has no output '{}'; it has {}", output.name, names.join(", ")));
+            return Err(format!("has no output '{name}'; it has {}", names.join(", ")));
         };
         // The runtime answers with the input's own memory where an input is an output, whatever memory it was given.
-        let passed_through = session.inputs().iter().any(|input| input.name() == output.name);
-        let shape = known_shape(found.dtype(), output.datatype, config.max_batch_size > 0);
+        let passed_through = session.inputs().iter().any(|input| input.name() == name);
+        let shape = known_shape(found.dtype(), datatype, config.max_batch_size > 0);
         let shape = shape.filter(|_| !passed_through);
-        Ok(Output { name: c_name(&output.name)?, position, datatype: output.datatype, shape })
+        Ok(Output { name: c_name(name)?, position, datatype, shape })
     });
     found.collect()
 }

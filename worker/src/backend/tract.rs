@@ -45,9 +45,9 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
     let inputs = names.0.iter().map(|name| position(name).ok_or(name)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_err(|name| unusable(&format!("its input '{name}' is not in the configuration")))?;
     let outputs: Vec<_> = names.1.iter().map(|name| configured_output(context, name)).collect();
-    for output in &context.config.outputs {
-        if !names.1.contains(&output.name) {
-            return Err(unusable(&format!("it has no output '{}'; it has {}", output.name, names.1.join(", "))));
+    for (output, _) in context.config.backend_outputs() {
+        if !names.1.iter().any(|name| name == output) {
+            return Err(unusable(&format!("it has no output '{output}'; it has {}", names.1.join(", "))));
         }
     }
     // Output facts written in the file can be wrong; tract derives its own.
@@ -59,8 +59,8 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
 }
 
 fn configured_output(context: &Context<'_>, name: &str) -> Option<(usize, DataType)> {
-    let position = context.config.outputs.iter().position(|output| output.name == name)?;
-    Some((position, context.config.outputs.get(position)?.datatype))
+    let mut outputs = context.config.backend_outputs().enumerate();
+    outputs.find_map(|(position, (output, datatype))| (output == name).then_some((position, datatype)))
 }
 
 fn graph_names(model: &InferenceModel) -> TractResult<(Vec<String>, Vec<String>)> {

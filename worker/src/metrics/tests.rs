@@ -42,6 +42,7 @@ fn world(auto_detect: bool) -> World {
         instance: "m_0".into(),
         directory: String::new(),
         config: Vec::new(),
+        initial_states: String::new(),
         threads: 1,
         metrics: DEFINITION.into(),
         auto_detect,
@@ -148,7 +149,14 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
     series.add_or_update_for(4.0, Requests::Id("its,own"));
     series.add_or_update_for(5.0, Requests::None);
     std::thread::scope(|scope| drop(scope.spawn(|| series.add_or_update(6.0))));
-    let done = |error| Done { batch: 1, stamps: Default::default(), error, failed: vec![], outputs: vec![] };
+    let done = |error| Done {
+        batch: 1,
+        stamps: Default::default(),
+        error,
+        failed: vec![],
+        outputs: vec![],
+        parameters: vec![],
+    };
     world.metrics.batch_executed(&done(None), Instant(0));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
@@ -264,7 +272,8 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
     };
     let executed = || {
         let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
-        let done = Done { batch: 0, stamps, error: None, failed: Vec::new(), outputs: Vec::new() };
+        let done =
+            Done { batch: 0, stamps, error: None, failed: Vec::new(), outputs: Vec::new(), parameters: Vec::new() };
         world.metrics.batch_executed(&done, Instant(0));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {

@@ -207,6 +207,7 @@ fn step_request(
         sequence_end: request.sequence_end,
         trace: request.trace,
         timeline: request.timeline,
+        empty_final_response: false,
         raw_body: None,
     }
 }

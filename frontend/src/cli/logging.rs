@@ -1,0 +1,70 @@
+//! The options of the log.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::{LOG, boolean};
+
+/// How a line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LogFormat {
+    /// Time with microseconds, level, message, fields.
+    #[default]
+    Default,
+    /// Triton's: time to the second, a letter for the level, process, module, message, fields.
+    Iso8601,
+    /// A JSON object.
+    Json,
+}
+
+impl LogFormat {
+    /// Every format, in order.
+    pub const ALL: [Self; 3] = [Self::Default, Self::Iso8601, Self::Json];
+
+    /// Its name in options and in the protocol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Iso8601 => "ISO8601",
+            Self::Json => "json",
+        }
+    }
+
+    /// The format of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+}
+
+/// What is logged.
+#[derive(Clone, Debug, Args)]
+pub struct Log {
+    /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
+    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
+    pub verbose: u32,
+    /// Log information
+    #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
+    pub info: bool,
+    /// Log warnings
+    #[arg(id = "log-warning", long = "log-warning", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_WARNING", value_parser = boolean, help_heading = LOG)]
+    pub warning: bool,
+    /// Log errors
+    #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
+    pub error: bool,
+    /// How a line is written: default, ISO8601 (Triton's), or json
+    #[arg(id = "log-format", long = "log-format", value_name = "FORMAT", default_value = "default", env = "PHAROS_LOG_FORMAT", value_parser = log_format, help_heading = LOG)]
+    pub format: LogFormat,
+    /// The file to log to instead of standard error; opened again at SIGHUP
+    #[arg(id = "log-file", long = "log-file", value_name = "FILE", env = "PHAROS_LOG_FILE", help_heading = LOG)]
+    pub file: Option<PathBuf>,
+    /// Log a line for each request
+    #[arg(id = "log-access", long = "log-access", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ACCESS", value_parser = boolean, help_heading = LOG)]
+    pub access: bool,
+}
+
+/// A format of log lines.
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    LogFormat::from_name(text).ok_or_else(|| "allowed: default, ISO8601, json".to_owned())
+}

@@ -1,0 +1,62 @@
+//! `LogSettings`: what the server logs (spec 2.8).
+
+use std::collections::BTreeMap;
+
+use pharos::error::InferError;
+
+use super::proto::log_settings_request::SettingValue as Asked;
+use super::proto::log_settings_request::setting_value::ParameterChoice as AskedChoice;
+use super::proto::log_settings_response::SettingValue as Shown;
+use super::proto::log_settings_response::setting_value::ParameterChoice as ShownChoice;
+use super::proto::{LogSettingsRequest, LogSettingsResponse};
+use crate::log::{self, Settings, Update};
+
+/// Changes what the request names, and gives all settings.
+///
+/// # Errors
+/// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
+pub(super) fn settings(request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
+    let mut update = Update::default();
+    for (name, Asked { parameter_choice }) in request.settings {
+        if let Some(choice) = parameter_choice {
+            setting(&name, choice, &mut update)?;
+        }
+    }
+    let settings = if update == Update::default() { log::settings() } else { log::update(update) };
+    Ok(LogSettingsResponse { settings: shown(settings) })
+}
+
+fn setting(name: &str, choice: AskedChoice, update: &mut Update) -> Result<(), InferError> {
+    let boolean = || match choice {
+        AskedChoice::BoolParam(value) => Ok(Some(value)),
+        _ => Err(InferError::invalid(format!("expect boolean for '{name}'"))),
+    };
+    match name {
+        "log_info" => update.info = boolean()?,
+        "log_warning" => update.warning = boolean()?,
+        "log_error" => update.error = boolean()?,
+        "log_verbose_level" => match choice {
+            AskedChoice::Uint32Param(level) => update.verbose = Some(level),
+            _ => return Err(InferError::invalid(format!("expect unsigned integer for '{name}'"))),
+        },
+        "log_format" => match choice {
+            AskedChoice::StringParam(format) => update.format = Some(log::format_named(&format)?),
+            _ => return Err(InferError::invalid(format!("expect string for '{name}'"))),
+        },
+        _ => return Err(log::unchangeable(name)),
+    }
+    Ok(())
+}
+
+fn shown(settings: Settings) -> BTreeMap<String, Shown> {
+    let Settings { file, info, warning, error, verbose, format } = settings;
+    let all = [
+        ("log_file", ShownChoice::StringParam(file)),
+        ("log_info", ShownChoice::BoolParam(info)),
+        ("log_warning", ShownChoice::BoolParam(warning)),
+        ("log_error", ShownChoice::BoolParam(error)),
+        ("log_verbose_level", ShownChoice::Uint32Param(verbose)),
+        ("log_format", ShownChoice::StringParam(format.name().to_owned())),
+    ];
+    all.map(|(name, choice)| (name.to_owned(), Shown { parameter_choice: Some(choice) })).into()
+}

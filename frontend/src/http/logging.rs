@@ -1,0 +1,77 @@
+//! `GET` and `POST /v2/logging`: what the server logs (spec 2.8).
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::{Request, StatusCode};
+use pharos::error::{ErrorCode, InferError, Reason};
+use serde_json::value::RawValue;
+
+use super::body::{self, Read};
+use super::json::{Members, as_bool, as_string, as_u64, parse_error};
+use super::{Edge, answer};
+use crate::engine::Route;
+use crate::log::{self, Settings, Update};
+
+/// The most bytes of a change: it has a handful of members.
+const MAX_BODY: u64 = 64 << 10;
+
+pub(super) async fn get(State(edge): State<Edge>) -> Response {
+    edge.pending(Route::LogSettings).finish(shown(&log::settings()))
+}
+
+pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::LogSettings);
+    match change(request.into_body()).await {
+        // Triton answers a wrong format as if the server could not do it now.
+        Err(error) if error.message.starts_with(log::WRONG_FORMAT) => {
+            let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
+            pending.finish_as(response, Some(error.reason))
+        }
+        result => pending.finish(result),
+    }
+}
+
+async fn change(body: Body) -> Result<Response, InferError> {
+    let body = match body::read(body, MAX_BODY, false).await? {
+        Read::Whole(body) => body.join(),
+        Read::TooLarge(size) => {
+            let text = format!("the body has {size} bytes; a change of the log settings has at most {MAX_BODY}");
+            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
+        }
+    };
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return shown(&log::settings());
+    }
+    let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+    let mut update = Update::default();
+    for (name, value) in members.0 {
+        member(&name, value, &mut update)?;
+    }
+    shown(&log::update(update))
+}
+
+fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
+    let prefix = format!("Unable to parse '{name}'");
+    match name {
+        "log_info" => update.info = Some(as_bool(value, &prefix)?),
+        "log_warning" => update.warning = Some(as_bool(value, &prefix)?),
+        "log_error" => update.error = Some(as_bool(value, &prefix)?),
+        "log_verbose_level" => update.verbose = Some(u32::try_from(as_u64(value, &prefix)?).unwrap_or(u32::MAX)),
+        "log_format" => update.format = Some(log::format_named(&as_string(value, &prefix)?)?),
+        _ => return Err(log::unchangeable(name)),
+    }
+    Ok(())
+}
+
+fn shown(settings: &Settings) -> Result<Response, InferError> {
+    let Settings { file, info, warning, error, verbose, format } = settings;
+    answer::json_of(&serde_json::json!({
+        "log_file": file,
+        "log_info": info,
+        "log_warning": warning,
+        "log_error": error,
+        "log_verbose_level": verbose,
+        "log_format": format.name(),
+    }))
+}

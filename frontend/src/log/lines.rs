@@ -1,0 +1,144 @@
+//! One event as one line, in the format of the moment.
+
+use std::fmt::{self, Write};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::{Format, settings};
+
+/// Writes lines.
+pub(super) struct Lines;
+
+/// The parts of an event.
+#[derive(Default)]
+struct Parts {
+    message: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+enum Value {
+    Text(String),
+    /// A number or a truth value, as JSON has it.
+    Bare(String),
+}
+
+impl Visit for Parts {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let text = format!("{value:?}");
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, Value::Text(text))),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            name => self.fields.push((name, Value::Text(value.to_owned()))),
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.fields.push((field.name(), Value::Bare(value.to_string())));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.fields.push((field.name(), Value::Bare(value.to_string())));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.fields.push((field.name(), Value::Bare(value.to_string())));
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut parts = Parts::default();
+        event.record(&mut parts);
+        let mut time = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let (level, module) = (*event.metadata().level(), event.metadata().target());
+        let line = match settings().format {
+            Format::Default => format!("{time} {level:>5} {}", parts.text()),
+            Format::Iso8601 => {
+                let seconds = time.split('.').next().unwrap_or(&time);
+                format!("{seconds}Z {} {} {module}] {}", letter(level), std::process::id(), parts.text())
+            }
+            Format::Json => parts.json(&time, level, module)?,
+        };
+        writeln!(writer, "{line}")
+    }
+}
+
+/// glog's letter for a level.
+fn letter(level: Level) -> char {
+    match level {
+        Level::ERROR => 'E',
+        Level::WARN => 'W',
+        _ => 'I',
+    }
+}
+
+impl Parts {
+    /// The message and the fields on one line: what a client sent cannot begin a second one.
+    fn text(&self) -> String {
+        let mut line = one_line(&self.message);
+        for (name, value) in &self.fields {
+            let value = match value {
+                Value::Text(text) => one_line(text),
+                Value::Bare(text) => text.clone(),
+            };
+            let _ = write!(line, " {name}={value}");
+        }
+        line
+    }
+
+    fn json(&self, time: &str, level: Level, module: &str) -> Result<String, fmt::Error> {
+        let text = |text: &str| serde_json::to_string(text).map_err(|_| fmt::Error);
+        let mut line = format!("{{\"time\":{},\"level\":\"{level}\",\"module\":{}", text(time)?, text(module)?);
+        let _ = write!(line, ",\"message\":{}", text(&self.message)?);
+        for (name, value) in &self.fields {
+            let value = match value {
+                Value::Text(value) => text(value)?,
+                Value::Bare(value) => value.clone(),
+            };
+            let _ = write!(line, ",{}:{value}", text(name)?);
+        }
+        line.push('}');
+        Ok(line)
+    }
+}
+
+fn one_line(text: &str) -> String {
+    if text.contains(char::is_control) {
+        text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_line_whatever_is_in_it() {
+        let parts = Parts {
+            message: "bad\nINFO forged".to_owned(),
+            fields: vec![("model", Value::Text("a \"b\"\t".to_owned())), ("count", Value::Bare("3".to_owned()))],
+        };
+        assert_eq!(parts.text(), "bad\\nINFO forged model=a \"b\"\\t count=3");
+        let json = parts.json("now", Level::WARN, "pharos").unwrap_or_default();
+        let expected = r#"{"time":"now","level":"WARN","module":"pharos","message":"bad\nINFO forged","model":"a \"b\"\t","count":3}"#;
+        assert_eq!(json, expected);
+    }
+}

@@ -1,0 +1,344 @@
+//! Requests of decoupled models: each is answered through a bounded channel, any number of times, while its batch is
+//! executed. A worker may have [`CREDITS`] responses of a request under way; they come back to it as the reader takes the
+//! responses, so that a reader who does not read costs that much memory and no more.
+//!
+//! A request is complete when its last response is there, with the statistics of a request that succeeded or failed; its
+//! place in the instance is free when the whole batch is done.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use pharos::error::{ErrorCode, InferError};
+use pharos::id::{InstanceId, RequestId};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::record::{self, ResponseKind};
+use pharos::model::Checked;
+use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::{self, CREDITS, Credits, Done, ToWorker};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Answer, Driver, Request, State, lost, ticket};
+use crate::clock;
+use crate::wire::{Part, SharedLink};
+
+/// One response of any number to a request.
+#[derive(Debug)]
+pub struct Streamed {
+    /// The response, or an error; after an error others may follow.
+    pub answer: Result<InferResponse, InferError>,
+    /// Nothing follows.
+    pub last: bool,
+    /// It has nothing to say but that it is the last.
+    pub empty: bool,
+}
+
+/// How far a request's reader is.
+#[derive(Debug, Default)]
+struct Flow {
+    /// Responses that its worker has no credit back for.
+    unpaid: AtomicU32,
+    /// When credit was given last, nanoseconds of the clock of all stamps.
+    paid_at: AtomicU64,
+}
+
+/// Where the credit for a response goes.
+struct Origin {
+    link: SharedLink,
+    batch: u64,
+    request: u32,
+}
+
+/// A response on its way to the reader.
+struct Item {
+    streamed: Streamed,
+    /// `None` for one that cost no credit.
+    origin: Option<Origin>,
+}
+
+/// Who waits for the answers of a request.
+pub(super) enum Reply {
+    /// An ordinary model's request: one answer.
+    One(oneshot::Sender<Answer>),
+    /// A decoupled model's.
+    Many(Box<Sink>),
+}
+
+/// The driver's end of a request's responses.
+pub(super) struct Sink {
+    /// Gone with the last response.
+    sender: Option<mpsc::Sender<Item>>,
+    flow: Arc<Flow>,
+    /// How many there were.
+    count: u64,
+    /// When the worker ended the latest.
+    latest_end: Instant,
+}
+
+impl Reply {
+    /// The only or the last answer. A client that has gone away does not take it.
+    pub(super) fn send(self, answer: Answer) {
+        match self {
+            Self::One(reply) => drop(reply.send(answer)),
+            Self::Many(sink) => {
+                let item = Item { streamed: Streamed { answer, last: true, empty: false }, origin: None };
+                // There is always room for what ends a request.
+                sink.sender.map(|sender| sender.try_send(item));
+            }
+        }
+    }
+
+    /// Whether nobody waits any more.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Self::One(reply) => reply.is_closed(),
+            Self::Many(sink) => sink.sender.as_ref().is_none_or(mpsc::Sender::is_closed),
+        }
+    }
+
+    /// Whether a response has left: then the request cannot be executed again.
+    pub(super) fn has_begun(&self) -> bool {
+        matches!(self, Self::Many(sink) if sink.count > 0)
+    }
+
+    /// Whether the last response has left.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self, Self::Many(sink) if sink.sender.is_none())
+    }
+
+    /// When its worker or its reader moved on last; `None` while the worker has to wait for the reader.
+    pub(super) fn moved_at(&self) -> Option<Instant> {
+        let Self::Many(sink) = self else { return Some(Instant(0)) };
+        let waits = sink.sender.is_some() && sink.flow.unpaid.load(Ordering::Relaxed) >= CREDITS;
+        (!waits).then(|| Instant(sink.flow.paid_at.load(Ordering::Relaxed)).max(sink.latest_end))
+    }
+}
+
+/// The responses to one request of a decoupled model. Dropped before the last of them, it cancels the request.
+pub(crate) struct Responses {
+    driver: Arc<Driver>,
+    id: RequestId,
+    receiver: mpsc::Receiver<Item>,
+    flow: Arc<Flow>,
+    /// The response that was given out last: who asks for the next has taken it.
+    given: Option<Origin>,
+    /// Taken since credit was given.
+    taken: u32,
+    ended: bool,
+}
+
+impl Responses {
+    /// The next response; `None` after the last.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(origin) = self.given.take() {
+            self.taken += 1;
+            if self.taken >= CREDITS / 2 {
+                self.pay(&origin);
+            }
+        }
+        let lost = || Item { streamed: Streamed { answer: lost(), last: true, empty: false }, origin: None };
+        let Item { streamed, origin } = ready!(self.receiver.poll_recv(cx)).unwrap_or_else(lost);
+        self.ended = streamed.last;
+        self.given = origin;
+        Poll::Ready(Some(streamed))
+    }
+
+    fn pay(&mut self, origin: &Origin) {
+        let responses = std::mem::take(&mut self.taken);
+        self.flow.unpaid.fetch_sub(responses, Ordering::Relaxed);
+        self.flow.paid_at.store(clock::now().0, Ordering::Relaxed);
+        pay(&origin.link, (origin.batch, origin.request), responses);
+    }
+}
+
+impl Drop for Responses {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.receiver.close();
+            self.driver.cancel(self.id);
+        }
+    }
+}
+
+/// Tells a worker that it may send so many more responses to a request of a batch.
+pub(super) fn pay(link: &SharedLink, (batch, request): (u64, u32), responses: u32) {
+    let released = link.arenas.outputs.take_released();
+    link.send(&ToWorker::Credits(Credits { batch, request, responses, released }));
+}
+
+/// A response that has come, and to whom it goes.
+struct Arrival {
+    part: Arc<Part>,
+    sender: mpsc::Sender<Item>,
+    /// The responses before it.
+    number: u64,
+    /// When the worker began with it.
+    since: Instant,
+}
+
+/// What kind of response it is.
+struct Kind {
+    stamps: ComputeStamps,
+    last: bool,
+    empty: bool,
+}
+
+impl State {
+    /// Finds the request that a response is for, and books it. `Err` for a response that cannot be, `Ok(None)` for one
+    /// of a batch that is not known any more.
+    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<Arrival>, &'static str> {
+        let batch = self.members.get_mut(&instance);
+        let batch = batch.and_then(|member| member.in_flight.iter_mut().find(|batch| batch.batch == frame.batch));
+        let Some(batch) = batch else { return Ok(None) };
+        let request = batch.requests.get_mut(frame.request as usize);
+        let (_, request) = request.ok_or("a response to a request that is not in its batch")?;
+        let part = request.part.clone();
+        let Reply::Many(sink) = &mut request.reply else {
+            return Err("more than one response to a request of a model that is not decoupled");
+        };
+        if costs_credit(frame) && sink.flow.unpaid.fetch_add(1, Ordering::Relaxed) >= CREDITS {
+            return Err("more responses than their readers have asked for");
+        }
+        let arrival = sink.book(part, frame.stamps, frame.last);
+        arrival.map(Some).ok_or("a response after the last one")
+    }
+}
+
+impl Sink {
+    fn book(&mut self, part: Arc<Part>, stamps: ComputeStamps, last: bool) -> Option<Arrival> {
+        let sender = if last { self.sender.take()? } else { self.sender.clone()? };
+        let since = if self.count == 0 { stamps.start } else { self.latest_end };
+        self.latest_end = stamps.end;
+        self.count += 1;
+        Some(Arrival { part, sender, number: self.count - 1, since })
+    }
+}
+
+/// What only ends a request needs no room of its own.
+fn costs_credit(frame: &wire::Response) -> bool {
+    !(frame.last && (frame.empty || frame.error.is_some()))
+}
+
+impl Driver {
+    /// Schedules a checked request of a decoupled model.
+    pub(crate) fn stream(self: &Arc<Self>, mut request: InferRequest, checked: Checked) -> Responses {
+        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let now = clock::now();
+        request.timeline.queue_start = now;
+        let ticket = ticket(id, &request, &checked);
+        let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
+        let flow = Arc::new(Flow::default());
+        let sink = Sink { sender: Some(sender), flow: flow.clone(), count: 0, latest_end: Instant(0) };
+        let reply = Reply::Many(Box::new(sink));
+        let part = Arc::new(Part { request, checked });
+        self.turn(now, |state| {
+            state.queued.insert(id, Request { part, reply, retried: false, miss: None });
+            record::request_pending(&self.series, 1);
+            state.scheduler.enqueue(ticket, now);
+        });
+        Responses { driver: self.clone(), id, receiver, flow, given: None, taken: 0, ended: false }
+    }
+
+    /// A worker has sent a response of a batch that goes on.
+    ///
+    /// # Errors
+    /// It breaks the protocol: the worker is not to be trusted any more.
+    pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
+        let booked = self.lock().book(instance, &frame);
+        let Some(arrival) = booked.map_err(io::Error::other)? else {
+            self.discard(link, &frame);
+            return Ok(());
+        };
+        let parts = std::slice::from_ref(&arrival.part);
+        let scattered = link.scatter(&self.config, self.model.version, parts, &frame.outputs);
+        let request = frame.request;
+        let origin = costs_credit(&frame).then(|| Origin { link: link.clone(), batch: frame.batch, request });
+        let answer = match frame.error {
+            Some(error) => Err(error.into()),
+            None => scattered.and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response"))),
+        };
+        let answer = answer.map(|response| InferResponse { parameters: frame.parameters, ..response });
+        let kind = Kind { stamps: frame.stamps, last: frame.last, empty: frame.empty };
+        self.pass_on(arrival, answer, &kind, origin);
+        link.send_released_if_many();
+        Ok(())
+    }
+
+    /// Gives back what a response holds that nobody reads.
+    pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
+        for block in &frame.outputs {
+            drop(link.arenas.outputs.take(block.offset, block.len));
+        }
+        pay(link, (frame.batch, frame.request), u32::from(costs_credit(frame)));
+    }
+
+    /// Records a response, and sends it to its reader.
+    fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, origin: Option<Origin>) {
+        let Arrival { part, sender, number, since } = arrival;
+        let &Kind { stamps, last, empty } = kind;
+        let mut timeline = part.request.timeline;
+        timeline.compute = stamps;
+        timeline.request_end = clock::now();
+        if let Ok(response) = &mut answer {
+            response.timeline = timeline;
+        }
+        let what = match &answer {
+            Ok(response) if response.outputs.is_empty() => ResponseKind::Empty,
+            Ok(_) => ResponseKind::Success,
+            Err(error) if error.code == ErrorCode::Cancelled => ResponseKind::Cancel,
+            Err(_) => ResponseKind::Fail,
+        };
+        let times = (stamps.output_start.ns_since(since), stamps.end.ns_since(stamps.output_start.max(since)));
+        record::response_done(&self.series, number, what, times);
+        if number == 0 && !empty {
+            record::first_response(&self.series, timeline.request_ns());
+        }
+        if last {
+            self.record_one(&part, &answer, &timeline);
+        }
+        let item = Item { streamed: Streamed { answer, last, empty }, origin };
+        // Room is what credit stands for; a client that has gone away does not take its response.
+        let _ = sender.try_send(item);
+    }
+
+    /// A batch of streams is done: those that have had no last response are ended by what the batch as a whole has given.
+    pub(super) fn finish_streams(
+        &self,
+        requests: Vec<(RequestId, Request)>,
+        link: &SharedLink,
+        done: &Done,
+        elapsed_ns: u64,
+    ) {
+        let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        self.record_batch(&parts, done);
+        let answers = self.answers(&parts, link, done);
+        for ((_, request), answer) in requests.into_iter().zip(answers) {
+            let Reply::Many(mut sink) = request.reply else { continue };
+            let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
+            // What a client that has gone away would have had is not known.
+            let given_up = empty && sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
+            let answer = if given_up { Err(InferError::cancelled()) } else { answer };
+            if let Some(arrival) = sink.book(request.part, done.stamps, true) {
+                let kind = Kind { stamps: done.stamps, last: true, empty };
+                self.pass_on(
+                    arrival,
+                    answer.map(|response| if empty { bare(response) } else { response }),
+                    &kind,
+                    None,
+                );
+            }
+        }
+        let executed_ns = done.stamps.end.ns_since(done.stamps.start);
+        record::batch_times(&self.series, std::iter::empty(), elapsed_ns.saturating_sub(executed_ns));
+        link.send_released_if_many();
+    }
+}
+
+/// A response without outputs.
+fn bare(response: InferResponse) -> InferResponse {
+    InferResponse { outputs: Vec::new(), parameters: Vec::new(), ..response }
+}

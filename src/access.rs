@@ -1,0 +1,169 @@
+//! Who may use which part of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`; spec 1.11): a part is
+//! restricted to those who send a key with its value.
+
+use std::fmt;
+
+/// A part of the protocol that can be restricted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// Liveness and readiness of the server and of models.
+    Health,
+    /// What the server and its models are.
+    Metadata,
+    /// Inference in all its forms.
+    Inference,
+    /// Regions of shared memory.
+    SharedMemory,
+    /// Models' configurations.
+    ModelConfig,
+    /// The list of models, loading and unloading.
+    ModelRepository,
+    /// Statistics.
+    Statistics,
+    /// Trace settings.
+    Trace,
+    /// Log settings.
+    Logging,
+}
+
+impl Api {
+    /// Every part, in the order in which they are documented.
+    pub const ALL: [Self; 9] = [
+        Self::Health,
+        Self::Metadata,
+        Self::Inference,
+        Self::SharedMemory,
+        Self::ModelConfig,
+        Self::ModelRepository,
+        Self::Statistics,
+        Self::Trace,
+        Self::Logging,
+    ];
+
+    /// Its name in the options (Triton's).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Health => "health",
+            Self::Metadata => "metadata",
+            Self::Inference => "inference",
+            Self::SharedMemory => "shared-memory",
+            Self::ModelConfig => "model-config",
+            Self::ModelRepository => "model-repository",
+            Self::Statistics => "statistics",
+            Self::Trace => "trace",
+            Self::Logging => "logging",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|api| api.name() == name)
+    }
+}
+
+/// The keys and values that restricted parts ask for.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Restrictions {
+    rules: Vec<Rule>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Rule {
+    api: Api,
+    key: String,
+    value: String,
+}
+
+/// Values are secrets: they are not shown.
+impl fmt::Debug for Restrictions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.rules.iter().map(|rule| (rule.api.name(), &rule.key))).finish()
+    }
+}
+
+impl Restrictions {
+    /// Adds a group: `api[,api...]:key=value`. `option` is the name of the option, `what` what it calls a part.
+    ///
+    /// # Errors
+    /// The form is another, a part does not exist, or it is restricted already; Triton's texts where it has one.
+    pub fn add(&mut self, group: &str, (option, what): (&str, &str)) -> Result<(), String> {
+        let parts = group.split_once(':').and_then(|(apis, rule)| Some((apis, rule.split_once('=')?)));
+        let Some((apis, (key, value))) = parts.filter(|(_, (key, _))| !key.is_empty()) else {
+            return Err(format!("{option} expects <{what}>[,<{what}>...]:<key>=<value>, got '{group}'"));
+        };
+        if !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+            return Err(format!("{option}: the key '{key}' cannot be the name of a header"));
+        }
+        for name in apis.split(',') {
+            let Some(api) = Api::from_name(name) else {
+                let names = Api::ALL.map(Api::name).join(", ");
+                return Err(format!("unknown restricted {what} '{name}'; allowed: {names}"));
+            };
+            if self.rules.iter().any(|rule| rule.api == api) {
+                return Err(format!("{what} '{name}' can not be specified in multiple config groups"));
+            }
+            self.rules.push(Rule { api, key: key.to_owned(), value: value.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is restricted.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Whether a part may be used by who sends what `given` says for a key.
+    ///
+    /// # Errors
+    /// The key whose value is missing or wrong.
+    pub fn check<'a>(&self, api: Api, given: impl FnOnce(&str) -> Option<&'a [u8]>) -> Result<(), &str> {
+        let Some(rule) = self.rules.iter().find(|rule| rule.api == api) else { return Ok(()) };
+        match given(&rule.key) {
+            Some(value) if equal(value, rule.value.as_bytes()) => Ok(()),
+            _ => Err(&rule.key),
+        }
+    }
+}
+
+/// Equality in a time that tells nothing of where the first difference is.
+fn equal(one: &[u8], other: &[u8]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).fold(0, |all, (one, other)| all | (one ^ other)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTION: (&str, &str) = ("--http-restricted-api", "api");
+
+    #[test]
+    fn a_group_restricts_its_parts_to_who_has_the_value() {
+        let mut restrictions = Restrictions::default();
+        assert!(restrictions.is_empty());
+        assert_eq!(restrictions.add("health,model-repository:admin-key=a=b", OPTION), Ok(()));
+        assert_eq!(restrictions.add("inference:user=x", OPTION), Ok(()));
+        let check = |api, value: Option<&'static str>| {
+            restrictions.check(api, |key| value.filter(|_| key == "admin-key").map(str::as_bytes))
+        };
+        assert_eq!(check(Api::Health, Some("a=b")), Ok(()));
+        assert_eq!(check(Api::Health, Some("a=c")), Err("admin-key"));
+        assert_eq!(check(Api::ModelRepository, None), Err("admin-key"));
+        assert_eq!(check(Api::Inference, Some("a=b")), Err("user"));
+        assert_eq!(check(Api::Statistics, None), Ok(()));
+        assert!(!format!("{restrictions:?}").contains("a=b"), "a secret is not shown");
+    }
+
+    #[test]
+    fn a_bad_group_is_told() {
+        for (group, expected) in [
+            ("health", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health'"),
+            ("health:key", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:key'"),
+            ("health:=v", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:=v'"),
+            ("health:a b=v", "--http-restricted-api: the key 'a b' cannot be the name of a header"),
+            ("x:k=v", "unknown restricted api 'x'; allowed: health, metadata"),
+            ("health,health:k=v", "api 'health' can not be specified in multiple config groups"),
+        ] {
+            let error = Restrictions::default().add(group, OPTION).err().unwrap_or_default();
+            assert!(error.starts_with(expected), "{group}: {error}");
+        }
+    }
+}

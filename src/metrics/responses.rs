@@ -1,0 +1,76 @@
+//! What the responses of a decoupled model have cost, by their number within their request, and when the first one came.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::series::Count;
+use super::statistics::{InferResponseStatistics, StatisticDuration};
+
+/// The responses that are told apart: those of higher numbers are counted with the last of these, since a model may answer
+/// without end.
+pub(super) const MOST_RESPONSES: u64 = 1024;
+
+/// How a response of a decoupled model turned out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseKind {
+    /// It has outputs.
+    Success,
+    /// It has none.
+    Empty,
+    /// It is an error.
+    Fail,
+    /// It is the end of a request that was given up.
+    Cancel,
+}
+
+/// The responses of one decoupled model.
+#[derive(Debug, Default)]
+pub(super) struct ResponseCells {
+    /// Whether the model is decoupled at all; without, it has no such series.
+    on: AtomicBool,
+    /// Time to the first response, over all requests that had one.
+    pub(super) first_ns: Count,
+    /// By number of the response. Locked for each response, for a few additions.
+    cells: Mutex<BTreeMap<u64, InferResponseStatistics>>,
+}
+
+impl ResponseCells {
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn switch_on(&self) {
+        self.on.store(true, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, InferResponseStatistics>> {
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the response of this number: nanoseconds of execution and of its outputs.
+    pub(super) fn add(&self, number: u64, kind: ResponseKind, (infer_ns, output_ns): (u64, u64)) {
+        let add = |duration: &mut StatisticDuration, ns: u64| {
+            duration.count += 1;
+            duration.ns = duration.ns.wrapping_add(ns);
+        };
+        let mut cells = self.lock();
+        let cell = cells.entry(number.min(MOST_RESPONSES - 1)).or_default();
+        let total = infer_ns.wrapping_add(output_ns);
+        match kind {
+            ResponseKind::Success => add(&mut cell.success, total),
+            ResponseKind::Empty => add(&mut cell.empty_response, total),
+            ResponseKind::Fail => add(&mut cell.fail, total),
+            ResponseKind::Cancel => return add(&mut cell.cancel, total),
+        }
+        add(&mut cell.compute_infer, infer_ns);
+        if kind != ResponseKind::Empty {
+            add(&mut cell.compute_output, output_ns);
+        }
+    }
+
+    /// All of them, under their numbers as text.
+    pub(super) fn read(&self) -> BTreeMap<String, InferResponseStatistics> {
+        self.lock().iter().map(|(number, cell)| (number.to_string(), *cell)).collect()
+    }
+}

@@ -1,0 +1,457 @@
+//! Sequences of steps through a loaded instance, in real shared memory, against the same steps computed here.
+
+mod onnx;
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use pharos::metrics::channel::{self, Event, Reader};
+use pharos::model::{Completion, Draft};
+use pharos::shm::{self, SharedMemory};
+use pharos::tensor::push_bytes_element;
+use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::*;
+
+const ARENA: u64 = 1 << 20;
+
+/// An instance, and the frontend's side of its memory.
+struct World {
+    instance: Instance,
+    inputs: SharedMemory,
+    outputs: SharedMemory,
+    reader: Reader,
+    /// Where the frontend has put the next input.
+    next: u64,
+    batches: u64,
+    unread: Vec<u64>,
+    _folder: Folder,
+}
+
+/// A folder that goes with its owner.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A model directory with these files.
+fn folder(files: &[(&str, &[u8])]) -> Folder {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("pharos-states-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let folder = Folder(std::env::temp_dir().join(name));
+    for (name, content) in files {
+        let path = folder.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    folder
+}
+
+fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
+    let folder = folder(files);
+    let completion = Completion { directory: "m", ..Completion::default() };
+    let config = Draft::from_text(config, "config.pbtxt").unwrap().complete(&completion).unwrap();
+    let (ring, reader) = channel::create(0).unwrap();
+    let (_, bell) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+    let (inputs, outputs) = (shm::create("inputs", ARENA).unwrap(), shm::create("outputs", ARENA).unwrap());
+    let map = |memory| SharedMemory::map(memory, usize::try_from(ARENA).unwrap()).unwrap();
+    let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
+    let load = Load {
+        wire_version: pharos::wire::VERSION,
+        model: "m".into(),
+        version: 1,
+        instance: "m_0_0".into(),
+        directory: folder.0.join("1").to_string_lossy().into_owned(),
+        config: config.encode(),
+        initial_states: folder.0.join("initial_state").to_string_lossy().into_owned(),
+        threads: 1,
+        metrics: pharos::metrics::catalog::SHIPPED.into(),
+        auto_detect: false,
+    };
+    let instance = Instance::load(&load, SharedDescriptors { inputs, outputs, metrics: ring, bell })?;
+    let (inputs, outputs) = (our_inputs, our_outputs);
+    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread: Vec::new(), _folder: folder })
+}
+
+fn step(key: u64, start: bool, end: bool) -> BatchRequest {
+    let sequence = Some(SequenceStep { key, start, end });
+    BatchRequest { rows: 1, sequence, ..BatchRequest::default() }
+}
+
+fn padding() -> BatchRequest {
+    BatchRequest { rows: 1, ..BatchRequest::default() }
+}
+
+/// An output as the frontend reads it.
+#[derive(Debug, PartialEq)]
+struct Read {
+    output: u16,
+    requests: Vec<u32>,
+    shape: Vec<i64>,
+    data: Vec<u8>,
+}
+
+impl World {
+    /// Executes a batch; `inputs` are (position, datatype, shape, bytes).
+    fn execute(
+        &mut self,
+        requests: &[BatchRequest],
+        inputs: &[(u16, DataType, Vec<i64>, Vec<u8>)],
+        outputs: &[u16],
+    ) -> (Done, Vec<Read>) {
+        self.next = flags::BYTES.next_multiple_of(64);
+        let blocks = inputs.iter().map(|(input, datatype, shape, data)| {
+            let (offset, len) = (self.next, data.len() as u64);
+            assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), data));
+            self.next = (offset + len).next_multiple_of(64);
+            InputBlock { input: *input, datatype: *datatype, shape: shape.clone(), offset, len }
+        });
+        let inputs = blocks.collect();
+        self.batches += 1;
+        let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
+        let execute = Execute { batch: self.batches, requests, inputs, outputs, released, flags: 0 };
+        let (worker, _frontend) = UnixStream::pair().unwrap();
+        let (done, panicked) = self.instance.execute(&execute, &mut Connection::new(worker));
+        assert!(!panicked);
+        let read = done.outputs.iter().map(|block| {
+            let mut data = vec![0; usize::try_from(block.len).unwrap()];
+            assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));
+            Read { output: block.output, requests: block.requests.clone(), shape: block.shape.clone(), data }
+        });
+        let read = read.collect();
+        self.unread = done.outputs.iter().map(|block| block.offset).collect();
+        (done, read)
+    }
+
+    /// One input of INT64, a row for each request; all outputs.
+    fn numbers(&mut self, requests: &[BatchRequest], shape: Vec<i64>, values: &[i64]) -> (Done, Vec<Read>) {
+        self.execute(requests, &[(0, DataType::Int64, shape, bytes(values))], &[])
+    }
+
+    fn state_bytes(&self) -> u64 {
+        self.instance.states.as_ref().unwrap().bytes()
+    }
+
+    /// The values of the gauge of the states' bytes since the last look.
+    fn gauge(&mut self) -> Vec<f64> {
+        let (mut told, mut values) = (Vec::new(), Vec::new());
+        let each = |event: Event<'_>| match event {
+            Event::Series(definition) => told.push(definition),
+            Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
+        };
+        self.reader.drain(each).unwrap();
+        let of = |(series, value): &(usize, f64)| {
+            let definition = &told[*series];
+            let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
+                assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);
+                *value
+            })
+        };
+        values.iter().filter_map(of).collect()
+    }
+}
+
+fn bytes(values: &[i64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn numbers(data: &[u8]) -> Vec<i64> {
+    data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
+}
+
+fn texts(values: &[&str]) -> Vec<u8> {
+    let mut data = Vec::new();
+    values.iter().for_each(|text| assert!(push_bytes_element(&mut data, text.as_bytes())));
+    data
+}
+
+/// Numbers that look random and are the same each time (Knuth's multiplier).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+const X: &str =
+    "input { name: 'X' data_type: TYPE_INT64 dims: [2] } output { name: 'Y' data_type: TYPE_INT64 dims: [2] }";
+const STATE: &str = "input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [2]";
+
+fn builtin(function: &str, rest: &str) -> String {
+    format!("backend: 'builtin' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
+}
+
+/// The engines for ONNX files; ONNX Runtime only where its library is named.
+fn engines() -> Vec<&'static str> {
+    if backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
+}
+
+/// Random sequences begin, go on and end in random batches with padding between them; each row must be what its
+/// sequence alone would have given.
+fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn(i64, i64) -> i64) {
+    let mut dice = Dice(7);
+    let mut open: BTreeMap<u64, [i64; 2]> = BTreeMap::new();
+    let mut keys = 1..;
+    for _ in 0..300 {
+        let mut free: Vec<u64> = open.keys().copied().collect();
+        let (mut requests, mut values, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..=dice.below(4) {
+            let x = [i64::try_from(dice.below(100)).unwrap() - 50, i64::try_from(dice.below(9)).unwrap()];
+            values.extend(x);
+            let (key, start) = match dice.below(4) {
+                0 => {
+                    requests.push(padding());
+                    expected.push(None);
+                    continue;
+                }
+                1..=2 if !free.is_empty() => {
+                    (free.remove(usize::try_from(dice.below(free.len() as u64)).unwrap()), false)
+                }
+                _ => (keys.next().unwrap(), true),
+            };
+            let end = dice.below(5) == 0;
+            let before = if start { [0, 0] } else { open[&key] };
+            let after = [next(before[0], x[0]), next(before[1], x[1])];
+            expected.push(Some([given(after[0], x[0]), given(after[1], x[1])]));
+            open.insert(key, after);
+            if end {
+                open.remove(&key);
+            }
+            requests.push(step(key, start, end));
+        }
+        let rows = i64::try_from(requests.len()).unwrap();
+        let (done, read) = world.numbers(&requests, vec![rows, 2], &values);
+        assert_eq!(done.error, None);
+        let [read] = read.as_slice() else { panic!("only Y is an output: {read:?}") };
+        let rows: Vec<[i64; 2]> = numbers(&read.data).as_chunks().0.to_vec();
+        for (row, expected) in rows.iter().zip(expected) {
+            assert!(expected.is_none_or(|expected| expected == *row), "{row:?} instead of {expected:?}");
+        }
+    }
+    assert!(open.len() > 1 && world.state_bytes() > 0);
+    let left: Vec<u64> = open.keys().copied().collect();
+    world.instance.sequence_ended(&left);
+    assert_eq!(world.state_bytes(), 0);
+}
+
+#[test]
+fn interleaved_sequences_do_not_mix_in_the_builtin_backend() {
+    let config =
+        builtin("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    interleaved(&mut load(&config, &[]).unwrap(), i64::wrapping_add, |after, _| after);
+}
+
+#[test]
+fn interleaved_sequences_do_not_mix_in_onnx_models() {
+    let file = onnx::model(
+        &[("Mul", &["S", "three"], &["tripled"]), ("Add", &["tripled", "X"], &["T"]), ("Add", &["T", "X"], &["Y"])],
+        &[("X", 2), ("S", 2)],
+        &[("Y", 2), ("T", 2)],
+        &[("three", 3)],
+    );
+    for engine in engines() {
+        let config =
+            format!("backend: '{engine}' max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}");
+        let mut world = load(&config, &[("1/model.onnx", &file)]).unwrap();
+        interleaved(&mut world, |before, x| before * 3 + x, |after, x| after + x);
+    }
+}
+
+/// Steps of sequences that grow at their own pace: the parts of a batch whose shapes agree come together.
+fn growing(world: &mut World) {
+    let mut dice = Dice(11);
+    let mut open: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
+    let mut in_parts = 0;
+    for round in 0..200i64 {
+        let keys: Vec<u64> = (0..4).filter(|_| dice.below(2) == 0).collect();
+        let requests: Vec<_> = keys.iter().map(|key| step(*key, !open.contains_key(key), dice.below(8) == 0)).collect();
+        if requests.is_empty() {
+            continue;
+        }
+        let values: Vec<i64> = (0..i64::try_from(keys.len()).unwrap()).map(|row| round * 10 + row).collect();
+        for (key, value) in keys.iter().zip(&values) {
+            open.entry(*key).or_insert_with(|| vec![0]).push(*value);
+        }
+        let (done, read) = world.numbers(&requests, vec![i64::try_from(keys.len()).unwrap(), 1], &values);
+        assert_eq!((done.error, done.failed), (None, Vec::new()));
+        let mut answered = 0;
+        for part in &read {
+            let positions =
+                if part.requests.is_empty() { (0u32..).take(keys.len()).collect() } else { part.requests.clone() };
+            in_parts += usize::from(!part.requests.is_empty());
+            let row = usize::try_from(part.shape[1]).unwrap();
+            for (position, row) in positions.iter().zip(numbers(&part.data).chunks(row)) {
+                assert_eq!(row, open[&keys[*position as usize]], "{part:?}");
+                answered += 1;
+            }
+        }
+        assert_eq!(answered, keys.len());
+        let ended = requests.iter().zip(&keys).filter(|(request, _)| request.sequence.unwrap().end);
+        ended.for_each(|(_, key)| drop(open.remove(key)));
+    }
+    assert!(in_parts > 20, "{in_parts} outputs for parts of batches");
+    world.instance.sequence_ended(&[0, 1, 2, 3]);
+    assert_eq!(world.state_bytes(), 0);
+}
+
+const GROWS: &str = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
+    output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
+    sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [-1] } ] }";
+
+#[test]
+fn states_of_different_shapes_are_executed_apart() {
+    growing(&mut load(&builtin("append", GROWS), &[]).unwrap());
+    let file = onnx::model(
+        &[("Concat", &["S", "X"], &["T"]), ("Identity", &["T"], &["Y"])],
+        &[("X", 1), ("S", -1)],
+        &[("Y", -1), ("T", -1)],
+        &[],
+    );
+    for engine in engines() {
+        growing(&mut load(&format!("backend: '{engine}' {GROWS}"), &[("1/model.onnx", &file)]).unwrap());
+    }
+}
+
+#[test]
+fn texts_are_kept_and_padding_is_empty() {
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_STRING dims: [1] } \
+                output { name: 'T' data_type: TYPE_STRING dims: [-1] } sequence_batching { state [ \
+                { input_name: 'S' output_name: 'T' data_type: TYPE_STRING dims: [-1] } ] }";
+    let mut world = load(&builtin("append", rest), &[]).unwrap();
+    let mut say = |requests: &[BatchRequest], values: &[&str]| {
+        let shape = vec![i64::try_from(requests.len()).unwrap(), 1];
+        world.execute(requests, &[(0, DataType::Bytes, shape, texts(values))], &[]).1
+    };
+    say(&[step(1, true, false), step(2, true, false)], &["a", "bcd"]);
+    let read =
+        say(&[step(2, false, false), padding(), step(3, true, false), step(1, false, true)], &["e", "f", "g", "h"]);
+    let part = |requests: &[u32], shape: &[i64], values: &[&str]| Read {
+        output: 0,
+        requests: requests.to_vec(),
+        shape: shape.to_vec(),
+        data: texts(values),
+    };
+    let first = part(&[0, 1, 3], &[3, 3], &["", "bcd", "e", "", "", "f", "", "a", "h"]);
+    assert_eq!(read, [first, part(&[2], &[1, 2], &["", "g"])]);
+}
+
+#[test]
+fn first_values_are_what_the_configuration_says() {
+    let states = "state [ \
+        { input_name: 'FILE' output_name: 'F' data_type: TYPE_INT64 dims: [-1] \
+          initial_state { name: 'f' data_type: TYPE_INT64 dims: [2] data_file: 'below/two' } }, \
+        { input_name: 'ZERO' output_name: 'Z' data_type: TYPE_INT64 dims: [1, 2] \
+          initial_state { name: 'z' data_type: TYPE_INT64 dims: [1, 2] zero_data: true } }, \
+        { input_name: 'NONE' output_name: 'N' data_type: TYPE_INT64 dims: [-1, 3] } ]";
+    let output = |name: &str, dims: &str| format!("output {{ name: '{name}' data_type: TYPE_INT64 dims: [{dims}] }}");
+    let outputs = ["Y", "A", "B", "C"].map(|name| output(name, "-1, -1")).concat();
+    let rest =
+        format!("input {{ name: 'X' data_type: TYPE_INT64 dims: [1] }} {outputs} sequence_batching {{ {states} }}");
+    // Identity shows the inputs, and gives no state: the first value stays. The file is longer than it has to be.
+    let file = bytes(&[4, -5, 6]);
+    let mut world = load(&builtin("identity", &rest), &[("initial_state/below/two", &file)]).unwrap();
+    for start in [true, false] {
+        let (done, read) = world.numbers(&[step(1, start, false)], vec![1], &[9]);
+        assert_eq!(done.error, None);
+        let values: Vec<_> = read.iter().map(|read| (read.shape.clone(), numbers(&read.data))).collect();
+        let expected =
+            [(vec![1], vec![9]), (vec![2], vec![4, -5]), (vec![1, 2], vec![0, 0]), (vec![1, 3], vec![0, 0, 0])];
+        assert_eq!(values, expected, "start: {start}");
+    }
+    // A warm-up is no sequence and sees the same.
+    assert_eq!(numbers(&world.numbers(&[padding()], vec![1], &[9]).1[1].data), [4, -5]);
+    let refused = load(&builtin("identity", &rest), &[("initial_state/below/two", &file[..15])]).err().unwrap();
+    let text = "initial_state setting expects 16 bytes, but the data provided from below/two only has 15 bytes.";
+    assert_eq!(refused.message, text);
+    let refused = load(&builtin("identity", &rest), &[]).err().unwrap();
+    assert!(refused.message.contains("below/two' cannot be read"), "{}", refused.message);
+}
+
+#[test]
+fn a_state_among_the_outputs_is_given_to_who_asks() {
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
+                output [ { name: 'Y' data_type: TYPE_INT64 dims: [1] }, { name: 'T' data_type: TYPE_INT64 dims: [1] } ] \
+                sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
+    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    let mut sum = 0;
+    for (outputs, expected) in [(vec![], vec![0, 1]), (vec![0], vec![0]), (vec![1], vec![1]), (vec![0, 1], vec![0, 1])]
+    {
+        sum += 5;
+        let request = step(1, sum == 5, false);
+        let (_, read) = world.execute(&[request], &[(0, DataType::Int64, vec![1, 1], bytes(&[5]))], &outputs);
+        let mut given: Vec<u16> = read.iter().map(|read| read.output).collect();
+        given.sort_unstable();
+        assert_eq!(given, expected);
+        assert!(read.iter().all(|read| numbers(&read.data) == [sum]));
+    }
+}
+
+#[test]
+fn what_goes_wrong_leaves_the_states_as_they_were() {
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [-1] } \
+                output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
+                sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
+    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    assert_eq!(numbers(&world.numbers(&[step(1, true, false)], vec![1, 1], &[5]).1[0].data), [5]);
+    // The shapes differ: the backend refuses the batch.
+    let (done, read) = world.numbers(&[step(1, false, false)], vec![1, 2], &[5, 5]);
+    assert!(done.error.is_some() && read.is_empty());
+    assert_eq!(numbers(&world.numbers(&[step(1, false, false)], vec![1, 1], &[2]).1[0].data), [7]);
+    // A sequence that is not known fails alone, and is not made by it.
+    let (done, read) = world.numbers(&[step(8, false, false), step(1, false, true)], vec![2, 1], &[3, 3]);
+    assert_eq!(numbers(&read[0].data)[1], 10);
+    let failed: Vec<_> = done.failed.iter().map(|(position, error)| (*position, error.message.as_str())).collect();
+    assert_eq!(failed, [(0, "the state of its sequence is not here; the sequence has to start again")]);
+    assert_eq!(world.state_bytes(), 0, "the last step was an END");
+    assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 1], &[1]).0.failed.len(), 1);
+    // A value that does not fit the configuration is not kept.
+    let mut world = load(&builtin("append", rest), &[]).unwrap();
+    let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
+    assert_eq!(done.error.unwrap().message, "state output 'T' has shape [2], the configuration says [1]");
+}
+
+#[test]
+fn a_step_is_executed_even_if_nobody_waits_for_it() {
+    let config =
+        builtin("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
+    let mut world = load(&config, &[]).unwrap();
+    world.numbers(&[step(1, true, false)], vec![1, 2], &[1, 2]);
+    let (word, bit) = flags::bit(0, 0).unwrap();
+    world.inputs.words()[word].store(bit, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 2], &[10, 20]).0.error, None);
+    // What is no step of a sequence is not.
+    let done = world.numbers(&[padding()], vec![1, 2], &[0, 0]).0;
+    assert_eq!(done.error.map(InferError::from), Some(InferError::cancelled()));
+    world.inputs.words()[word].store(0, std::sync::atomic::Ordering::Relaxed);
+    let (_, read) = world.numbers(&[step(1, false, false)], vec![1, 2], &[0, 0]);
+    assert_eq!(numbers(&read[0].data), [11, 22]);
+}
+
+#[test]
+fn the_gauge_follows_the_memory() {
+    let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1000] } \
+                output { name: 'Y' data_type: TYPE_INT64 dims: [1000] } sequence_batching { state [ \
+                { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1000] use_same_buffer_for_input_output: true } ] }";
+    let mut world = load(&builtin("accumulate", rest), &[]).unwrap();
+    let ones = vec![1; 2000];
+    world.numbers(&[step(1, true, false), step(2, true, false)], vec![2, 1000], &ones);
+    world.numbers(&[step(1, false, false), step(2, false, false)], vec![2, 1000], &ones);
+    world.numbers(&[step(2, false, true)], vec![1, 1000], &ones[..1000]);
+    // The same key again, without an end: its old state goes.
+    world.numbers(&[step(1, true, false)], vec![1, 1000], &ones[..1000]);
+    world.instance.sequence_ended(&[1, 77]);
+    world.instance.release(&[]);
+    let values = world.gauge();
+    let [zero, two, one, none] = values.as_slice() else { panic!("{values:?}") };
+    assert!((*zero, *none) == (0.0, 0.0) && *two == 2.0 * one, "{values:?}");
+    assert!((8000.0..8200.0).contains(one), "{one}");
+}

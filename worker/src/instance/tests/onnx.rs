@@ -1,0 +1,58 @@
+//! Small ONNX files, written field by field; the numbers are those of the project's `onnx.proto3`.
+
+/// A number in protobuf's variable length.
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while value > 127 {
+        out.push(u8::try_from(value & 127).unwrap() | 128);
+        value >>= 7;
+    }
+    out.push(u8::try_from(value).unwrap());
+    out
+}
+
+fn number(field: u64, value: i64) -> Vec<u8> {
+    [varint(field << 3), varint(value.cast_unsigned())].concat()
+}
+
+fn data(field: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
+    let value = value.as_ref();
+    [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
+}
+
+/// INT64 of shape `[rows, dim]`; -1 for a free dimension.
+fn value_info((name, dim): &(&str, i64)) -> Vec<u8> {
+    let dim = if *dim < 0 { data(2, format!("{name}_dim")) } else { number(1, *dim) };
+    let shape = [data(1, data(2, "rows")), data(1, dim)].concat();
+    [data(1, name), data(2, data(1, [number(1, 7), data(2, shape)].concat()))].concat()
+}
+
+/// An operation: its name, inputs, outputs. `Concat` goes along the second dimension.
+pub(super) type Node<'a> = (&'a str, &'a [&'a str], &'a [&'a str]);
+
+fn node((operator, inputs, outputs): &Node<'_>) -> Vec<u8> {
+    let mut out: Vec<u8> = inputs.iter().flat_map(|name| data(1, name)).collect();
+    out.extend(outputs.iter().flat_map(|name| data(2, name)));
+    out.extend(data(4, operator));
+    if *operator == "Concat" {
+        out.extend(data(5, [data(1, "axis"), number(3, 1), number(20, 2)].concat()));
+    }
+    out
+}
+
+/// A whole file over INT64 tensors: inputs and outputs are `(name, dim)`, constants `(name, value)`.
+pub(super) fn model(
+    nodes: &[Node<'_>],
+    inputs: &[(&str, i64)],
+    outputs: &[(&str, i64)],
+    constants: &[(&str, i64)],
+) -> Vec<u8> {
+    let mut graph: Vec<u8> = nodes.iter().flat_map(|item| data(1, node(item))).collect();
+    graph.extend(data(2, "graph"));
+    let constant =
+        |(name, value): &(&str, i64)| [number(1, 1), number(2, 7), data(8, name), data(9, value.to_le_bytes())];
+    graph.extend(constants.iter().flat_map(|item| data(5, constant(item).concat())));
+    graph.extend(inputs.iter().flat_map(|item| data(11, value_info(item))));
+    graph.extend(outputs.iter().flat_map(|item| data(12, value_info(item))));
+    [number(1, 8), data(7, graph), data(8, [data(1, ""), number(2, 17)].concat())].concat()
+}
