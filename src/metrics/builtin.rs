@@ -188,7 +188,7 @@ impl Builtin {
         match self.kind() {
             Kind::Counter => durations.contains(&self),
             Kind::Gauge => false,
-            Kind::Histogram => self != Self::BatchSize,
+            Kind::Histogram => !matches!(self, Self::BatchSize | Self::EnsembleStep | Self::EnsembleOverhead),
             Kind::Summary => true,
         }
     }

@@ -78,7 +78,8 @@ def loaded_by_triton(triton: Triton) -> dict:
         # What it answers may not have the reason; its log does, with those of all others that still cannot be loaded.
         logged = re.findall(r'(?:Invalid argument: |Poll failed for model directory [^:]*: )(.*)"$', triton.log.read_text()[seen:], re.M)
         own = [line for line in logged if re.search(rf"\b{ensemble.name}\b", line)]
-        reasons[ensemble.name] = [told, own[-1] if own else ""]
+        place = f"{triton.repository}/"
+        reasons[ensemble.name] = [text.replace(place, "") for text in (told, own[-1] if own else "")]
     return reasons
 
 

@@ -33,11 +33,11 @@ LOAD_DIFFERENCES = {
     "circular dependency between ensembles: circle_a -> circle_b -> circle_a",
     # Told to load one ensemble, Triton looks no further than the first member that is missing.
     "two_missing": "ensemble two_missing contains models that are not available or ambiguous: elsewhere, nowhere",
-    # Triton's reason goes on with its own error of the backend.
-    "of_a_broken_one": "ensemble 'of_a_broken_one' depends on 'broken' which has no loaded version. Model 'broken' loading "
-    "failed with error: ",
-    "of_one_of_a_broken_one": "ensemble 'of_one_of_a_broken_one' depends on 'of_a_broken_one' which has no loaded version. "
-    "Model 'of_a_broken_one' loading failed with error: ",
+    # The end of the reason is what the backend says.
+    "of_a_broken_one": (OF_BROKEN := "ensemble 'of_a_broken_one' depends on 'broken' which has no loaded version. Model 'broken' "
+    "loading failed with error: version 1 is at UNAVAILABLE state: "),
+    "of_one_of_a_broken_one": "ensemble 'of_one_of_a_broken_one' depends on 'of_a_broken_one' which is not valid. Model "
+    f"'of_a_broken_one' failed with error: {OF_BROKEN}",
     # Triton loads it; which of the two makes the tensor that the last step takes is not said anywhere.
     "input_is_an_output": "ensemble tensor 'X' is an input of ensemble 'input_is_an_output' and made by a step",
 }
@@ -66,6 +66,12 @@ def test_circles_end_triton():
     told = golden()["loads"]
     assert told["of_a_circle"][0] == ensembles.CRASHED
     assert "of_itself -> ... -> of_itself" in told["of_itself"][1]
+
+
+@pytest.mark.parametrize("name", ["of_a_broken_one", "of_one_of_a_broken_one"])
+def test_reasons_of_members_are_passed_on_in_tritons_words(name):
+    """What is promised above of these is how Triton's reason begins."""
+    assert golden()["loads"][name][1].startswith(LOAD_DIFFERENCES[name])
 
 
 @pytest.mark.parametrize("ensemble", LOADS, ids=lambda ensemble: ensemble.name)

@@ -16,6 +16,7 @@ use super::super::serving::Executor;
 use super::{Ensemble, Repository, Serving};
 use crate::cache::{Files, ModelCache};
 use crate::clock;
+use crate::repository::Table;
 
 impl Repository {
     /// Loads a version of an ensemble whose members have been loaded, or could not be.
@@ -58,10 +59,10 @@ impl Repository {
 
     /// The members that serve, in the order of the steps.
     fn members(&self, config: &ModelConfig, plan: &Plan) -> Result<Vec<Arc<Serving>>, String> {
-        let states = &self.table().states;
+        let table = self.table();
         let found = plan.steps().iter().map(|step| {
             let member = self.member(step);
-            member.map_err(|_| unavailable(states, &config.name, (&step.model, step.version)))
+            member.map_err(|_| unavailable(&table, &config.name, (&step.model, step.version)))
         });
         found.collect()
     }
@@ -109,25 +110,29 @@ pub(in crate::repository) fn hopeless(dependencies: &Dependencies, known: &State
     Some(format!("circular dependency between ensembles: {}", circle.join(" -> ")))
 }
 
-/// Why a member cannot be used.
-fn unavailable(states: &States, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
+/// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
+fn unavailable(table: &Table, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
-    let Some(status) = states.model(member) else {
+    let Some(status) = table.states.model(member) else {
         return format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
     };
-    if !status.failure.is_empty() {
-        let why = &status.failure;
-        return format!("{depends} which is not valid. Model '{member}' failed with error: {why}");
+    let shown = version.or_else(|| status.versions.keys().next_back().copied());
+    let of_version = shown.and_then(|version| status.versions.get(&version));
+    let why = of_version.map_or("", |status| status.reason.as_str());
+    let is_ensemble = table.dependencies.members(member).next().is_some();
+    let failure = if status.failure.is_empty() && is_ensemble { why } else { &status.failure };
+    if !failure.is_empty() {
+        return format!("{depends} which is not valid. Model '{member}' failed with error: {failure}");
     }
-    let reason = |version: &u64| status.versions.get(version).map_or("", |status| status.reason.as_str());
-    let newest = status.versions.keys().next_back();
-    let (what, why) = match version {
-        Some(version) => (format!("whose required version {version} is not loaded"), reason(&version)),
-        None => ("which has no loaded version".to_owned(), newest.map_or("", reason)),
+    let what = match version {
+        Some(version) => format!("whose required version {version} is not loaded"),
+        None => "which has no loaded version".to_owned(),
     };
-    match why {
-        "" => format!("{depends} {what}"),
-        why => format!("{depends} {what}. Model '{member}' loading failed with error: {why}"),
+    match (shown, why) {
+        (Some(version), why) if !why.is_empty() => format!(
+            "{depends} {what}. Model '{member}' loading failed with error: version {version} is at UNAVAILABLE state: {why}"
+        ),
+        _ => format!("{depends} {what}"),
     }
 }
 
