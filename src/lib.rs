@@ -8,6 +8,7 @@ pub mod arena;
 pub mod cache;
 pub mod classification;
 pub mod data;
+pub mod ensemble;
 pub mod error;
 pub mod id;
 pub mod infer;

@@ -10,11 +10,9 @@ mod local;
 mod redis;
 mod resp;
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pharos::cache::{Entry, Identity, Key};
-use pharos::id::ModelVersion;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
@@ -23,6 +21,7 @@ use pharos::model::ModelConfig;
 use pharos::timeline::Instant;
 
 use crate::{cli, clock};
+pub(crate) use files::Files;
 use flight::{Flights, Landing, Lead};
 use local::Local;
 use redis::Redis;
@@ -90,17 +89,13 @@ pub(crate) struct ModelCache {
 }
 
 impl ModelCache {
-    /// Reads the version's files, so that answers of other files under the same name are never given.
+    /// Reads the version's files, so that answers of other files under the same name are never given: those of the model,
+    /// and of an ensemble's members after its own.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn new(
-        shared: Arc<ResponseCache>,
-        model: &ModelVersion,
-        config: &ModelConfig,
-        directory: &Path,
-    ) -> std::io::Result<Self> {
-        Ok(Self { shared, identity: files::identity(model, config, directory)? })
+    pub(crate) fn new(shared: Arc<ResponseCache>, files: &[Files]) -> std::io::Result<Self> {
+        Ok(Self { shared, identity: files::identity(files)? })
     }
 
     /// Looks for the answer to a checked request; where another one that is equal is being executed, waits for its answer

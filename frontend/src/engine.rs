@@ -15,8 +15,8 @@ use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::{Checked, ModelMetadata};
-use pharos::repository::{IndexEntry, not_at_ready_state, parse_version};
+use pharos::model::ModelMetadata;
+use pharos::repository::{IndexEntry, parse_version};
 use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
@@ -185,7 +185,7 @@ impl Engine {
     /// The server itself cannot answer now.
     pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
         self.open()?;
-        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| serving.instances.ready() > 0))
+        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| self.0.repository.is_ready(&serving)))
     }
 
     /// What a model takes and gives.
@@ -197,7 +197,7 @@ impl Engine {
         // Who asks about one version is told of that one, as by Triton.
         let versions = match version {
             "" => self.0.repository.ready_versions(name),
-            _ => vec![serving.driver.model.version],
+            _ => vec![serving.model.version],
         };
         Ok(serving.config.metadata(&versions))
     }
@@ -223,13 +223,13 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let serving = self.able(&request)?;
         if serving.config.decoupled {
             return Err(endpoint.refuse_decoupled());
         }
-        let (checked, classified) = admit(&serving, &mut request)?;
-        execute(serving, request, checked, classified).await
+        check_text(&request)?;
+        self.0.repository.infer(&serving, request).await
     }
 
     /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
@@ -239,21 +239,22 @@ impl Engine {
     /// As [`Engine::infer`]; those of executing the request are among its answers.
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let serving = self.able(&request)?;
-        let (checked, classified) = admit(&serving, &mut request)?;
-        if !serving.config.decoupled {
-            return Ok(Responses::one(execute(serving, request, checked, classified)));
-        }
-        let responses = serving.driver.stream(request, checked);
+        check_text(&request)?;
+        let (checked, classified) = serving.admit(&mut request)?;
+        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
+            let repository = self.0.repository.clone();
+            return Ok(Responses::one(
+                async move { repository.execute(&serving, request, (checked, classified)).await },
+            ));
+        };
+        let responses = driver.stream(request, checked);
         Ok(Responses::many(responses, serving, classified))
     }
 
     /// The model that a request is for, if it can answer.
     fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let serving = self.serving(&request.model_name, &request.model_version)?;
-        if !serving.instances.can_serve() {
-            let model = &serving.driver.model;
-            return Err(not_at_ready_state(&model.name, model.version));
-        }
+        serving.check_ready()?;
         Ok(serving)
     }
 
@@ -266,9 +267,9 @@ impl Engine {
         let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
         let all = self.0.repository.all();
         if name.is_empty() {
-            return Ok(all.iter().map(|serving| statistics::of(&serving.driver.series)).collect());
+            return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
         }
-        let of_name: Vec<_> = all.iter().filter(|serving| &*serving.driver.model.name == name).collect();
+        let of_name: Vec<_> = all.iter().filter(|serving| &*serving.model.name == name).collect();
         if of_name.is_empty() {
             return Err(unavailable(format!("requested model '{name}' is not available")));
         }
@@ -276,9 +277,8 @@ impl Engine {
             "" => None,
             _ => Some(parse_version(version)?),
         };
-        let chosen =
-            of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.driver.model.version == wanted));
-        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.driver.series)).collect();
+        let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
+        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.series)).collect();
         if chosen.is_empty() {
             return Err(unavailable(format!("requested model version is not available for model '{name}'")));
         }
@@ -335,34 +335,6 @@ impl Engine {
 /// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the
 /// other requests of the batch.
 const MAX_TEXT: usize = 1 << 20;
-
-/// The outputs of which the client wants the largest elements, and how many of them.
-fn classified(request: &InferRequest) -> Vec<(String, u64)> {
-    let outputs = request.outputs.iter().filter(|output| output.classification > 0);
-    outputs.map(|output| (output.name.clone(), output.classification)).collect()
-}
-
-/// Checks a request and counts that it came; gives the outputs to classify too.
-fn admit(serving: &Serving, request: &mut InferRequest) -> Result<(Checked, Vec<(String, u64)>), InferError> {
-    check_text(request)?;
-    record::inference_requested(&serving.driver.series);
-    let checked = serving.config.check(request)?;
-    Ok((checked, classified(request)))
-}
-
-/// Has an ordinary model answer.
-async fn execute(
-    serving: Arc<Serving>,
-    request: InferRequest,
-    checked: Checked,
-    classified: Vec<(String, u64)>,
-) -> Result<InferResponse, InferError> {
-    let mut response = serving.driver.infer(request, checked).await?;
-    for (name, count) in classified {
-        serving.classify(&mut response, &name, count)?;
-    }
-    Ok(response)
-}
 
 /// Refuses a request whose id and parameters are too long.
 fn check_text(request: &InferRequest) -> Result<(), InferError> {

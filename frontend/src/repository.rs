@@ -2,20 +2,20 @@
 //!
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
+mod ensemble;
 mod gauges;
 mod load;
 mod scan;
+mod serving;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use pharos::classification;
+use pharos::ensemble::Dependencies;
 use pharos::error::InferError;
-use pharos::infer::InferResponse;
 use pharos::metrics::cache::Cache;
-use pharos::model::ModelConfig;
 use pharos::repository::{IndexEntry, State, States};
 use pharos::scheduler::rate_limiter::Limit;
 use tokio::sync::watch;
@@ -23,9 +23,9 @@ use tokio::sync::watch;
 use crate::cache::ResponseCache;
 use crate::cli;
 use crate::process::Program;
-use crate::scheduler::{Driver, Limits, Timer};
-use crate::supervisor::Instances;
+use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
+pub(crate) use serving::Serving;
 
 /// Where models come from and how they are loaded.
 #[derive(Clone, Debug)]
@@ -56,33 +56,12 @@ pub struct Settings {
     pub response_cache: Option<cli::Cache>,
 }
 
-/// A version of a model that serves.
-pub(crate) struct Serving {
-    pub(crate) config: Arc<ModelConfig>,
-    pub(crate) driver: Arc<Driver>,
-    pub(crate) instances: Instances,
-    /// The names of the classes of outputs that have a label file.
-    pub(crate) labels: BTreeMap<String, Vec<String>>,
-}
-
-impl Serving {
-    /// Puts the `count` largest elements of an output in its place.
-    ///
-    /// # Errors
-    /// Its elements have no order, or are too many.
-    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
-        let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
-        for output in response.outputs.iter_mut().filter(|output| output.name == name) {
-            output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
-        }
-        Ok(())
-    }
-}
-
 /// What is there, replaced as a whole when it changes: requests take a snapshot without waiting.
 #[derive(Default, Clone)]
 pub(crate) struct Table {
     states: States,
+    /// Ensembles with their members, those included that could not be loaded.
+    dependencies: Dependencies,
     serving: BTreeMap<String, BTreeMap<u64, Arc<Serving>>>,
 }
 
@@ -147,9 +126,9 @@ impl Repository {
     pub(crate) fn workers(&self) -> Vec<(Worker, Option<u32>)> {
         let mut workers = Vec::new();
         for serving in self.all() {
-            let model = &serving.driver.model;
-            let worker = |name: &str| Worker { model: model.clone(), instance: name.to_owned() };
-            workers.extend(serving.instances.processes().map(|(name, pid)| (worker(name), pid)));
+            let worker = |name: &str| Worker { model: serving.model.clone(), instance: name.to_owned() };
+            let Some(instances) = serving.instances() else { continue };
+            workers.extend(instances.processes().map(|(name, pid)| (worker(name), pid)));
         }
         workers
     }
@@ -159,10 +138,15 @@ impl Repository {
         self.table().states.ready_versions(name).collect()
     }
 
+    /// Where every series lives.
+    fn metrics(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
     /// Whether every model that should serve does, with at least one living instance.
     pub(crate) fn all_ready(&self) -> bool {
         let table = self.table();
-        table.states.all_ready() && table.serving.values().flat_map(BTreeMap::values).all(|s| s.instances.ready() > 0)
+        table.states.all_ready() && table.serving.values().flat_map(BTreeMap::values).all(|s| self.is_ready(s))
     }
 
     /// What the repository index shows.

@@ -75,6 +75,12 @@ impl Identifier {
 }
 
 impl Identity {
+    /// That of a model whose answers also depend on another: an ensemble and its next member.
+    #[must_use]
+    pub fn and(&self, other: &Identity) -> Self {
+        Self(*blake3::keyed_hash(&self.0, &other.0).as_bytes())
+    }
+
     /// The key of a request that the model's check has passed: its inputs are in the configuration's order.
     ///
     /// The request's id, priority and timeout count for nothing, nor how outputs are to be encoded. Reads every byte of

@@ -123,6 +123,8 @@ builtins! {
     RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Gauge ["model", "version"] Family;
     RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
+    EnsembleStep = "pharos_ensemble_step_duration_us" Histogram ["model", "version", "step", "member"] Family;
+    EnsembleOverhead = "pharos_ensemble_overhead_duration_us" Histogram ["model", "version"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
     CacheEntries = "pharos_cache_entries" Gauge [] Family;
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
@@ -191,7 +193,7 @@ impl Builtin {
         match self.kind() {
             Kind::Counter => durations.contains(&self),
             Kind::Gauge => false,
-            Kind::Histogram => self != Self::BatchSize,
+            Kind::Histogram => !matches!(self, Self::BatchSize | Self::EnsembleStep | Self::EnsembleOverhead),
             Kind::Summary => true,
         }
     }

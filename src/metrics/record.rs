@@ -5,8 +5,11 @@
 //! an execution is counted once, and a request refused before the queue touches no model's numbers, only
 //! [`request_answered`].
 
+use std::sync::Arc;
+
 use super::builtin::Builtin;
 use super::cache::Cache;
+use super::family::Series;
 use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
 use super::series::ModelSeries;
 
@@ -180,6 +183,74 @@ pub fn inference_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
         series.failure_ns.add(request_ns);
         series.journal().touch();
     }
+}
+
+/// An ensemble with steps of these models was loaded: its series of them begin.
+pub fn ensemble_loaded<'a>(cache: &Cache, series: &ModelSeries, steps: impl Iterator<Item = &'a str>) {
+    for (number, member) in steps.enumerate() {
+        let _ = step_series(cache, series, (number, member));
+    }
+    let _ = overhead_series(cache, series);
+}
+
+/// A step of an ensemble, the one of this number with this model, was answered after `ns`.
+pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), ns: u64) {
+    if let Some(histogram) = step_series(cache, series, step) {
+        // A histogram takes every time.
+        let _ = histogram.add_or_update(ns as f64 / 1000.0);
+    }
+}
+
+/// An ensemble's request succeeded. Its compute stamps lie apart by what all steps together took; `batch_size` is the
+/// request's own, `overhead_ns` the time in which no step was running, `now_ms` the wall clock.
+///
+/// To be called once for each request, before its response leaves.
+pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, done: EnsembleDone) {
+    let EnsembleDone { batch_size, overhead_ns, now_ms } = done;
+    batch_executed(series, batch_size, &timeline.compute, now_ms);
+    inference_done(series, timeline, batch_size);
+    let times = series.times();
+    let lines = [
+        times.latency.as_ref().map(|line| (line, timeline.request_ns() as f64)),
+        times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
+    ];
+    series.journal().push_all(lines.into_iter().flatten(), "");
+    if let Some(histogram) = overhead_series(cache, series) {
+        // A histogram takes every time.
+        let _ = histogram.add_or_update(overhead_ns as f64 / 1000.0);
+    }
+}
+
+/// What [`ensemble_done`] is told beside the times.
+#[derive(Clone, Copy, Debug)]
+pub struct EnsembleDone {
+    /// The request's batch size.
+    pub batch_size: u64,
+    /// Nanoseconds in which no step was running.
+    pub overhead_ns: u64,
+    /// The wall clock in milliseconds since 1970.
+    pub now_ms: u64,
+}
+
+/// An ensemble's request failed, `request_ns` after its start. Whatever a step says, Triton calls it OTHER: the step's own
+/// model has counted why.
+pub fn ensemble_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
+    let reason = if reason == Reason::Cancelled { reason } else { Reason::Internal };
+    inference_failed(series, reason, request_ns);
+}
+
+fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {
+    let labels = [&*series.model().name, series.version(), &number.to_string(), member];
+    let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
+    series.own(&histogram);
+    Some(histogram)
+}
+
+fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
+    let labels = [&*series.model().name, series.version()];
+    let histogram = cache.histogram(Builtin::EnsembleOverhead.name(), &labels).ok()?;
+    series.own(&histogram);
+    Some(histogram)
 }
 
 /// The model's load took `seconds`, from the decision to load it to its first ready instance.

@@ -355,6 +355,14 @@ impl ModelConfig {
         config
     }
 
+    /// The same configuration of a model that answers any number of times, or once: an ensemble does as its members do.
+    pub fn with_decoupled(&self, decoupled: bool) -> Self {
+        let mut config = self.clone();
+        config.decoupled = decoupled;
+        config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
+        config
+    }
+
     /// Whether `other` differs in nothing but its instance groups, so that a running model can follow it by starting and
     /// stopping instances.
     pub fn differs_only_in_instances(&self, other: &ModelConfig) -> bool {

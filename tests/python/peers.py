@@ -59,10 +59,11 @@ def wait_or_kill(process: subprocess.Popen, patience_s: float):
 
 class Triton:
     """A real Triton that serves a repository. It is started at the first use and again after a crash. `environment` is
-    what its environment has in addition."""
+    what its environment has in addition, `options` what its command line has."""
 
-    def __init__(self, repository: Path, log: Path, environment=None):
+    def __init__(self, repository: Path, log: Path, environment=None, options=()):
         self.repository, self.log, self.environment = repository, log, environment or {}
+        self.options = list(options)
         self.http = self.grpc = self.metrics = ""
         self.process = None
 
@@ -75,7 +76,7 @@ class Triton:
         environment = os.environ | {key: str(port) for key, port in ports.items()} | self.environment
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in (http, grpc, metrics))
         with open(self.log, "ab") as log:
-            command = [str(script("triton")), str(self.repository)]
+            command = [str(script("triton")), str(self.repository), *self.options]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         end = time.monotonic() + START_S
         while not self.is_ready():

@@ -101,7 +101,7 @@ def test_numbers_appear(loaded, page, scheme):
     shows(page, "tile-rate", r"^[1-9][\d.]*( k)?/s$")
     shows(page, "tile-latency", r"^[\d.]+ (µs|ms|s)$")
     shows(page, "tile-failures", r"^[1-9][\d.]*( k)?/s$")
-    shows(page, "tile-instances", r"^4 of 4$")
+    shows(page, "tile-instances", r"^6 of 6$")
     shows(page, "models", r"simple\s+1\s+1 of 1 ready\s+[\d.]+( k)?/s\s")
     shows(page, "failures", r"MALFORMED\s+http\s+infer\s+[1-9]")
     lines = "[...document.querySelectorAll('#throughput path.line, #latency path.line')].filter(p => p.getAttribute('d').includes('L')).length"
@@ -163,7 +163,7 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
     eventually("the page is loaded again", 20, reloaded)
     shows(page, "scope-title", "^digits, version 1$")
     page.ask("(() => { const f = document.getElementById('filter'); f.value = 'DIG'; f.dispatchEvent(new Event('input')); })()")
-    shows(page, "models-count", "^1 of 4")
+    shows(page, "models-count", "^4 of 7$")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.ask(ground)
     page.ask("document.getElementById('theme').click(), document.getElementById('theme').click()")

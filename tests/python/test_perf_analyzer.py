@@ -1,4 +1,4 @@
-"""NVIDIA's perf_analyzer, unmodified, profiles the model `simple`. Needs the peer; see `peers.py`."""
+"""NVIDIA's perf_analyzer, unmodified, profiles the model `simple` and an ensemble. Needs the peer; see `peers.py`."""
 
 import json
 import re
@@ -15,12 +15,13 @@ WHY_NOT = missing("perf_analyzer", "perf")
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize("mode", ["--sync", "--async"])
+@pytest.mark.parametrize("model", ["simple", "digits_pipeline"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_profile(server, protocol, mode):
+def test_profile(server, protocol, mode, model):
     """It ends well and prints what only the server can know. The windows are short and every spread is accepted: this
     is about the protocol, not about speed."""
     command = [
-        str(script("perf_analyzer")), "-m", "simple", "-i", protocol, "-u", getattr(server, protocol), mode,
+        str(script("perf_analyzer")), "-m", model, "-i", protocol, "-u", getattr(server, protocol), mode,
         "--concurrency-range", "2", "--measurement-interval", "500", "--max-trials", "3",
         "--stability-percentage", "999",
     ]  # fmt: skip

@@ -240,6 +240,8 @@ class Load:
         # A miss, a hit, one in the place of the first, and one that does not fit.
         for numbers in ([1] * 4, [1] * 4, [2] * 4, [3] * 64):
             self.server.infer("identity_fp32", one("FP32", [1, len(numbers)], numbers))
+        picture = {"name": "picture", "datatype": "UINT8", "shape": [1, 64, 64], "data": [255] * 4096}
+        self.server.infer("digits_pipeline", {"inputs": [picture]})
 
     def bad(self):
         self.server.ask("POST", "/v2/models/simple/infer", "{")

@@ -33,7 +33,17 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",
         floors: &[
-            apart(&["access", "scheduler", "repository", "supervisor", "trace", "cache", "metrics", "wire"]),
+            apart(&[
+                "access",
+                "scheduler",
+                "repository",
+                "supervisor",
+                "trace",
+                "cache",
+                "ensemble",
+                "metrics",
+                "wire",
+            ]),
             apart(&["model", "classification"]),
             together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
         ],

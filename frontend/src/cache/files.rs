@@ -13,11 +13,26 @@ use pharos::model::ModelConfig;
 /// How deep a version's directory may be: deeper ones are loops of symbolic links.
 const DEEPEST: usize = 32;
 
-/// Reads all files of a version's directory, symbolic links followed. Takes as long as reading them does.
+/// What a model version is made of.
+pub(crate) struct Files {
+    pub(crate) model: ModelVersion,
+    pub(crate) config: ModelConfig,
+    /// The version's directory.
+    pub(crate) directory: PathBuf,
+}
+
+/// Reads all files of the versions' directories, symbolic links followed: the first is the model's own, others are those
+/// that its answers depend on. Takes as long as reading them does.
 ///
 /// # Errors
 /// Something cannot be read.
-pub(super) fn identity(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> io::Result<Identity> {
+pub(super) fn identity(all: &[Files]) -> io::Result<Identity> {
+    let mut identities = all.iter().map(one);
+    let first = identities.next().unwrap_or_else(|| Err(io::Error::other("a model version is needed")))?;
+    identities.try_fold(first, |identity, next| Ok(identity.and(&next?)))
+}
+
+fn one(Files { model, config, directory }: &Files) -> io::Result<Identity> {
     let mut files = BTreeMap::new();
     list(directory, Vec::new(), 0, &mut files)?;
     let mut identifier = Identifier::new(model, config);

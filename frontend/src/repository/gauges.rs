@@ -7,6 +7,8 @@ use pharos::metrics::labels::InstanceState;
 
 use super::{Repository, Serving};
 use crate::clock;
+use crate::scheduler::Driver;
+use crate::supervisor::Instances;
 
 /// Rows of one gauge: label values and the value.
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
@@ -15,12 +17,15 @@ impl Repository {
     /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
         self.cache.clock().tell(clock::now());
-        let all = self.all();
-        let versions: Vec<String> = all.iter().map(|serving| serving.driver.model.version.to_string()).collect();
+        // Ensembles have neither queues nor instances: their members do.
+        let mut all = self.all();
+        all.retain(|serving| serving.ensemble().is_none());
+        let versions: Vec<String> = all.iter().map(|serving| serving.model.version.to_string()).collect();
         let (mut states, mut arenas) = (Rows::new(), Rows::new());
         for (serving, version) in all.iter().zip(&versions) {
-            serving.driver.drain_metrics(&self.cache);
-            instances(serving, version, &mut states, &mut arenas);
+            let (Some(driver), Some(instances)) = (serving.driver(), serving.instances()) else { continue };
+            driver.drain_metrics(&self.cache);
+            describe((driver, instances), version, &mut states, &mut arenas);
         }
         self.cache.set_gauges(Builtin::InstanceState, &states);
         self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
@@ -42,8 +47,8 @@ impl Repository {
         let Some(limits) = &self.limits else { return };
         let mut waiting = Rows::new();
         for (serving, version) in all.iter().zip(versions) {
-            let Some((count, waited)) = serving.driver.resource_waits() else { continue };
-            let labels = [&*serving.driver.model.name, version.as_str()];
+            let Some((count, waited)) = serving.driver().and_then(|driver| driver.resource_waits()) else { continue };
+            let labels = [&*serving.model.name, version.as_str()];
             if let Ok(series) = self.cache.counter(Builtin::RateLimiterWait.name(), &labels) {
                 // A time is never negative.
                 let _ = series.add_or_update(waited.as_secs_f64());
@@ -67,8 +72,9 @@ impl Repository {
     fn observe_sequences(&self, all: &[Arc<Serving>], versions: &[String]) {
         let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
         for (serving, version) in all.iter().zip(versions) {
-            let Some((now, new)) = serving.driver.sequences() else { continue };
-            let labels = [&*serving.driver.model.name, version.as_str()];
+            let Some(driver) = serving.driver() else { continue };
+            let Some((now, new)) = driver.sequences() else { continue };
+            let labels = [&*driver.model.name, version.as_str()];
             sequences.push(([labels[0], labels[1], "active"].to_vec(), now.active as f64));
             sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
             slots.push((labels.to_vec(), now.slots as f64));
@@ -92,34 +98,40 @@ impl Repository {
 
     fn observe_queues(&self, all: &[Arc<Serving>], versions: &[String]) {
         let now = clock::now();
-        let waiting: Vec<_> = all.iter().map(|serving| serving.driver.waiting()).collect();
+        let drivers = || all.iter().filter_map(|serving| serving.driver());
+        let waiting: Vec<_> = drivers().map(|driver| driver.waiting()).collect();
         let oldest = all.iter().zip(versions).zip(&waiting).map(|((serving, version), waiting)| {
             let seconds = waiting.oldest.map_or(0.0, |oldest| (now - oldest).as_secs_f64());
-            (vec![&*serving.driver.model.name, version.as_str()], seconds)
+            (vec![&*serving.model.name, version.as_str()], seconds)
         });
         self.cache.set_gauges(Builtin::OldestPending, &oldest.collect::<Rows<'_>>());
-        let levels = all.iter().zip(versions).zip(&waiting).flat_map(|((serving, version), waiting)| {
-            let known = serving.driver.levels();
+        let levels = drivers().zip(versions).zip(&waiting).flat_map(|((driver, version), waiting)| {
+            let known = driver.levels();
             let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
             let levels: Vec<u64> = known.clone().chain(others).collect();
             levels.into_iter().map(move |level| {
                 let found = waiting.levels.iter().find(|(waits, _)| *waits == level);
-                (serving, version, level.to_string(), found.map_or(0, |(_, count)| *count))
+                (driver, version, level.to_string(), found.map_or(0, |(_, count)| *count))
             })
         });
         let levels: Vec<_> = levels.collect();
-        let rows = levels.iter().map(|(serving, version, level, count)| {
-            (vec![&*serving.driver.model.name, version.as_str(), level.as_str()], *count as f64)
+        let rows = levels.iter().map(|(driver, version, level, count)| {
+            (vec![&*driver.model.name, version.as_str(), level.as_str()], *count as f64)
         });
         self.cache.set_gauges(Builtin::PendingByPriority, &rows.collect::<Rows<'_>>());
     }
 }
 
 /// What the instances of one model version do, and what their memory holds.
-fn instances<'a>(serving: &'a Serving, version: &'a str, states: &mut Rows<'a>, arenas: &mut Rows<'a>) {
-    let model = &*serving.driver.model.name;
-    let used = serving.driver.arenas_used();
-    for (id, name, now) in serving.instances.states() {
+fn describe<'a>(
+    (driver, instances): (&'a Driver, &'a Instances),
+    version: &'a str,
+    states: &mut Rows<'a>,
+    arenas: &mut Rows<'a>,
+) {
+    let model = &*driver.model.name;
+    let used = driver.arenas_used();
+    for (id, name, now) in instances.states() {
         for state in InstanceState::ALL {
             let value = if now == Some(state) { 1.0 } else { 0.0 };
             states.push((vec![model, version, name, state.as_str()], value));

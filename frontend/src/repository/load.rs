@@ -9,22 +9,31 @@ use std::time::Duration;
 
 use memmap2::Mmap;
 use pharos::classification;
+use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::{
-    Completion, Draft, ModelConfig, ModelSignature, Scheduling, TensorSpec, VersionPolicy, Warmup, onnx,
-};
+use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, TensorSpec, VersionPolicy, Warmup, onnx};
 use pharos::repository::{self, State};
 use pharos::supervisor;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::scan::{self, Contents, Found};
-use super::{Repository, Serving};
-use crate::cache::ModelCache;
+use super::serving::Executor;
+use super::{Repository, Serving, ensemble};
+use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::clock;
 use crate::scheduler::{Driver, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use crate::system;
+
+/// A model that can be loaded.
+struct Prepared {
+    config: ModelConfig,
+    /// If it is an ensemble.
+    plan: Option<EnsemblePlan>,
+    /// The versions to run, with their directories.
+    versions: BTreeMap<u64, PathBuf>,
+}
 
 /// The backends of the worker that this build starts.
 const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
@@ -39,49 +48,85 @@ impl Repository {
         for model in &found {
             self.change(|table| table.states.add(&model.name));
         }
+        self.load_models(&found).await
+    }
+
+    /// Loads these models side by side, an ensemble when its members among them are done.
+    async fn load_models(self: &Arc<Self>, found: &[Found]) -> io::Result<()> {
+        // Ensembles are known by their configurations only; all are read before anything is loaded.
+        let prepared: Vec<_> = found.iter().map(|model| self.prepare_known(model)).collect();
+        let mut loads = Vec::new();
+        for (model, prepared) in found.iter().zip(prepared) {
+            let Some(prepared) = prepared else { continue };
+            let table = self.table();
+            match ensemble::hopeless(&table.dependencies, &table.states, &model.name) {
+                Some(reason) => self.cannot_load(&model.name, reason),
+                None => loads.push((model.name.clone(), prepared, watch::channel(()))),
+            }
+        }
+        // A sender that is dropped says that its model is done, one way or the other.
+        let done: BTreeMap<String, watch::Receiver<()>> =
+            loads.iter().map(|(name, _, (_, done))| (name.clone(), done.clone())).collect();
         let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
         let mut tasks = Vec::new();
-        for model in found {
+        for (name, prepared, (sender, _)) in loads {
+            let members: Vec<_> =
+                self.table().dependencies.members(&name).filter_map(|member| done.get(member).cloned()).collect();
             let (repository, permits) = (self.clone(), permits.clone());
             tasks.push(tokio::spawn(async move {
+                for mut member in members {
+                    while member.changed().await.is_ok() {}
+                }
                 let _permit = permits.acquire().await;
-                repository.load(&model).await;
+                repository.load(&name, prepared).await;
+                drop(sender);
             }));
         }
+        drop(done);
         for task in tasks {
             task.await.map_err(|error| io::Error::other(format!("loading a model panicked: {error}")))?;
         }
         Ok(())
     }
 
-    /// Loads one model; what goes wrong is in its state and in the log.
-    async fn load(&self, model: &Found) {
-        let prepared = match self.prepare(model) {
-            Ok(prepared) => prepared,
-            Err(reason) => {
-                tracing::error!(model = %model.name, "model cannot be loaded: {reason}");
-                self.change(|table| table.states.fail(&model.name, reason));
-                return;
-            }
-        };
-        let (config, versions) = prepared;
+    /// Reads a model's configuration and remembers what it depends on; what goes wrong is in its state and in the log.
+    fn prepare_known(&self, model: &Found) -> Option<Prepared> {
+        let prepared = self.prepare(model).inspect_err(|reason| self.cannot_load(&model.name, reason.clone())).ok()?;
+        self.change(|table| match &prepared.plan {
+            Some(plan) => table.dependencies.insert(&model.name, plan.members()),
+            None => table.dependencies.remove(&model.name),
+        });
+        Some(prepared)
+    }
+
+    fn cannot_load(&self, model: &str, reason: String) {
+        tracing::error!(%model, "model cannot be loaded: {reason}");
+        self.change(|table| table.states.fail(model, reason));
+    }
+
+    /// Loads the versions of one model; what goes wrong is in its state and in the log.
+    async fn load(&self, model: &str, Prepared { config, plan, versions }: Prepared) {
         for (version, directory) in versions {
-            self.change(|table| table.states.set(&model.name, version, State::Loading, ""));
-            match self.load_version(&config, version, directory).await {
+            self.change(|table| table.states.set(model, version, State::Loading, ""));
+            let loaded = match plan.clone() {
+                Some(plan) => self.load_ensemble(&config, plan, (version, directory)).await,
+                None => self.load_version(&config, version, directory).await,
+            };
+            match loaded {
                 Ok(serving) => self.change(|table| {
-                    table.states.set(&model.name, version, State::Ready, "");
-                    table.serving.entry(model.name.clone()).or_default().insert(version, Arc::new(serving));
+                    table.states.set(model, version, State::Ready, "");
+                    table.serving.entry(model.to_owned()).or_default().insert(version, Arc::new(serving));
                 }),
                 Err(reason) => {
-                    tracing::error!(model = %model.name, version, "model cannot be loaded: {reason}");
-                    self.change(|table| table.states.set(&model.name, version, State::Unavailable, reason));
+                    tracing::error!(%model, version, "model cannot be loaded: {reason}");
+                    self.change(|table| table.states.set(model, version, State::Unavailable, reason));
                 }
             }
         }
     }
 
     /// The configuration of a model and the versions to run, with their directories.
-    fn prepare(&self, model: &Found) -> Result<(ModelConfig, BTreeMap<u64, PathBuf>), String> {
+    fn prepare(&self, model: &Found) -> Result<Prepared, String> {
         if model.duplicate {
             return Err(format!("model '{}' is in more than one repository", model.name));
         }
@@ -103,9 +148,7 @@ impl Repository {
             default_max_batch_size: self.settings.default_max_batch_size,
         };
         let config = draft.complete(&completion).map_err(|error| error.to_string())?;
-        if matches!(config.scheduling, Scheduling::Ensemble { .. }) {
-            return Err("ensembles are not built yet".to_owned());
-        }
+        let plan = EnsemblePlan::new(&config).transpose()?;
         let present: Vec<u64> = contents.versions.keys().copied().collect();
         let wanted = repository::select(&config.version_policy, &present);
         self.change(|table| {
@@ -120,7 +163,7 @@ impl Repository {
             return Err(format!("no version to run: '{}' has {there}", model.path.display()));
         }
         let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
-        Ok((config, versions))
+        Ok(Prepared { config, plan, versions })
     }
 
     async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
@@ -150,7 +193,7 @@ impl Repository {
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
         let threads = self.threads(active);
-        let plan = self.plan(directory, threads, warmups);
+        let plan = self.plan(directory.clone(), threads, warmups);
         match Instances::start(plan, &placements, &driver).await {
             Ok((instances, loaded)) => {
                 let seconds = (clock::now() - began).as_secs_f64();
@@ -158,7 +201,8 @@ impl Repository {
                 record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
                 tracing::info!(model = %model, engine = loaded.engine, instances = placements.len(), threads, "model ready in {seconds:.3} s");
                 let config = Arc::new(config.with_parameter("engine", &loaded.engine));
-                Ok(Serving { config, driver, instances, labels })
+                let executor = Executor::Instances { driver, instances };
+                Ok(Serving { model, config, series, directory, labels, executor })
             }
             Err(reason) => {
                 self.cache.model_unloaded(&series);
@@ -196,19 +240,16 @@ impl Repository {
 
     /// The response cache for a version, if the server has one and the model asks for it.
     async fn model_cache(&self, model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Option<ModelCache> {
-        if !config.response_cache {
-            return None;
-        }
-        let Some(shared) = self.responses.clone() else {
+        let shared = self.responses_for(model, config)?;
+        let files = Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() };
+        read_cache(shared, vec![files]).await
+    }
+
+    pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {
+        if config.response_cache && self.responses.is_none() {
             tracing::info!(%model, "it asks for the response cache and goes without: --cache-config was not given");
-            return None;
-        };
-        let (own_model, own_config, directory) = (model.clone(), config.clone(), directory.to_owned());
-        let cache = move || ModelCache::new(shared, &own_model, &own_config, &directory);
-        let cache = tokio::task::spawn_blocking(cache).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-        let unread =
-            |error: &io::Error| tracing::warn!(%model, "without the response cache, its files cannot be read: {error}");
-        cache.inspect_err(unread).ok()
+        }
+        self.responses.clone().filter(|_| config.response_cache)
     }
 
     /// What the processes of a model hold on the GPUs, by the number of the device.
@@ -223,25 +264,51 @@ impl Repository {
     /// Returns how many requests were left unanswered.
     pub(crate) async fn shut_down(&self, patience: Duration) -> usize {
         let all = self.all();
-        for serving in &all {
-            serving.driver.stop();
-        }
+        let drivers = || all.iter().filter_map(|serving| serving.driver());
         let give_up = tokio::time::Instant::now() + patience;
-        let unanswered = || all.iter().map(|serving| serving.driver.unanswered()).sum::<usize>();
-        while unanswered() > 0 && tokio::time::Instant::now() < give_up {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        let left = unanswered();
-        for serving in &all {
-            serving.driver.no_instances_left();
-        }
-        let stopping: Vec<_> =
-            all.iter().cloned().map(|s| tokio::spawn(async move { s.instances.stop().await })).collect();
+        let ensembles = || all.iter().filter(|serving| serving.ensemble().is_some()).map(|s| s.unanswered()).sum();
+        // What an ensemble has begun needs its members for the steps to come.
+        let needed = |name: &str| all.iter().filter_map(|s| s.ensemble()).any(|e| e.plan().members().contains(name));
+        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
+        until_none(ensembles, give_up).await;
+        drivers().for_each(|driver| driver.stop());
+        let left = until_none(|| all.iter().map(|serving| serving.unanswered()).sum(), give_up).await;
+        drivers().for_each(|driver| driver.no_instances_left());
+        let stopping: Vec<_> = all
+            .iter()
+            .cloned()
+            .map(|serving| {
+                tokio::spawn(async move {
+                    if let Some(instances) = serving.instances() {
+                        instances.stop().await;
+                    }
+                })
+            })
+            .collect();
         for task in stopping {
             let _ = task.await;
         }
         left
     }
+}
+
+/// Waits until nothing is counted any more, or the time is over; gives what is left.
+async fn until_none(count: impl Fn() -> usize, give_up: tokio::time::Instant) -> usize {
+    while count() > 0 && tokio::time::Instant::now() < give_up {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    count()
+}
+
+/// The response cache for a version with these files, the first of them its own.
+pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
+    let model = files.first().map(|files| files.model.clone());
+    let cache = tokio::task::spawn_blocking(move || ModelCache::new(shared, &files)).await;
+    let unread = |error: &io::Error| {
+        let model = model.map(|model| model.to_string()).unwrap_or_default();
+        tracing::warn!(model, "without the response cache, its files cannot be read: {error}");
+    };
+    cache.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()
 }
 
 /// A file that the configuration names in the model's directory, or in a directory there.
@@ -276,7 +343,7 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
 }
 
 /// The names of the classes, by output. Label files are in the model's directory.
-fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
+pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
     let directory = version.parent().unwrap_or(version);
     let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
     let read = |output: &TensorSpec| {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use pharos::cache::Entry;
 use pharos::error::Reason;
 use pharos::id::RequestId;
-use pharos::infer::InferRequest;
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
-use pharos::model::Checked;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::{ComputeStamps, Instant};
 use tokio::sync::oneshot;
 
@@ -16,6 +17,24 @@ use super::{Answer, Driver, Reply, Request, lost};
 use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::Part;
+
+/// The response to a request that was found from the first to the second time; recorded.
+pub(crate) fn answer_found(
+    (config, series): (&ModelConfig, &ModelSeries),
+    request: &InferRequest,
+    entry: &Entry,
+    (begun, ended): (Instant, Instant),
+) -> InferResponse {
+    let mut response = entry.answer(config, series.model().version, request);
+    let timeline = &mut response.timeline;
+    timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
+    timeline.request_end = clock::now();
+    record::cache_hit(series, timeline, ended.ns_since(begun));
+    if let Some(trace) = request.trace {
+        record::inference_traced(series, timeline, trace, clock::wall_ms());
+    }
+    response
+}
 
 impl Driver {
     /// Looks a request up. Dropping the future cancels the request.
@@ -45,16 +64,9 @@ impl Driver {
         id: RequestId,
         part: Part,
         entry: Arc<Entry>,
-        (begun, ended): (Instant, Instant),
+        times: (Instant, Instant),
     ) -> Answer {
-        let mut response = entry.answer(&self.config, self.model.version, &part.request);
-        let timeline = &mut response.timeline;
-        timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
-        timeline.request_end = clock::now();
-        record::cache_hit(&self.series, timeline, ended.ns_since(begun));
-        if let Some(trace) = part.request.trace {
-            record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
-        }
+        let response = answer_found((&self.config, &self.series), &part.request, &entry, times);
         if !self.ordered {
             return Ok(response);
         }

@@ -96,7 +96,14 @@ fn response() -> wire::Response {
     wire::Response {
         batch: 0,
         request: 0,
-        outputs: vec![OutputBlock { output: 0, datatype: DataType::Uint8, shape: vec![1], offset: 0, len: 1 }],
+        outputs: vec![OutputBlock {
+            output: 0,
+            requests: Vec::new(),
+            datatype: DataType::Uint8,
+            shape: vec![1],
+            offset: 0,
+            len: 1,
+        }],
         parameters: Vec::new(),
         error: None,
         last: false,
@@ -173,7 +180,8 @@ async fn what_breaks_the_protocol_is_refused() {
     assert!(refused(response()).contains("more responses than their readers have asked for"));
     world.say(last()).unwrap();
     assert!(refused(last()).contains("a response after the last one"));
-    let wrong = OutputBlock { output: 9, datatype: DataType::Uint8, shape: vec![1], offset: 0, len: 1 };
+    let wrong =
+        OutputBlock { output: 9, requests: Vec::new(), datatype: DataType::Uint8, shape: vec![1], offset: 0, len: 1 };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}
     let mut responses = world.ask();

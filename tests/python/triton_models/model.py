@@ -11,6 +11,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
+FUNCTIONS = ("identity", "add_sub", "delay", "fail")
+
+
 class TritonPythonModel:
     """One model; its configuration says which function it is."""
 
@@ -18,6 +21,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self.function = parameters["function"]
+        if self.function not in FUNCTIONS:
+            raise ValueError(f"there is no function '{self.function}'")
         self.delay_s = int(parameters.get("delay_ms", "0")) / 1000
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]

@@ -46,6 +46,7 @@ fn start() -> Frontend {
     let data: Vec<u8> = (0..ELEMENTS).flat_map(u32::to_le_bytes).collect();
     assert!(mapped.copy_in(usize::try_from(flags::BYTES).unwrap(), &data));
     let load = Load {
+        initial_states: String::new(),
         wire_version: VERSION,
         model: "m".into(),
         version: 1,

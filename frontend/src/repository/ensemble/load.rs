@@ -1,0 +1,154 @@
+//! Loads ensembles: when their members are there, and if the members fit together.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use pharos::ensemble::{self, Dependencies, Plan};
+use pharos::id::ModelVersion;
+use pharos::metrics::record;
+use pharos::model::ModelConfig;
+use pharos::repository::States;
+
+use super::super::load::{labels, read_cache};
+use super::super::serving::Executor;
+use super::{Ensemble, Repository, Serving};
+use crate::cache::{Files, ModelCache};
+use crate::clock;
+use crate::repository::Table;
+
+impl Repository {
+    /// Loads a version of an ensemble whose members have been loaded, or could not be.
+    ///
+    /// # Errors
+    /// A member is missing or not ready, or they do not fit together.
+    pub(in crate::repository) async fn load_ensemble(
+        &self,
+        config: &ModelConfig,
+        plan: Plan,
+        (version, directory): (u64, PathBuf),
+    ) -> Result<Serving, String> {
+        let began = clock::now();
+        let members = self.members(config, &plan)?;
+        let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
+        ensemble::check(config, &plan, &configs)?;
+        if let Some(member) = configs.iter().find(|member| member.decoupled) {
+            return Err(format!(
+                "in ensemble {}, model {} is decoupled: a step must give one response",
+                config.name, member.name
+            ));
+        }
+        let labels = inherited(config, &plan, &members, labels(config, &directory)?);
+        let model = ModelVersion::new(config.name.as_str(), version);
+        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let cache = self.ensemble_cache(&model, config, &directory, &members).await;
+        let series = self.metrics().model_loaded_with(&model, &tags, config.histogram_buckets.clone());
+        if cache.is_some() {
+            self.metrics().model_cached(&series);
+        }
+        let steps = plan.steps().iter().map(|step| step.model.as_str());
+        record::ensemble_loaded(self.metrics(), &series, steps);
+        let seconds = (clock::now() - began).as_secs_f64();
+        record::model_load_duration(&series, seconds);
+        tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
+        let ensemble = Ensemble { plan: Arc::new(plan), cache, in_flight: AtomicUsize::new(0) };
+        let (config, executor) = (Arc::new(config.with_decoupled(false)), Executor::Ensemble(ensemble));
+        Ok(Serving { model, config, series, directory, labels, executor })
+    }
+
+    /// The members that serve, in the order of the steps.
+    fn members(&self, config: &ModelConfig, plan: &Plan) -> Result<Vec<Arc<Serving>>, String> {
+        let table = self.table();
+        let found = plan.steps().iter().map(|step| {
+            let member = self.member(step);
+            member.map_err(|_| unavailable(&table, &config.name, (&step.model, step.version)))
+        });
+        found.collect()
+    }
+
+    /// The response cache for an ensemble, if the server has one and the configuration asks for it. Its answers depend on
+    /// the files of all its members.
+    async fn ensemble_cache(
+        &self,
+        model: &ModelVersion,
+        config: &ModelConfig,
+        directory: &Path,
+        members: &[Arc<Serving>],
+    ) -> Option<ModelCache> {
+        let shared = self.responses_for(model, config)?;
+        let mut files = vec![files(model, config, directory)];
+        self.add_files(members, &mut files);
+        read_cache(shared, files).await
+    }
+
+    /// The files of members, and of theirs.
+    fn add_files(&self, members: &[Arc<Serving>], all: &mut Vec<Files>) {
+        for member in members {
+            all.push(files(&member.model, &member.config, &member.directory));
+            if let Some(ensemble) = member.ensemble() {
+                let steps = ensemble.plan.steps().iter();
+                let own: Vec<_> = steps.filter_map(|step| self.member(step).ok()).collect();
+                self.add_files(&own, all);
+            }
+        }
+    }
+}
+
+fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files {
+    Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() }
+}
+
+/// Why an ensemble cannot be loaded, told before anything of it is: a member that is nowhere, or a circle.
+pub(in crate::repository) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &str) -> Option<String> {
+    let missing: Vec<&str> = dependencies.members(ensemble).filter(|member| known.model(member).is_none()).collect();
+    if !missing.is_empty() {
+        let names = missing.join(", ");
+        return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
+    }
+    let circle = dependencies.circle(ensemble)?;
+    Some(format!("circular dependency between ensembles: {}", circle.join(" -> ")))
+}
+
+/// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
+fn unavailable(table: &Table, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
+    let depends = format!("ensemble '{ensemble}' depends on '{member}'");
+    let Some(status) = table.states.model(member) else {
+        return format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
+    };
+    let shown = version.or_else(|| status.versions.keys().next_back().copied());
+    let of_version = shown.and_then(|version| status.versions.get(&version));
+    let why = of_version.map_or("", |status| status.reason.as_str());
+    let is_ensemble = table.dependencies.members(member).next().is_some();
+    let failure = if status.failure.is_empty() && is_ensemble { why } else { &status.failure };
+    if !failure.is_empty() {
+        return format!("{depends} which is not valid. Model '{member}' failed with error: {failure}");
+    }
+    let what = match version {
+        Some(version) => format!("whose required version {version} is not loaded"),
+        None => "which has no loaded version".to_owned(),
+    };
+    match (shown, why) {
+        (Some(version), why) if !why.is_empty() => format!(
+            "{depends} {what}. Model '{member}' loading failed with error: version {version} is at UNAVAILABLE state: {why}"
+        ),
+        _ => format!("{depends} {what}"),
+    }
+}
+
+/// The names of the classes by output: the ensemble's own, or else those of the member that makes the output.
+fn inherited(
+    config: &ModelConfig,
+    plan: &Plan,
+    members: &[Arc<Serving>],
+    mut labels: BTreeMap<String, Vec<String>>,
+) -> BTreeMap<String, Vec<String>> {
+    for (position, output) in config.outputs.iter().enumerate() {
+        let Some((step, made)) = plan.origin(position) else { continue };
+        let theirs = members.get(step).and_then(|member| member.labels.get(made));
+        if let Some(theirs) = theirs {
+            labels.entry(output.name.clone()).or_insert_with(|| theirs.clone());
+        }
+    }
+    labels
+}

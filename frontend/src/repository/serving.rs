@@ -1,0 +1,151 @@
+//! A version of a model that serves, and how it answers a request: by instances of its own, or as an ensemble of others.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pharos::classification;
+use pharos::error::InferError;
+use pharos::id::ModelVersion;
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig};
+use pharos::repository::not_at_ready_state;
+
+use super::Repository;
+use super::ensemble::Ensemble;
+use crate::scheduler::{Answer, Driver};
+use crate::supervisor::Instances;
+
+/// A version of a model that serves.
+pub(crate) struct Serving {
+    pub(crate) model: ModelVersion,
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) series: Arc<ModelSeries>,
+    /// Where its files are.
+    pub(crate) directory: PathBuf,
+    /// The names of the classes of outputs that have a label file, or inherit one.
+    pub(crate) labels: BTreeMap<String, Vec<String>>,
+    pub(crate) executor: Executor,
+}
+
+/// What answers requests.
+pub(crate) enum Executor {
+    /// Workers.
+    Instances { driver: Arc<Driver>, instances: Instances },
+    /// Other models.
+    Ensemble(Ensemble),
+}
+
+impl Serving {
+    /// Its driver; an ensemble has none.
+    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
+        match &self.executor {
+            Executor::Instances { driver, .. } => Some(driver),
+            Executor::Ensemble(_) => None,
+        }
+    }
+
+    /// Its instances; an ensemble has none.
+    pub(crate) fn instances(&self) -> Option<&Instances> {
+        match &self.executor {
+            Executor::Instances { instances, .. } => Some(instances),
+            Executor::Ensemble(_) => None,
+        }
+    }
+
+    /// What it is as an ensemble.
+    pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
+        match &self.executor {
+            Executor::Instances { .. } => None,
+            Executor::Ensemble(ensemble) => Some(ensemble),
+        }
+    }
+
+    /// Whether a request is worth accepting.
+    ///
+    /// # Errors
+    /// None of its instances is worth waiting for. An ensemble says so of its members, when a request is there.
+    pub(crate) fn check_ready(&self) -> Result<(), InferError> {
+        match self.instances().is_none_or(Instances::can_serve) {
+            true => Ok(()),
+            false => Err(not_at_ready_state(&self.model.name, self.model.version)),
+        }
+    }
+
+    /// Requests that have been accepted and not been answered.
+    pub(crate) fn unanswered(&self) -> usize {
+        match &self.executor {
+            Executor::Instances { driver, .. } => driver.unanswered(),
+            Executor::Ensemble(ensemble) => ensemble.in_flight(),
+        }
+    }
+
+    /// Counts that a request came, and checks it; gives the outputs too of which the client wants the largest elements, and how
+    /// many of them.
+    ///
+    /// # Errors
+    /// It does not fit the model.
+    pub(crate) fn admit(&self, request: &mut InferRequest) -> Result<(Checked, Vec<(String, u64)>), InferError> {
+        record::inference_requested(&self.series);
+        let checked = self.config.check(request)?;
+        let outputs = request.outputs.iter().filter(|output| output.classification > 0);
+        Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
+    }
+
+    /// Puts the `count` largest elements of an output in its place.
+    ///
+    /// # Errors
+    /// Its elements have no order, or are too many.
+    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
+        let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
+        for output in response.outputs.iter_mut().filter(|output| output.name == name) {
+            output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
+        }
+        Ok(())
+    }
+}
+
+impl Repository {
+    /// Checks a request to a model that is ready, executes it and records it. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// The request's, or its backend's, or the queue's.
+    pub(crate) async fn infer(&self, serving: &Serving, mut request: InferRequest) -> Answer {
+        let admitted = serving.admit(&mut request)?;
+        self.execute(serving, request, admitted).await
+    }
+
+    /// Executes a request that [`Serving::admit`] has let in.
+    ///
+    /// # Errors
+    /// As [`Repository::infer`].
+    pub(crate) async fn execute(
+        &self,
+        serving: &Serving,
+        request: InferRequest,
+        (checked, classified): (Checked, Vec<(String, u64)>),
+    ) -> Answer {
+        let mut response = match &serving.executor {
+            Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
+            Executor::Ensemble(ensemble) => self.infer_ensemble((serving, ensemble), request, checked).await?,
+        };
+        for (name, count) in classified {
+            serving.classify(&mut response, &name, count)?;
+        }
+        Ok(response)
+    }
+
+    /// Whether a version can answer now: an instance is ready, or all members of an ensemble are.
+    pub(crate) fn is_ready(&self, serving: &Serving) -> bool {
+        match &serving.executor {
+            Executor::Instances { instances, .. } => instances.ready() > 0,
+            Executor::Ensemble(ensemble) => {
+                let steps = ensemble.plan().steps().iter();
+                let mut members = steps.map(|step| self.member(step));
+                members.all(|member| member.is_ok_and(|member| self.is_ready(&member)))
+            }
+        }
+    }
+}

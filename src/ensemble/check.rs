@@ -1,0 +1,123 @@
+//! Whether the members of an ensemble fit together: names, datatypes, shapes, batches. The texts are Triton's; they name
+//! both ends of what does not fit.
+
+use std::collections::BTreeMap;
+
+use super::plan::{Plan, Step, TensorId};
+use super::shape::agree;
+use crate::model::{ModelConfig, TensorSpec};
+use crate::tensor::{DataType, format_shape};
+
+/// What is known about an ensemble's tensor: from the first that has something to say about it.
+struct Node<'a> {
+    model: &'a str,
+    datatype: DataType,
+    dims: &'a [i64],
+    batches: bool,
+}
+
+impl<'a> Node<'a> {
+    fn new(config: &'a ModelConfig, spec: &'a TensorSpec, dims: &'a [i64]) -> Self {
+        Self { model: &config.name, datatype: spec.datatype, dims, batches: config.batches() }
+    }
+
+    fn full_dims(&self) -> Vec<i64> {
+        self.batches.then_some(-1).into_iter().chain(self.dims.iter().copied()).collect()
+    }
+
+    fn agrees(&self, other: &Self) -> bool {
+        agree(self.dims, other.dims) || agree(&self.full_dims(), &other.full_dims())
+    }
+}
+
+/// Whether a plan works with these configurations of its steps' models, in the order of the steps.
+///
+/// # Errors
+/// What does not fit, with the models and tensors at both ends.
+pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Result<(), String> {
+    let mut nodes: BTreeMap<TensorId, Node<'_>> = BTreeMap::new();
+    let ends = plan.inputs().iter().zip(&config.inputs).chain(plan.outputs().iter().zip(&config.outputs));
+    for (id, spec) in ends {
+        let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
+        nodes.entry(*id).or_insert_with(|| Node::new(config, spec, dims));
+    }
+    for (step, member) in plan.steps().iter().zip(members) {
+        if member.batches() && member.max_batch_size < config.max_batch_size {
+            return Err(format!(
+                "ensemble {} allows maximum batch size {}, but it contains model {} which only allows maximum batch size to \
+                 be {}",
+                config.name, config.max_batch_size, member.name, member.max_batch_size
+            ));
+        }
+        check_step(config, plan, (step, member), &mut nodes)?;
+    }
+    Ok(())
+}
+
+fn check_step<'a>(
+    config: &ModelConfig,
+    plan: &Plan,
+    (step, member): (&Step, &'a ModelConfig),
+    nodes: &mut BTreeMap<TensorId, Node<'a>>,
+) -> Result<(), String> {
+    let (ensemble, model) = (&config.name, &member.name);
+    let tensor = |id: &TensorId| plan.tensors().get(*id).map_or("", |tensor| tensor.name.as_str());
+    if let Some((name, id)) = step.inputs.iter().find(|(name, _)| member.input(name).is_none()) {
+        let tensor = tensor(id);
+        return Err(format!(
+            "in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model {model}"
+        ));
+    }
+    let is_mapped = |input: &&TensorSpec| input.optional || step.inputs.iter().any(|(name, _)| *name == input.name);
+    if let Some(input) = member.inputs.iter().find(|input| !is_mapped(input)) {
+        return Err(format!(
+            "in ensemble {ensemble}, input {} in model {model} is not mapped to any ensemble tensors",
+            input.name
+        ));
+    }
+    if let Some((name, id)) = step.outputs.iter().find(|(name, _)| member.output(name).is_none()) {
+        let tensor = tensor(id);
+        return Err(format!(
+            "in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model {model}"
+        ));
+    }
+    let inputs = step.inputs.iter().map(|(name, id)| (id, member.input(name)));
+    for (id, spec) in inputs.chain(step.outputs.iter().map(|(name, id)| (id, member.output(name)))) {
+        let Some(spec) = spec else { continue };
+        let node = Node::new(member, spec, &spec.dims);
+        match nodes.get(id) {
+            Some(known) => consistent(known, &node)
+                .map_err(|text| format!("in ensemble {ensemble}, ensemble tensor {}: {text}", tensor(id)))?,
+            None => {
+                nodes.insert(*id, node);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Shapes with variable dimensions are checked request by request. A batch may be a dimension of a model that does not
+/// batch.
+fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
+    let inconsistent = |what: &str, left: &str, right: &str| {
+        let (one, other) = (known.model, node.model);
+        Err(format!(
+            "inconsistent {what}: {left} is inferred from model {one} while {right} is inferred from model {other}"
+        ))
+    };
+    if known.datatype != node.datatype {
+        return inconsistent("data type", &config_type(known.datatype), &config_type(node.datatype));
+    }
+    if !known.agrees(node) {
+        return inconsistent("shape", &format_shape(&known.full_dims()), &format_shape(&node.full_dims()));
+    }
+    Ok(())
+}
+
+/// A datatype as configurations write it.
+fn config_type(datatype: DataType) -> String {
+    match datatype {
+        DataType::Bytes => "TYPE_STRING".to_owned(),
+        other => format!("TYPE_{other}"),
+    }
+}

@@ -1,0 +1,224 @@
+//! The plan of an ensemble: its tensors, and which step makes and which steps take each.
+//!
+//! Checks what the ensemble's own configuration says, before any member is known. The texts are Triton's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::{EnsembleStep, ModelConfig, Scheduling};
+
+/// A tensor of a plan, by its place in [`Plan::tensors`].
+pub type TensorId = usize;
+
+/// A tensor that steps pass to each other, or that goes in or out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name in the ensemble.
+    pub name: String,
+    /// The step that makes it; `None` for an input of the ensemble.
+    pub producer: Option<usize>,
+    /// The steps that take it, ascending, each once.
+    pub consumers: Vec<usize>,
+}
+
+/// A step with its tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The model to run.
+    pub model: String,
+    /// Its version; `None` for the latest.
+    pub version: Option<u64>,
+    /// The model's inputs with their tensors, by name.
+    pub inputs: Vec<(String, TensorId)>,
+    /// The model's outputs with their tensors, by name.
+    pub outputs: Vec<(String, TensorId)>,
+}
+
+/// A plan whose steps can all run, in some order, once its inputs are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    tensors: Vec<Tensor>,
+    steps: Vec<Step>,
+    inputs: Vec<TensorId>,
+    outputs: Vec<TensorId>,
+}
+
+impl Plan {
+    /// The plan of a configuration; `None` if it is no ensemble's.
+    ///
+    /// # Errors
+    /// A tensor is made twice, or an input, an output or a tensor between steps leads nowhere.
+    pub fn new(config: &ModelConfig) -> Option<Result<Self, String>> {
+        let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return None };
+        Some(Draft::default().plan(config, steps))
+    }
+
+    /// The tensors.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The steps in the order of the configuration.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The tensors of the ensemble's inputs, in the order of the configuration.
+    pub fn inputs(&self) -> &[TensorId] {
+        &self.inputs
+    }
+
+    /// The tensors of the ensemble's outputs, in the order of the configuration.
+    pub fn outputs(&self) -> &[TensorId] {
+        &self.outputs
+    }
+
+    /// The models of the steps, each once, by name.
+    pub fn members(&self) -> BTreeSet<&str> {
+        self.steps.iter().map(|step| step.model.as_str()).collect()
+    }
+
+    /// The step that makes the ensemble's output at `position`, and what its model calls it; `None` for an output that is
+    /// an input.
+    pub fn origin(&self, position: usize) -> Option<(usize, &str)> {
+        let tensor = *self.outputs.get(position)?;
+        let step = self.tensors.get(tensor)?.producer?;
+        let output = self.steps.get(step)?.outputs.iter().find(|(_, made)| *made == tensor)?;
+        Some((step, output.0.as_str()))
+    }
+}
+
+/// Tensors by name, while they are collected.
+#[derive(Default)]
+struct Draft {
+    tensors: Vec<Tensor>,
+    by_name: BTreeMap<String, TensorId>,
+}
+
+impl Draft {
+    fn plan(mut self, config: &ModelConfig, configured: &[EnsembleStep]) -> Result<Plan, String> {
+        let mut steps = Vec::with_capacity(configured.len());
+        for (number, step) in configured.iter().enumerate() {
+            let outputs = step.output_map.iter().map(|(output, tensor)| {
+                let id = self.tensor(tensor);
+                match self.tensors.get_mut(id).and_then(|made| made.producer.replace(number)) {
+                    Some(_) => Err(twice(&config.name, tensor, number)),
+                    None => Ok((output.clone(), id)),
+                }
+            });
+            let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+            let inputs = step.input_map.iter().map(|(input, tensor)| {
+                let id = self.tensor(tensor);
+                let consumers = self.tensors.get_mut(id).map(|tensor| &mut tensor.consumers);
+                if let Some(consumers) = consumers.filter(|consumers| consumers.last() != Some(&number)) {
+                    consumers.push(number);
+                }
+                (input.clone(), id)
+            });
+            let inputs = inputs.collect();
+            steps.push(Step { model: step.model_name.clone(), version: step.model_version, inputs, outputs });
+        }
+        let inputs = self.ends("input", config, config.inputs.iter().map(|input| &input.name))?;
+        let ready = self.ready(&steps, &inputs);
+        let outputs = self.ends("output", config, config.outputs.iter().map(|output| &output.name))?;
+        self.check_flow(config, &steps, (&ready, &outputs))?;
+        // An input is there from the beginning: what a step makes of the same name would be of no use to anybody.
+        if let Some(tensor) = inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some()) {
+            let name = &config.name;
+            return Err(format!(
+                "ensemble tensor '{}' is an input of ensemble '{name}' and made by a step",
+                tensor.name
+            ));
+        }
+        Ok(Plan { tensors: self.tensors, steps, inputs, outputs })
+    }
+
+    fn tensor(&mut self, name: &str) -> TensorId {
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
+        }
+        let id = self.tensors.len();
+        self.tensors.push(Tensor { name: name.to_owned(), producer: None, consumers: Vec::new() });
+        self.by_name.insert(name.to_owned(), id);
+        id
+    }
+
+    /// The tensors of the ensemble's inputs or outputs, which steps must name.
+    fn ends<'a>(
+        &self,
+        role: &str,
+        config: &ModelConfig,
+        names: impl Iterator<Item = &'a String>,
+    ) -> Result<Vec<TensorId>, String> {
+        let find = |name: &String| {
+            let id = self.by_name.get(name).copied();
+            id.ok_or_else(|| format!("ensemble {role} '{name}' for ensemble '{}' is not used", config.name))
+        };
+        names.map(find).collect()
+    }
+
+    /// Which tensors there are once everything has run that can run.
+    fn ready(&self, steps: &[Step], inputs: &[TensorId]) -> Vec<bool> {
+        let mut ready = vec![false; self.tensors.len()];
+        let mut missing: Vec<BTreeSet<TensorId>> =
+            steps.iter().map(|step| step.inputs.iter().map(|(_, id)| *id).collect()).collect();
+        let mut news = inputs.to_vec();
+        while let Some(id) = news.pop() {
+            let Some(seen) = ready.get_mut(id).filter(|seen| !**seen) else { continue };
+            *seen = true;
+            for &number in self.tensors.get(id).map_or(&[][..], |tensor| &tensor.consumers) {
+                let (Some(waits), Some(step)) = (missing.get_mut(number), steps.get(number)) else { continue };
+                if waits.remove(&id) && waits.is_empty() {
+                    news.extend(step.outputs.iter().map(|(_, made)| *made));
+                }
+            }
+        }
+        ready
+    }
+
+    /// The tensor at the beginning of what keeps another one from being made: one that no step makes, or the last before a
+    /// circle closes.
+    fn cause(&self, steps: &[Step], tensor: TensorId, is_ready: impl Fn(&TensorId) -> bool) -> TensorId {
+        let (mut cause, mut seen) = (tensor, BTreeSet::from([tensor]));
+        loop {
+            let producer = self.tensors.get(cause).and_then(|tensor| steps.get(tensor.producer?));
+            let missing = producer.into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id);
+            match missing.filter(|id| !is_ready(id)).find(|id| seen.insert(*id)) {
+                Some(id) => cause = id,
+                None => return cause,
+            }
+        }
+    }
+
+    /// Every output can be written, and nothing is written in vain.
+    fn check_flow(
+        &self,
+        config: &ModelConfig,
+        steps: &[Step],
+        (ready, outputs): (&[bool], &[TensorId]),
+    ) -> Result<(), String> {
+        let is_ready = |id: &TensorId| ready.get(*id) == Some(&true);
+        let name_of = |id: TensorId| self.tensors.get(id).map_or("", |tensor| tensor.name.as_str());
+        if let Some(&output) = outputs.iter().find(|id| !is_ready(id)) {
+            let missing = self.cause(steps, output, is_ready);
+            return Err(format!(
+                "output '{}' for ensemble '{}' is not written: at least one of its depending tensors, '{}', is not connected",
+                name_of(output),
+                config.name,
+                name_of(missing),
+            ));
+        }
+        let unused = |(id, tensor): &(TensorId, &Tensor)| {
+            !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty())
+        };
+        match self.tensors.iter().enumerate().find(unused) {
+            Some((_, tensor)) => {
+                Err(format!("ensemble tensor '{}' is unused in ensemble '{}'", tensor.name, config.name))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn twice(ensemble: &str, tensor: &str, step: usize) -> String {
+    format!("ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{ensemble}' step {step}")
+}

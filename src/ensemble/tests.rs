@@ -1,0 +1,363 @@
+//! Random plans run to the end: each step once and only with its inputs, side by side where nothing is between them,
+//! tensors kept no longer than they are needed. And tables of what a plan may not be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{Completion, Draft, ModelConfig};
+
+fn config(text: &str) -> ModelConfig {
+    let completion = Completion {
+        directory: "e",
+        files: &[],
+        backends: &["builtin"],
+        gpus: &[],
+        signature: None,
+        auto_complete: true,
+        default_max_batch_size: 0,
+    };
+    Draft::from_text(text, "config.pbtxt").unwrap().complete(&completion).unwrap()
+}
+
+fn tensor(kind: &str, name: &str) -> String {
+    format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }}\n")
+}
+
+/// A step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
+fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
+    let map = |kind: &str, key: &str, names: &[String]| -> String {
+        let entry = |(n, name): (usize, &String)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ");
+        names.iter().enumerate().map(entry).collect()
+    };
+    format!("step {{ model_name: 'm{number}' {}{}}}\n", map("input_map", "i", inputs), map("output_map", "o", outputs))
+}
+
+fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) -> ModelConfig {
+    let ends: String = inputs.iter().map(|name| tensor("input", name)).collect();
+    let outputs: String = outputs.iter().map(|name| tensor("output", name)).collect();
+    config(&format!("platform: 'ensemble' {ends}{outputs}ensemble_scheduling {{ {} }}", steps.concat()))
+}
+
+/// What a random plan is made of: for each step how many outputs it has, and which tensors before it it takes.
+type Recipe = (usize, Vec<(usize, Vec<prop::sample::Index>)>);
+
+fn recipes() -> impl Strategy<Value = Recipe> {
+    let step = (1usize..3, prop::collection::vec(any::<prop::sample::Index>(), 1..4));
+    (1usize..4, prop::collection::vec(step, 1..12))
+}
+
+/// Builds the plan: what nobody takes is an output of the ensemble, so that nothing is unused. Steps are listed in the
+/// order of `shuffle`, which is not that of their dependencies.
+fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConfig, Vec<String>) {
+    let inputs: Vec<String> = (0..*inputs).map(|n| format!("x{n}")).collect();
+    let mut there = inputs.clone();
+    let mut taken = BTreeSet::new();
+    let mut texts = Vec::new();
+    for (number, (count, wants)) in steps.iter().enumerate() {
+        let takes: Vec<String> = wants.iter().map(|index| there[index.index(there.len())].clone()).collect();
+        taken.extend(takes.iter().cloned());
+        let made: Vec<String> = (0..*count).map(|n| format!("t{number}_{n}")).collect();
+        there.extend(made.iter().cloned());
+        texts.push(step(number, &takes, &made));
+    }
+    for (n, index) in shuffle.iter().enumerate().take(texts.len()) {
+        let other = index.index(texts.len());
+        texts.swap(n, other);
+    }
+    let used: Vec<String> = inputs.iter().filter(|name| taken.contains(*name)).cloned().collect();
+    let outputs: Vec<String> =
+        there.iter().filter(|name| name.starts_with('t') && !taken.contains(*name)).cloned().collect();
+    (ensemble(&used, &outputs, &texts), outputs)
+}
+
+/// Runs a plan step by step, in an order that `choices` decides, with names as tensors. Gives the outputs, the steps in
+/// their order, and the most that ran at the same time.
+fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Index]) -> (Vec<usize>, Vec<usize>) {
+    let given: Vec<(usize, Arc<usize>)> = plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
+    let mut run = Run::new(plan.clone(), requested, given);
+    let (mut running, mut order, mut finished) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let mut choices = choices.iter().cycle();
+    loop {
+        while let Some((number, inputs)) = run.next_step() {
+            let expected: Vec<usize> = plan.steps()[number].inputs.iter().map(|(_, id)| *id).collect();
+            let got: Vec<usize> = inputs.iter().map(|(_, value)| **value).collect();
+            assert_eq!(got, expected, "step {number} has its own inputs, all of them");
+            order.push(number);
+            running.push((number, inputs));
+        }
+        expect_greedy(plan, requested, &finished, &order);
+        if running.is_empty() {
+            break;
+        }
+        let (number, inputs) = running.swap_remove(choices.next().unwrap().index(running.len()));
+        drop(inputs);
+        let made = plan.steps()[number].outputs.iter().enumerate().map(|(n, (_, id))| (n, Arc::new(*id)));
+        assert_eq!(run.done(number, made), Vec::<String>::new());
+        finished.insert(number);
+        expect_lean(plan, requested, &order, (&finished, run.kept()));
+    }
+    let outputs = run.finish().unwrap();
+    assert!(outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1), "nobody else holds an output");
+    (outputs.into_iter().map(|(position, _)| position).collect(), order)
+}
+
+/// The steps that outputs need, by another way than the plan's own.
+fn needed(plan: &Plan, requested: &[usize]) -> BTreeSet<usize> {
+    let mut steps = BTreeSet::new();
+    let mut wanted: BTreeSet<usize> = requested.iter().map(|at| plan.outputs()[*at]).collect();
+    loop {
+        let before = steps.len();
+        for (number, step) in plan.steps().iter().enumerate() {
+            if step.outputs.iter().any(|(_, id)| wanted.contains(id)) {
+                steps.insert(number);
+                wanted.extend(step.inputs.iter().map(|(_, id)| *id));
+            }
+        }
+        if steps.len() == before {
+            return steps;
+        }
+    }
+}
+
+/// Every needed step whose inputs exist has been started.
+fn expect_greedy(plan: &Plan, requested: &[usize], finished: &BTreeSet<usize>, started: &[usize]) {
+    let there: BTreeSet<usize> = finished
+        .iter()
+        .flat_map(|step| &plan.steps()[*step].outputs)
+        .map(|(_, id)| *id)
+        .chain(plan.inputs().iter().copied())
+        .collect();
+    for number in needed(plan, requested) {
+        let can = plan.steps()[number].inputs.iter().all(|(_, id)| there.contains(id));
+        assert_eq!(started.contains(&number), can, "step {number} runs as soon as it can");
+    }
+}
+
+/// No tensor is kept but those that a needed step has yet to be given, or that the response is made of.
+fn expect_lean(plan: &Plan, requested: &[usize], started: &[usize], (finished, kept): (&BTreeSet<usize>, usize)) {
+    let waiting: BTreeSet<usize> = needed(plan, requested).into_iter().filter(|n| !started.contains(n)).collect();
+    let still = waiting.iter().flat_map(|step| &plan.steps()[*step].inputs).map(|(_, id)| *id);
+    let still: BTreeSet<usize> = still.chain(requested.iter().map(|at| plan.outputs()[*at])).collect();
+    let is_there = |id: &usize| plan.tensors()[*id].producer.is_none_or(|step| finished.contains(&step));
+    assert_eq!(kept, still.iter().filter(|id| is_there(id)).count());
+}
+
+proptest! {
+    #[test]
+    fn random_plans_run_to_the_end(
+        recipe in recipes(),
+        shuffle in prop::collection::vec(any::<prop::sample::Index>(), 12),
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+        subset in prop::collection::vec(any::<bool>(), 24),
+    ) {
+        let (config, names) = plan(&recipe, &shuffle);
+        let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
+        prop_assert_eq!(plan.outputs().len(), names.len());
+        let all: Vec<usize> = (0..names.len()).collect();
+        let some: Vec<usize> = all.iter().copied().filter(|at| subset[*at % subset.len()]).collect();
+        for requested in [all, some] {
+            let (outputs, order) = simulate(&plan, &requested, &choices);
+            prop_assert_eq!(&outputs, &requested);
+            let once: BTreeSet<usize> = order.iter().copied().collect();
+            prop_assert_eq!(once.len(), order.len(), "no step runs twice");
+            prop_assert_eq!(once, needed(&plan, &requested), "what nobody asked for does not run");
+        }
+    }
+}
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn what_stays_unset_is_passed_on_as_unset() {
+    let steps = [step(0, &names(&["x", "w"]), &names(&["a", "b"])), step(1, &names(&["b"]), &names(&["c"]))];
+    let config = ensemble(&names(&["x", "w"]), &names(&["a", "c"]), &steps);
+    let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
+    let mut run = Run::new(plan, &[0, 1], [(0, "x")]);
+    assert_eq!(run.next_step(), Some((0, vec![(0, "x")])), "the optional input is not there");
+    assert_eq!(run.wanted(0), [0, 1]);
+    assert_eq!(run.done(0, [(0, "a")]), ["o1"], "it says what the step has not made");
+    assert_eq!(run.next_step(), Some((1, vec![])), "and what takes it runs without");
+    assert_eq!(run.done(1, []), ["o0"]);
+    assert_eq!(run.finish(), Ok(vec![(0, "a")]), "the output is left out");
+}
+
+#[test]
+fn a_step_that_never_ends_is_a_deadlock() {
+    let config = ensemble(&names(&["x"]), &names(&["y"]), &[step(0, &names(&["x"]), &names(&["y"]))]);
+    let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
+    let mut run = Run::new(plan, &[0], [(0, ())]);
+    assert!(run.next_step().is_some() && run.next_step().is_none());
+    assert_eq!(run.finish(), Err(DEADLOCK_TEXT));
+}
+
+#[test]
+fn a_tensor_can_be_taken_twice_by_one_step_and_be_an_output() {
+    let steps = [step(0, &names(&["x"]), &names(&["a"])), step(1, &names(&["a", "a"]), &names(&["y"]))];
+    let config = ensemble(&names(&["x"]), &names(&["y", "a"]), &steps);
+    let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
+    for (requested, holders) in [(&[0][..], 2), (&[0, 1], 3)] {
+        let value = Arc::new(());
+        let mut run = Run::new(plan.clone(), requested, [(0, Arc::new(()))]);
+        assert_eq!(run.next_step().unwrap().0, 0);
+        run.done(0, [(0, value.clone())]);
+        let (_, inputs) = run.next_step().unwrap();
+        assert_eq!(inputs.len(), 2);
+        assert_eq!(Arc::strong_count(&value), holders + 1, "the step holds both, the run only what is asked for");
+    }
+}
+
+#[test]
+fn plans_that_cannot_work_say_why() {
+    let s = |number, inputs: &[&str], outputs: &[&str]| step(number, &names(inputs), &names(outputs));
+    for (inputs, outputs, steps, expected) in [
+        (
+            &["x"][..],
+            &["y"][..],
+            vec![s(0, &["x"], &["y"]), s(1, &["x"], &["y"])],
+            "ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step 1",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x"], &["y", "y"])],
+            "ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step 0",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x", "a"], &["b"]), s(1, &["b"], &["a"]), s(2, &["b"], &["y"])],
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'a', is not connected",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x", "z"], &["y"])],
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'z', is not connected",
+        ),
+        (&["x"], &["y"], vec![s(0, &["x"], &["z"])], "ensemble output 'y' for ensemble 'e' is not used"),
+        (&["x", "w"], &["y"], vec![s(0, &["x"], &["y"])], "ensemble input 'w' for ensemble 'e' is not used"),
+        (&["x"], &["y"], vec![s(0, &["x"], &["y", "z"])], "ensemble tensor 'z' is unused in ensemble 'e'"),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x"], &["x"]), s(1, &["x"], &["y"])],
+            "ensemble tensor 'x' is an input of ensemble 'e' and made by a step",
+        ),
+    ] {
+        let config = ensemble(&names(inputs), &names(outputs), &steps);
+        assert_eq!(Plan::new(&config).unwrap().unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn shapes_pass_between_models_that_batch_and_models_that_do_not() {
+    for (dims, batches, shape, batch, expected) in [
+        (&[4][..], true, &[2, 4][..], Some(2), &[2, 4][..]),
+        (&[4], true, &[4], None, &[1, 4]),
+        (&[4], true, &[3, 4], None, &[3, 4]),
+        (&[4], false, &[1, 4], Some(1), &[4]),
+        (&[4], false, &[2, 4], Some(2), &[2, 4]),
+        (&[-1, 4], false, &[1, 4], Some(1), &[1, 4]),
+        (&[-1, 4], false, &[2, 4], Some(2), &[2, 4]),
+        (&[4], false, &[4], None, &[4]),
+    ] {
+        assert_eq!(fit(dims, batches, shape, batch), expected, "{shape:?} as {dims:?}");
+    }
+}
+
+#[test]
+fn dependencies_know_circles_and_who_goes_with_whom() {
+    let mut known = Dependencies::default();
+    for (ensemble, members) in [
+        ("self", "self"),
+        ("a", "b"),
+        ("b", "c plain"),
+        ("c", "a plain"),
+        ("outside", "a"),
+        ("good", "plain"),
+        ("on", "good other"),
+    ] {
+        known.insert(ensemble, members.split(' '));
+    }
+    for (ensemble, expected) in [
+        ("self", Some("self self")),
+        ("a", Some("a b c a")),
+        ("b", Some("b c a b")),
+        ("outside", None),
+        ("good", None),
+        ("plain", None),
+    ] {
+        assert_eq!(known.circle(ensemble).map(|way| way.join(" ")).as_deref(), expected, "{ensemble}");
+    }
+    for (model, expected) in
+        [("plain", "b c good a on outside"), ("good", "on"), ("other", "on"), ("a", "c outside b"), ("outside", "")]
+    {
+        assert_eq!(known.dependents(model).join(" "), expected, "{model}");
+    }
+    known.remove("on");
+    assert_eq!(known.dependents("other"), Vec::<&str>::new());
+}
+
+#[test]
+fn members_must_fit_and_both_ends_are_named() {
+    let member = |name: &str, batch: u32, datatype: &str, dims: &str| {
+        let io = |kind, name| format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}");
+        config_of(name, &format!("max_batch_size: {batch} {} {}", io("input", "i0"), io("output", "o0")))
+    };
+    let members: BTreeMap<&str, ModelConfig> = [
+        ("good", member("good", 8, "TYPE_FP32", "-1")),
+        ("texts", member("texts", 8, "TYPE_STRING", "-1")),
+        ("square", member("square", 8, "TYPE_FP32", "2, 2")),
+        ("row", member("row", 8, "TYPE_FP32", "4")),
+        ("small", member("small", 2, "TYPE_FP32", "-1")),
+        ("flat", member("flat", 0, "TYPE_FP32", "-1, 4")),
+    ]
+    .into();
+    for (chain, expected) in [
+        (["good", "good"], ""),
+        (["row", "flat"], ""),
+        (["flat", "row"], ""),
+        (
+            ["good", "texts"],
+            "in ensemble e, ensemble tensor t: inconsistent data type: TYPE_FP32 is inferred from model good while \
+             TYPE_STRING is inferred from model texts",
+        ),
+        (
+            ["row", "square"],
+            "in ensemble e, ensemble tensor t: inconsistent shape: [-1,4] is inferred from model row while [-1,2,2] is \
+             inferred from model square",
+        ),
+        (
+            ["good", "small"],
+            "ensemble e allows maximum batch size 4, but it contains model small which only allows maximum batch size to \
+             be 2",
+        ),
+    ] {
+        let [first, second] = chain;
+        let steps = [step(0, &names(&["x"]), &names(&["t"])), step(1, &names(&["t"]), &names(&["y"]))];
+        let mut config = ensemble(&names(&["x"]), &names(&["y"]), &steps);
+        config.max_batch_size = 4;
+        let plan = Plan::new(&config).unwrap().unwrap();
+        let result = check(&config, &plan, &[&members[first], &members[second]]);
+        assert_eq!(result.err().unwrap_or_default(), expected, "{chain:?}");
+    }
+}
+
+fn config_of(name: &str, text: &str) -> ModelConfig {
+    let text = format!("name: '{name}' backend: 'builtin' {text}");
+    let completion = Completion {
+        directory: name,
+        files: &[],
+        backends: &["builtin"],
+        gpus: &[],
+        signature: None,
+        auto_complete: true,
+        default_max_batch_size: 0,
+    };
+    Draft::from_text(&text, "config.pbtxt").unwrap().complete(&completion).unwrap()
+}
