@@ -151,8 +151,10 @@ fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
     let next = frontend.responses(3);
     assert!(frontend.is_quiet());
     assert!(next.stamps.output_start <= next.stamps.end && first.stamps.start == next.stamps.start);
-    frontend.credits(7, ELEMENTS, Vec::new());
-    frontend.responses(ELEMENTS - CREDITS - 3);
+    for count in [CREDITS, CREDITS, ELEMENTS - 3 * CREDITS - 3] {
+        frontend.credits(7, CREDITS, Vec::new());
+        frontend.responses(count);
+    }
     let ToFrontend::Response(end) = frontend.read() else { panic!("no end") };
     assert!(end.last && end.empty && end.outputs.is_empty());
     let (done, received) = frontend.end();
