@@ -4,7 +4,7 @@ use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use pharos::cache::{Entry, Identifier, Lru};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
-use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter};
+use pharos::infer::{CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter};
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Catalog, Kind};
 use pharos::metrics::channel::{self, Definition, Sample, Writer};
@@ -15,7 +15,7 @@ use pharos::metrics::journal::Batch;
 use pharos::metrics::record;
 use pharos::metrics::tslog::{Layout, Stamp, Text};
 use pharos::model::{Completion, Draft};
-use pharos::scheduler::{self, QueuePolicy, Settings, Ticket};
+use pharos::scheduler::{self, InSequence, QueuePolicy, SequenceSettings, SequenceStrategy, Settings, Ticket};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
@@ -108,12 +108,41 @@ fn scheduler_paths(criterion: &mut Criterion) {
             scheduler.batch_done(InstanceId(0), now);
         });
     });
+    for (name, strategy) in [
+        ("direct", SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }),
+        ("oldest", SequenceStrategy::Oldest { max_candidate_sequences: 10_000 }),
+    ] {
+        let open = if name == "direct" { 8 } else { 10_000 };
+        sequence_steps(criterion, &format!("scheduler: a step of one of {open} sequences, {name}"), (strategy, open));
+    }
     for waiting in [10, 1_000, 100_000] {
         for (name, timeout_us) in [("", 0), (", with timeouts", 3_600_000_000)] {
             let name = format!("scheduler: a batch of 8 comes and goes, {waiting} wait{name}");
             deep_queue(criterion, &name, (waiting, timeout_us));
         }
     }
+}
+
+/// Open sequences that have a step now and then, each of which is executed at once.
+fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (SequenceStrategy, u64)) {
+    let (max_backlog, max_queue, backlog_hold) = (0, 0, 0);
+    let max_idle_us = 3_600_000_000;
+    let sequences = SequenceSettings { strategy, max_idle_us, iterative: false, max_backlog, max_queue, backlog_hold };
+    let settings = Settings { max_batch_size: 8, sequence: Some(sequences), ..Settings::default() };
+    let mut scheduler = scheduler::create(settings);
+    scheduler.instance_ready(InstanceId(0), Instant(0));
+    let mut number = 0;
+    let mut step = || {
+        number += 1;
+        let (request, now) = (RequestId(number), Instant(number));
+        let id = CorrelationId::Uint(1 + number % open);
+        let sequence = Some(InSequence { id, start: number <= open, end: false });
+        scheduler.enqueue(Ticket { request, batch_size: 1, sequence, ..Ticket::default() }, now);
+        while scheduler.poll_action(now).is_some() {}
+        scheduler.batch_done(InstanceId(0), now);
+    };
+    (0..open).for_each(|_| step());
+    criterion.bench_function(name, |bencher| bencher.iter(&mut step));
 }
 
 /// A queue of constant depth: eight requests come, one of those in the middle is given up and comes again, a batch ends.

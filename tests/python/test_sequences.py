@@ -29,7 +29,7 @@ MODELS = {
     "plain": config(f"{IDLE_LONG} {controls()}", batch=0),
     "text": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('STRING'))}"),
     "short": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('UINT32'))}"),
-    "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=150),
+    "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=400),
     "idle": config(f"max_sequence_idle_microseconds: 200000 direct {{ }} {controls()}", batch=1),
     "limited": config(
         f"{IDLE_LONG} direct {{ }} {controls()}",
@@ -302,8 +302,9 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
     ask(sequence_start=True)
     time.sleep(0.05)
     waiting = ask()
+    time.sleep(0.03)
     last = ask()
-    time.sleep(0.05)
+    time.sleep(0.03)
     waiting.cancel()
     outcomes = [done.get(timeout=20) for _ in range(3)]
     errors = [error.status() for _, error in outcomes if error is not None]

@@ -160,7 +160,9 @@ impl SequenceBatcher {
             },
             None => {
                 let (batch, reason) = self.direct(id, now)?;
-                batch.iter().flatten().for_each(|number| drop(self.table.issue(*number)));
+                for number in batch.iter().flatten() {
+                    self.table.issue(*number);
+                }
                 (batch, reason)
             }
         };
@@ -195,30 +197,27 @@ impl SequenceBatcher {
             std::mem::replace(&mut sequence.running, after)
         });
         ended.extend(before.filter(|before| *before != key));
-        if end {
+        if end && self.is_direct() {
             self.table.vacate(number);
         }
         SlotStep { request, key, start: before != Some(key), end }
     }
 
-    /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there. With
-    /// its last request it gives up its slot, and the next sequence comes into it.
+    /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there.
     pub(super) fn issue(&mut self, number: Number) {
-        let mut next = Some(number);
-        while let Some(number) = next.take() {
-            let Some(sequence) = self.table.get(number) else { return };
-            let Place::Slot(instance, _) = sequence.place else { return };
-            let Some(instance) = self.instances.get_mut(&instance) else { return };
-            if sequence.current.is_some() || instance.batcher.is_none() {
-                return;
-            }
-            let Some(step) = self.table.issue(number) else { return };
-            instance.push(&step);
-            if step.end {
-                self.table.vacate(number);
-                next = self.table.seat();
-            }
+        let Some(sequence) = self.table.get(number) else { return };
+        let Place::Slot(instance, _) = sequence.place else { return };
+        let Some(instance) = self.instances.get_mut(&instance) else { return };
+        if sequence.current.is_some() || instance.batcher.is_none() {
+            return;
         }
+        if let Some(step) = self.table.issue(number) {
+            instance.push(&step);
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        matches!(self.sequences.strategy, SequenceStrategy::Direct { .. })
     }
 
     /// With the strategy `direct`: the batch that an idle instance would execute now.

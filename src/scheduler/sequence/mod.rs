@@ -4,12 +4,13 @@
 //! # Sequences and slots
 //! A START request makes a sequence, which takes the free slot with the smallest number, or waits with all its requests
 //! in the backlog, first come first served. An END request drops the id as soon as it is queued, so that the id may begin
-//! again at once; the slot becomes free when END is issued. Requests of one sequence never overtake each other and never
+//! again at once; the slot becomes free when END is sent (`direct`: the batch has the place no longer) or done (`oldest`).
+//! Requests of one sequence never overtake each other and never
 //! run at the same time. START for an id that is active goes on in the same slot, as another sequence for the backend:
 //! each has a *key* of its own, whatever its correlation id.
 //!
-//! A sequence is given up when one of its requests is cancelled while it waits (all that waits of it is cancelled), when
-//! it was idle too long, when its timeout passes in the backlog, or when its instance is lost. The instance is told of
+//! A sequence is given up when one of its requests is cancelled while it waits (with all that wait behind it; those before
+//! it are executed), when it was idle too long, when its timeout passes in the backlog, or when its instance is lost. The instance is told of
 //! those that end without an END step ([`Action::SequencesEnded`]). Idle is a sequence of which nothing waits or executes
 //! (so says Triton's schema; its code also ends sequences whose last request takes longer than the idle time). What an
 //! instance lost is never continued: everything that waits is answered, and so is what comes for the same id until START
@@ -208,14 +209,13 @@ impl SequenceBatcher {
         self.decided.push_back(Action::Reject { request, reason });
     }
 
-    /// Gives back everything that waits in a sequence, and lets no more in.
-    fn give_back(&mut self, number: Number, reason: RejectReason) {
+    /// Gives back everything that waits in a sequence, or everything from one request on, and lets no more in.
+    fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
         self.table.close(number);
-        let issued = self.table.get(number).and_then(|sequence| sequence.current).filter(|current| !current.sent);
-        if let (Some(current), Some(instance)) = (issued, self.instance_of(number)) {
-            instance.withdraw(current.request);
-        }
-        for request in self.table.take_waiting(number) {
+        for request in self.table.take_waiting(number, from) {
+            if let Some(instance) = self.instance_of(number) {
+                instance.withdraw(request);
+            }
             self.reject(request, reason);
         }
     }
@@ -258,7 +258,7 @@ impl SequenceBatcher {
     fn expire(&mut self, now: Instant) {
         while let Some(number) = self.table.pop_alarm(now) {
             match self.table.get(number).map(|sequence| sequence.place) {
-                Some(Place::Backlog) => self.give_back(number, RejectReason::SequenceTimeout),
+                Some(Place::Backlog) => self.give_back(number, None, RejectReason::SequenceTimeout),
                 Some(Place::Slot(..)) => self.idle_evicted += 1,
                 Some(Place::Leaving(_) | Place::Lost) | None => {}
             }
@@ -283,7 +283,7 @@ impl SequenceBatcher {
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         for number in self.table.leave(instance) {
-            for request in self.table.take_waiting(number) {
+            for request in self.table.take_waiting(number, None) {
                 self.reject(request, RejectReason::SequenceLost);
             }
             let Some(sequence) = self.table.get_mut(number) else { continue };
@@ -335,7 +335,7 @@ impl Scheduler for SequenceBatcher {
 
     fn cancel(&mut self, request: RequestId, now: Instant) {
         if let Some(number) = self.table.waiting_in(request) {
-            self.give_back(number, RejectReason::Cancelled);
+            self.give_back(number, Some(request), RejectReason::Cancelled);
             self.settle(number, now);
         }
     }
@@ -350,7 +350,7 @@ impl Scheduler for SequenceBatcher {
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         for number in self.batch_over(instance, now) {
             // A step is missing: going on without it would be going on with a wrong state.
-            for request in self.table.take_waiting(number) {
+            for request in self.table.take_waiting(number, None) {
                 self.reject(request, RejectReason::SequenceLost);
             }
             let Some(sequence) = self.table.get(number) else { continue };
@@ -398,7 +398,7 @@ impl Scheduler for SequenceBatcher {
         // The youngest first, so that no slot is given to one that is about to go.
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
-            self.give_back(number, reason);
+            self.give_back(number, None, reason);
             match self.table.get(number).map(|sequence| sequence.place) {
                 Some(Place::Lost) => self.table.remove(number),
                 _ => self.settle(number, now),

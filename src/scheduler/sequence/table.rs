@@ -28,7 +28,7 @@ pub(super) enum Place {
     Backlog,
     /// It has this slot.
     Slot(InstanceId, u32),
-    /// Its last request is on its way to this instance, or executes there; its slot is another's.
+    /// Its last request executes on this instance; its slot is another's.
     Leaving(InstanceId),
     /// Its instance was lost: it is kept only so that its next request can be told.
     Lost,
@@ -280,12 +280,16 @@ impl Table {
         Some(current)
     }
 
-    /// Takes out all requests of a sequence that wait, in order.
-    pub(super) fn take_waiting(&mut self, number: Number) -> Vec<RequestId> {
+    /// Takes out the requests of a sequence that wait, in order: all, or those from the one that is named on.
+    pub(super) fn take_waiting(&mut self, number: Number, from: Option<RequestId>) -> Vec<RequestId> {
         let Some(sequence) = self.sequences.get_mut(&number) else { return Vec::new() };
-        let issued = sequence.current.take_if(|current| !current.sent).map(|current| current.request);
-        let requests: Vec<RequestId> =
-            issued.into_iter().chain(sequence.queue.drain(..).map(|step| step.request)).collect();
+        let first = from.and_then(|from| sequence.queue.iter().position(|step| step.request == from));
+        let issued = match first {
+            Some(_) => None,
+            None => sequence.current.take_if(|current| !current.sent).map(|current| current.request),
+        };
+        let queued = sequence.queue.drain(first.unwrap_or(0)..).map(|step| step.request);
+        let requests: Vec<RequestId> = issued.into_iter().chain(queued).collect();
         for request in &requests {
             self.waiting.remove(request);
         }

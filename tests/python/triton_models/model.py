@@ -26,13 +26,42 @@ class TritonPythonModel:
         self.delay_s = int(parameters.get("delay_ms", "0")) / 1000
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
-        self.delay_first = self.function == "delay"
+        self.delay_first = self.function in ("delay", "sequence_sum")
+        batching = config.get("sequence_batching", {})
+        self.controls = [control["name"] for control in batching.get("control_input", [])]
+        self.sums = {}
         self.delay_items = int(parameters.get("delay_items", "0"))
 
     def execute(self, requests):
         if self.delay_first and self.is_slow(requests):
             time.sleep(self.delay_s)
+        if self.function == "sequence_sum":
+            return self.sequence_sum(requests)
         return [self.answer(request) for request in requests]
+
+    def sequence_sum(self, requests):
+        """As the builtin function, with the correlation id for a key; OPEN is left out."""
+        seen = [self.seen(request) for request in requests]
+        text = " ".join(",".join(values) for values in seen).encode()
+        responses = []
+        for request, controls in zip(requests, seen):
+            start, _, ready, key = controls
+            value = pb_utils.get_input_tensor_by_name(request, self.inputs[0]).as_numpy()
+            total = 0
+            if ready != "0":
+                total = int(value.sum()) + (0 if start != "0" else self.sums.get(key, 0))
+                self.sums[key] = total
+            shape = (1, 1) if value.ndim > 1 else (1,)
+            sums, texts = np.full(shape, total, np.int32), np.full(shape, text, np.object_)
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("SUM", sums), pb_utils.Tensor("BATCH", texts)])
+            )
+        return responses
+
+    def seen(self, request):
+        """The controls of a request as texts."""
+        values = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().flat[0] for name in self.controls)
+        return [value.decode() if isinstance(value, bytes) else f"{int(value)}" for value in values]
 
     def is_slow(self, requests):
         """Whether this batch takes its time: all do, or those with at least `delay_items` elements in a request."""

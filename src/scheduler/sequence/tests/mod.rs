@@ -179,7 +179,7 @@ fn a_cancelled_request_takes_its_sequence_along() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a", "a", "(b"]);
     bench.check(["1: (1 (4"]);
-    bench.scheduler.cancel(RequestId(3), bench.now);
+    bench.scheduler.cancel(RequestId(2), bench.now);
     bench.check(["2 Cancelled", "3 Cancelled"]);
     bench.send(&["a"]);
     bench.check(["5 SequenceNotStarted"]);
@@ -189,6 +189,21 @@ fn a_cancelled_request_takes_its_sequence_along() {
     assert_eq!(bench.scheduler.sequences().unwrap().slots_used, 1);
     bench.scheduler.cancel(RequestId(3), bench.now);
     bench.check([]);
+}
+
+#[test]
+fn what_waits_before_a_cancelled_request_is_executed() {
+    for settings in [direct(), oldest(1)] {
+        let mut bench = Bench::new(settings, 1);
+        bench.send(&["(a", "a", "a", "a"]);
+        bench.check(["1: (1"]);
+        bench.scheduler.cancel(RequestId(3), bench.now);
+        bench.check(["3 Cancelled", "4 Cancelled"]);
+        bench.done(1);
+        bench.check(["1: 2"]);
+        bench.done(1);
+        bench.check(["1 ended [1]"]);
+    }
 }
 
 #[test]
@@ -298,12 +313,13 @@ fn oldest_has_one_request_of_a_sequence_in_a_batch() {
 }
 
 #[test]
-fn oldest_frees_the_slot_when_the_end_is_issued() {
+fn oldest_frees_the_slot_when_the_end_is_done() {
     let mut bench = Bench::new(oldest(1), 1);
-    bench.send(&["(a", "a)", "(b)", "(c)", "(d"]);
-    bench.check(["1: (1"]);
-    bench.done(1);
-    bench.check(["1: 2) (3) (4) (5 full"]);
+    bench.send(&["(a", "a)", "(b)", "(c"]);
+    for batch in ["1: (1", "1: 2)", "1: (3)", "1: (4"] {
+        bench.check([batch]);
+        bench.done(1);
+    }
 }
 
 #[test]

@@ -183,7 +183,9 @@ impl World {
                     let life = self.of_request[&request];
                     let refused = matches!(reason, RejectReason::SequenceNotStarted | RejectReason::SequenceLost);
                     assert!(!refused || reason == RejectReason::SequenceLost || !self.starts[&request]);
-                    self.lives[life].over |= reason != RejectReason::QueueFull;
+                    // Of a cancelled one, what waited before is executed.
+                    self.lives[life].over |=
+                        matches!(reason, RejectReason::SequenceTimeout | RejectReason::SequenceLost);
                 }
                 Action::ExecuteSteps { instance, slots, .. } => self.execute(instance, &slots),
                 Action::SequencesEnded { instance, keys } => {
