@@ -263,8 +263,8 @@ impl World {
     fn end(mut self) {
         (0..3).for_each(|_| self.join());
         for instance in (0..3).map(InstanceId) {
-            if !self.ready.contains_key(&instance) {
-                self.ready.insert(instance, Vec::new());
+            if let std::collections::btree_map::Entry::Vacant(place) = self.ready.entry(instance) {
+                place.insert(Vec::new());
                 self.batcher.instance_ready(instance, self.now);
             }
         }
