@@ -14,6 +14,40 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
+/// A correlation id (`sequence_id`): zero and the empty string mean "no sequence".
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CorrelationId {
+    /// A number.
+    Uint(u64),
+    /// A text.
+    String(String),
+}
+
+impl Default for CorrelationId {
+    fn default() -> Self {
+        Self::Uint(0)
+    }
+}
+
+impl CorrelationId {
+    /// Whether it means "no sequence".
+    pub fn is_none(&self) -> bool {
+        match self {
+            Self::Uint(number) => *number == 0,
+            Self::String(text) => text.is_empty(),
+        }
+    }
+}
+
+impl fmt::Display for CorrelationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uint(number) => number.fmt(f),
+            Self::String(text) => text.fmt(f),
+        }
+    }
+}
+
 /// The id of a trace (W3C Trace Context, `trace-id`): 16 bytes, not all zero. Displayed as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(u128);

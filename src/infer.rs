@@ -1,8 +1,7 @@
 //! The one request and response type that every way into the server uses: HTTP, gRPC and, later, ensembles.
 
-use std::fmt;
-
 use crate::data::Data;
+pub use crate::id::CorrelationId;
 use crate::id::TraceId;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
@@ -24,40 +23,6 @@ pub enum Parameter {
 
 /// Named parameters in the order given.
 pub type Parameters = Vec<(String, Parameter)>;
-
-/// A correlation id (`sequence_id`): zero and the empty string mean "no sequence".
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum CorrelationId {
-    /// A number.
-    Uint(u64),
-    /// A text.
-    String(String),
-}
-
-impl Default for CorrelationId {
-    fn default() -> Self {
-        Self::Uint(0)
-    }
-}
-
-impl CorrelationId {
-    /// Whether it means "no sequence".
-    pub fn is_none(&self) -> bool {
-        match self {
-            Self::Uint(number) => *number == 0,
-            Self::String(text) => text.is_empty(),
-        }
-    }
-}
-
-impl fmt::Display for CorrelationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Uint(number) => number.fmt(f),
-            Self::String(text) => text.fmt(f),
-        }
-    }
-}
 
 /// One input of a request.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{ErrorCode, InferError, Reason};
-use crate::id::{InstanceId, RequestId};
-use crate::infer::CorrelationId;
+use crate::id::{CorrelationId, InstanceId, RequestId};
 use crate::timeline::{Instant, SendReason};
 
 mod dynamic;

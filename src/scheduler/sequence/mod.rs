@@ -36,8 +36,7 @@ use std::time::Duration;
 use self::batches::Instance;
 use self::table::{Number, Place, Step, Table};
 use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
-use crate::id::{InstanceId, RequestId};
-use crate::infer::CorrelationId;
+use crate::id::{CorrelationId, InstanceId, RequestId};
 use crate::timeline::Instant;
 
 /// A request's place in a sequence, as its client says.

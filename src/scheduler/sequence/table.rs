@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::id::{InstanceId, RequestId, RequestMap};
-use crate::infer::CorrelationId;
+use crate::id::{CorrelationId, InstanceId, RequestId, RequestMap};
 use crate::timeline::Instant;
 
 /// A sequence's number, in the order in which sequences began.
