@@ -86,6 +86,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether a request may be executed any number of times (`iterative_sequence`).
+    pub fn has_iterative_sequences(&self) -> bool {
+        matches!(&self.scheduling, Scheduling::Sequence(sequence) if sequence.iterative)
+    }
+
     /// The refusal of a correlation id that is not of the type of the model's control; Triton's text. `None`: it fits.
     pub(super) fn wrong_id_type(&self, id: &CorrelationId) -> Option<String> {
         let control = self.controls().iter().find(|control| control.kind == ControlKind::CorrelationId)?;
