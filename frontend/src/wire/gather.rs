@@ -63,7 +63,8 @@ impl Link {
         let step = |position: usize| steps.get(position).copied().flatten();
         let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
         let outputs = wanted(config, parts);
-        let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags, resumed: resumed.clone() });
+        let frame =
+            ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags, resumed: resumed.clone() });
         if self.send(&frame) {
             return Ok(());
         }

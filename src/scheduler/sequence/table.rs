@@ -214,7 +214,8 @@ impl Table {
         let number = self.fresh();
         self.by_id.insert(id.clone(), number);
         let (queue, closed) = (VecDeque::new(), false);
-        let sequence = Sequence { id, place, queue, current: None, key: number, running: None, closed, held: false, alarm: None };
+        let sequence =
+            Sequence { id, place, queue, current: None, key: number, running: None, closed, held: false, alarm: None };
         self.sequences.insert(number, sequence);
         number
     }

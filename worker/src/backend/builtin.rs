@@ -34,8 +34,7 @@ use super::stateful::Stateful;
 use super::{Backend, Batch, Context, Input, Outputs, countdown, load_error, run_error, sequence};
 use crate::clock;
 
-const FUNCTIONS: &str =
-    "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, countdown, accumulate, append, emit";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, countdown, accumulate, append, emit";
 
 /// How often [`delay`] looks whether its batch is cancelled.
 pub(super) const LOOK: Duration = Duration::from_millis(5);

@@ -273,8 +273,15 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
     };
     let executed = || {
         let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
-        let done =
-            Done { batch: 0, stamps, error: None, failed: Vec::new(), outputs: Vec::new(), parameters: Vec::new(), rescheduled: Vec::new() };
+        let done = Done {
+            batch: 0,
+            stamps,
+            error: None,
+            failed: Vec::new(),
+            outputs: Vec::new(),
+            parameters: Vec::new(),
+            rescheduled: Vec::new(),
+        };
         world.metrics.batch_executed(&done, Instant(0));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
