@@ -12,6 +12,7 @@ mod meter;
 mod refuse;
 mod tls;
 mod traffic;
+mod unread;
 mod watch;
 
 use std::convert::Infallible;

@@ -32,18 +32,16 @@ impl Speaker {
         if tls {
             return;
         }
-        let words = match speaks {
-            Speaks::Http => http1("503 Service Unavailable", text),
-            Speaks::Http2 => goaway(text),
-        };
-        self.say(stream, words);
+        // gRPC's clients wait longer and longer between connections that are only closed; after a proper farewell in their
+        // own protocol they come again at once.
+        if speaks == Speaks::Http {
+            self.say(stream, http1("503 Service Unavailable", text));
+        }
     }
 
     /// Refuses a client that speaks no TLS where only that is spoken; `first` are its first bytes.
     pub(super) fn clear_text(&self, stream: TcpStream, first: &[u8]) {
-        if first.starts_with(b"PRI") {
-            self.say(stream, goaway("this port speaks TLS"));
-        } else if first.first().is_some_and(u8::is_ascii_uppercase) {
+        if !first.starts_with(b"PRI") && first.first().is_some_and(u8::is_ascii_uppercase) {
             self.say(stream, http1("400 Bad Request", "this port speaks TLS: use https"));
         }
     }
@@ -90,27 +88,12 @@ fn http1(status: &str, text: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// An empty SETTINGS frame and GOAWAY with ENHANCE_YOUR_CALM (RFC 9113, 6.5, 6.8); clients show the text.
-fn goaway(text: &str) -> Vec<u8> {
-    let mut frames = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
-    let length = u8::try_from(8 + text.len()).unwrap_or(u8::MAX);
-    frames.extend([0, 0, length, 7, 0, 0, 0, 0, 0]);
-    frames.extend([0, 0, 0, 0, 0, 0, 0, 0x0b]);
-    frames.extend(text.bytes().take(usize::from(length) - 8));
-    frames
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn frames_have_the_length_that_they_say() {
-        for text in ["", "short", &"x".repeat(300)] {
-            let frames = goaway(text);
-            let [.., length, 7] = frames[9..13] else { panic!("no GOAWAY") };
-            assert_eq!(frames.len(), 9 + 9 + usize::from(length));
-        }
+    fn an_answer_has_the_length_that_it_says() {
         let answer = String::from_utf8(http1("503 Service Unavailable", "full")).unwrap();
         assert!(answer.contains("Content-Length: 16\r\n") && answer.ends_with("\r\n\r\n{\"error\":\"full\"}"));
     }

@@ -90,6 +90,9 @@ fn unusable(files: &TlsFiles, error: &Error) -> String {
         Error::InconsistentKeys(_) => {
             format!("the key in '{key}' does not belong to the certificate in '{certificate}'")
         }
+        Error::InvalidCertificate(error) => {
+            format!("the certificate in '{certificate}' cannot be used: {error:?}, it is no valid X.509 certificate")
+        }
         error => format!("the certificate in '{certificate}' with the key in '{key}' cannot be used: {error}"),
     }
 }

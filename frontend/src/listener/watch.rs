@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response, Version};
 use http_body::{Frame, SizeHint};
@@ -23,6 +24,7 @@ use tokio::task::AbortHandle;
 use tower::Service;
 
 use super::meter::Meter;
+use super::unread::{Pieces, Unread};
 
 /// The longest and the shortest time between two looks; between them a fourth of the shortest patience.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
@@ -80,6 +82,8 @@ pub(super) struct Activity {
     http2: AtomicBool,
     /// Its client is to be told to go with the next answer.
     leaving: AtomicBool,
+    /// The answers of HTTP/2 that the client has not taken.
+    unread: Unread,
 }
 
 /// One request in flight.
@@ -128,6 +132,7 @@ impl Watch {
             served: AtomicBool::new(false),
             http2: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            unread: Unread::default(),
         })
     }
 
@@ -160,7 +165,8 @@ impl Activity {
     /// Whether the connection has waited too long for something.
     fn verdict(&self, now: u32, ticks: Ticks) -> Option<Verdict> {
         let over = |since: u32, most: u32| since != 0 && now.wrapping_sub(since) > most;
-        if over(self.blocked_since.load(Ordering::Relaxed), ticks.write) {
+        let unread = || self.is_http2() && over(self.unread.since(now), ticks.write);
+        if over(self.blocked_since.load(Ordering::Relaxed), ticks.write) || unread() {
             return Some(Verdict::Refused(Refused::SlowReader));
         }
         let (state, served) = (self.state.load(Ordering::Relaxed), self.served.load(Ordering::Relaxed));
@@ -262,7 +268,7 @@ impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
     S::Future: Unpin,
-    B: http_body::Body + Unpin,
+    B: http_body::Body<Data = Bytes> + Unpin,
 {
     type Response = Response<Body<B>>;
     type Error = Infallible;
@@ -278,7 +284,8 @@ where
             Some(Busy(self.activity.clone()))
         };
         // The services of this server are ready at all times.
-        Answer { answer: self.service.clone().call(request), busy }
+        let http2 = busy.is_none().then(|| self.activity.clone());
+        Answer { answer: self.service.clone().call(request), busy, http2 }
     }
 }
 
@@ -286,6 +293,7 @@ where
 pub(super) struct Answer<F> {
     answer: F,
     busy: Option<Busy>,
+    http2: Option<Arc<Activity>>,
 }
 
 impl<F, B> Future for Answer<F>
@@ -301,7 +309,8 @@ where
         if busy.as_ref().is_some_and(|busy| busy.0.leaving.load(Ordering::Relaxed)) {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Poll::Ready(Ok(answer.map(|body| Body { body, _busy: busy })))
+        let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));
+        Poll::Ready(Ok(answer.map(|body| Body { body, _busy: busy, http2 })))
     }
 }
 
@@ -309,22 +318,36 @@ where
 pub(super) struct Body<B> {
     body: B,
     _busy: Option<Busy>,
+    /// To follow what the client takes.
+    http2: Option<(Arc<Activity>, Pieces)>,
 }
 
-impl<B: http_body::Body + Unpin> http_body::Body for Body<B> {
-    type Data = B::Data;
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Self { body, http2, .. } = &mut *self;
+        let Some((activity, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
+        if let Some(rest) = pieces.next() {
+            return Poll::Ready(Some(Ok(Frame::data(rest))));
+        }
+        let frame = Pin::new(body).poll_frame(cx);
+        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, (&activity.unread, &activity.tick))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.is_end_stream() && self.http2.as_ref().is_none_or(|(_, pieces)| pieces.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let left = self.http2.as_ref().map_or(0, |(_, pieces)| pieces.left());
+        let (hint, mut whole) = (self.body.size_hint(), SizeHint::new());
+        whole.set_lower(hint.lower() + left);
+        if let Some(upper) = hint.upper() {
+            whole.set_upper(upper + left);
+        }
+        whole
     }
 }
 
