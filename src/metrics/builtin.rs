@@ -111,6 +111,10 @@ builtins! {
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    Connections = "pharos_connections_total" Counter ["listener"] Family;
+    ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
+    ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;
+    CredentialReloads = "pharos_credential_reloads_total" Counter ["file", "result"] Family;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
