@@ -29,7 +29,7 @@ fn refused(batching: &str, expected: &str) {
 
 #[test]
 fn controls_that_cannot_be_are_refused_as_triton_does() {
-    let start = |what| control("A", "START", what);
+    let start = |what: &str| control("A", "START", what);
     let of_start = |text: &str| format!("sequence batching {text} for CONTROL_SEQUENCE_START for m");
     refused(&control("", "START", INTS), "sequence batching control tensor must have a name for m");
     refused(&(start(INTS) + &control("A", "END", INTS)), MULTIPLE);
