@@ -5,6 +5,7 @@
 mod ensemble;
 mod gauges;
 mod load;
+mod responses;
 mod scan;
 mod serving;
 
@@ -25,6 +26,7 @@ use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
+pub(crate) use responses::Responses;
 pub(crate) use serving::Serving;
 
 /// Where models come from and how they are loaded.
