@@ -253,15 +253,12 @@ impl Engine {
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let serving = self.able(&request)?;
         check_text(&request)?;
-        let (checked, classified) = serving.admit(&mut request)?;
-        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
-            let repository = self.0.repository.clone();
-            return Ok(Responses::one(
-                async move { repository.execute(&serving, request, (checked, classified)).await },
-            ));
-        };
-        let responses = driver.stream(request, checked);
-        Ok(Responses::many(responses, serving, classified))
+        let admitted = serving.admit(&mut request)?;
+        let repository = self.0.repository.clone();
+        match serving.config.decoupled {
+            true => Ok(Responses::many(repository.stream(&serving, request, admitted))),
+            false => Ok(Responses::one(async move { repository.execute(&serving, request, admitted).await })),
+        }
     }
 
     /// The model that a request is for, if it can answer.

@@ -129,6 +129,7 @@ builtins! {
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
     EnsembleStep = "pharos_ensemble_step_duration_us" Histogram ["model", "version", "step", "member"] Family;
     EnsembleOverhead = "pharos_ensemble_overhead_duration_us" Histogram ["model", "version"] Family;
+    EnsembleInflight = "pharos_ensemble_inflight_requests" Gauge ["model", "version", "step", "member"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
     CacheEntries = "pharos_cache_entries" Gauge [] Family;
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
