@@ -9,6 +9,7 @@ mod cache;
 mod definition;
 mod logging;
 mod rate_limit;
+mod shared_memory;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -23,6 +24,7 @@ pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use shared_memory::SharedMemory;
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -51,6 +53,9 @@ pub struct Options {
     /// Of the server as a whole.
     #[command(flatten)]
     pub general: General,
+    /// Memory that clients share.
+    #[command(flatten)]
+    pub shared_memory: SharedMemory,
     /// Which models.
     #[command(flatten)]
     pub models: Models,

@@ -20,6 +20,7 @@ mod onnxruntime;
 mod process;
 mod repository;
 mod scheduler;
+pub mod shared_memory;
 // Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
 #[cfg(not(test))]
 pub mod start;

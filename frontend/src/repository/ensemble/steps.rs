@@ -5,12 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use pharos::ensemble::{Run, Step, fit};
+use pharos::ensemble::{Plan, Run, Step, fit};
 use pharos::error::InferError;
 use pharos::infer::{
     CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput,
 };
 use pharos::metrics::record;
+use pharos::region::Slice;
 use pharos::tensor::Tensor;
 use pharos::timeline::Instant;
 
@@ -95,7 +96,10 @@ impl Repository {
             }
             while let Some((number, inputs)) = run.next_step() {
                 let Some((step, member)) = of(number) else { continue };
-                let own = step_request((step, member), request, inputs, &run.wanted(number));
+                let mut own = step_request((step, member), request, inputs, &run.wanted(number));
+                own.outputs
+                    .iter_mut()
+                    .for_each(|output| output.region = region(serving, plan, (step, &output.name), request));
                 running.push(Box::pin(self.step(number, member, own)));
             }
             let Some((number, since, answer)) = next(&mut running).await else { break };
@@ -210,6 +214,15 @@ fn step_request(
         empty_final_response: false,
         raw_body: None,
     }
+}
+
+/// Where the client wants what a step makes under this name, if it is an output of the ensemble that goes into memory of
+/// the client's: the step's own worker writes it there.
+fn region(serving: &Serving, plan: &Plan, (step, output): (&Step, &str), request: &InferRequest) -> Option<Slice> {
+    let (_, tensor) = step.outputs.iter().find(|(name, _)| name == output)?;
+    let position = plan.outputs().iter().position(|output| output == tensor)?;
+    let name = &serving.config.outputs.get(position)?.name;
+    request.outputs.iter().find(|wanted| wanted.name == *name)?.region.clone()
 }
 
 /// What a step has made, by position in its outputs.
