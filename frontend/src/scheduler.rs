@@ -182,7 +182,8 @@ impl Driver {
         let mut now = clock::now();
         request.timeline.queue_start = now;
         let mut miss = None;
-        if let Some(cache) = &self.cache {
+        // Memory of the client's may change between the look at it and the execution: then another's answer would be wrong.
+        if let Some(cache) = self.cache.as_ref().filter(|_| !request.uses_regions()) {
             match self.look_up(cache, id, &request, &checked).await {
                 Found::Hit(entry, times) => {
                     let part = Part { request, checked, padding: false };

@@ -135,6 +135,11 @@ builtins! {
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
     CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
+    SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
+    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
+    SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;
+    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
+    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;
