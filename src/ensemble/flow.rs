@@ -100,7 +100,7 @@ impl<T: Clone> Flow<T> {
         let mut requested = requested.to_vec();
         requested.sort_unstable();
         requested.dedup();
-        let goals = Goal::of(&plan, &stages, &requested);
+        let goals = stages.goals(&plan, &requested);
         let mut inputs: Vec<Option<T>> = plan.inputs().iter().map(|_| None).collect();
         for (position, value) in given {
             if let Some(input) = inputs.get_mut(position) {

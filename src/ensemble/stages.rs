@@ -1,16 +1,21 @@
 //! Decoupled steps in a plan: what is done once for a request, and what is done again for each response of such a step.
 
+use std::sync::Arc;
+
 use super::plan::{Plan, Step, TensorId};
+use super::run::Goal;
 
 /// The stages of a plan. Stage 0 begins with the request; each of the others with a response of the decoupled step that
 /// ends the stage before it. The ensemble's outputs are made in the last one.
 ///
 /// There are no other plans: what a step takes must come of the same response, as Triton has it, so that stages cannot
 /// meet; and what is made must be used, so that none ends in nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Stages {
     /// The decoupled steps: the one at `n` ends stage `n`.
     producers: Vec<usize>,
+    /// What each is to make when all outputs are asked for, as they mostly are.
+    whole: Vec<Arc<Goal>>,
 }
 
 impl Stages {
@@ -44,7 +49,18 @@ impl Stages {
         }
         common(plan, (ensemble, ensemble), &origins, plan.outputs().iter().copied())?;
         producers.sort_unstable();
-        Ok(Self { producers: producers.into_iter().map(|(_, step)| step).collect() })
+        let producers = producers.into_iter().map(|(_, step)| step).collect();
+        let stages = Self { producers, whole: Vec::new() };
+        let all: Vec<usize> = (0..plan.outputs().len()).collect();
+        Ok(Self { whole: Goal::of(plan, &stages, &all), ..stages })
+    }
+
+    /// What each is to make when the outputs at these positions are asked for, ascending and each once.
+    pub(super) fn goals(&self, plan: &Plan, requested: &[usize]) -> Vec<Arc<Goal>> {
+        match requested.len() == plan.outputs().len() {
+            true => self.whole.clone(),
+            false => Goal::of(plan, self, requested),
+        }
     }
 
     /// Whether a request may have any number of responses.

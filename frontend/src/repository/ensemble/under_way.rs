@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use pharos::ensemble::{Call, CallId, Flow, Step};
+use pharos::ensemble::{Call, CallId, Flow, Plan};
 use pharos::error::InferError;
 use pharos::id::ModelVersion;
 use pharos::infer::{InferOutput, InferRequest, InferResponse, Parameters};
@@ -61,6 +61,7 @@ pub(super) struct UnderWay {
     pub(super) serving: Arc<Serving>,
     /// Without its inputs.
     pub(super) request: InferRequest,
+    plan: Arc<Plan>,
     /// The members in the order of the steps.
     members: Vec<Arc<Serving>>,
     flow: Flow<Passed>,
@@ -98,6 +99,7 @@ impl UnderWay {
             repository: repository.clone(),
             serving: serving.clone(),
             request,
+            plan: plan.clone(),
             members,
             flow: Flow::new(plan.clone(), ensemble.stages.clone(), &requested, given),
             running: BTreeMap::new(),
@@ -156,19 +158,13 @@ impl UnderWay {
         self.repository.metrics()
     }
 
-    /// A step with its model.
-    fn member(&self, number: usize) -> Option<(Step, Arc<Serving>)> {
-        let step = self.serving.ensemble()?.plan.steps().get(number)?;
-        Some((step.clone(), self.members.get(number)?.clone()))
-    }
-
     fn start(&mut self, call: Call<Passed>) {
         let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
         let (Some(ensemble), Some(member)) = (self.serving.ensemble(), self.members.get(number)) else { return };
-        let Some(step) = ensemble.plan.steps().get(number) else { return };
+        let Some(step) = self.plan.steps().get(number) else { return };
         let (mut request, sequence) = step_request((step, member), &self.request, inputs, &wanted);
         for output in &mut request.outputs {
-            output.region = region(&self.serving, &ensemble.plan, (step, &output.name), &self.request);
+            output.region = region(&self.serving, &self.plan, (step, &output.name), &self.request);
         }
         let since = clock::now();
         if self.running.is_empty() {
@@ -200,16 +196,18 @@ impl UnderWay {
     fn answered(&mut self, id: CallId, answer: Answer, place: Place) {
         self.before = place;
         let Some(running) = self.stopped(id) else { return };
-        let Some((step, member)) = self.member(running.step) else { return };
+        let plan = self.plan.clone();
+        let Some(step) = plan.steps().get(running.step) else { return };
         if let Ok(response) = &answer {
             self.recorded((&running, &step.model), response);
         }
-        let made = answer.and_then(|response| made((&step, &member), response, running.sequence));
+        let Some(member) = self.members.get(running.step) else { return };
+        let made = answer.and_then(|response| made((step, member), response, running.sequence));
         let left_out = match member.config.decoupled {
             true => self.flow.response(id, made),
             false => self.flow.done(id, made),
         };
-        tell_left_out(&self.serving, &step, &left_out);
+        tell_left_out(&self.serving, step, &left_out);
     }
 
     /// The next response of a decoupled step, of the last stage first. Gives whether there was one.
@@ -233,7 +231,8 @@ impl UnderWay {
     /// A decoupled step has given a response.
     fn responded(&mut self, (stage, id): (usize, CallId), Streamed { answer, last, empty }: Streamed) {
         let Some((number, sequence)) = self.running.get(&id).map(|of| (of.step, of.sequence.clone())) else { return };
-        let Some((step, member)) = self.member(number) else { return };
+        let plan = self.plan.clone();
+        let Some(step) = plan.steps().get(number) else { return };
         if last
             && let Some(running) = self.stopped(id)
             && let Ok(response) = &answer
@@ -241,9 +240,10 @@ impl UnderWay {
             self.recorded((&running, &step.model), response);
         }
         if !(empty && answer.is_ok()) {
-            let made = answer.and_then(|response| made((&step, &member), response, sequence));
+            let Some(member) = self.members.get(number) else { return };
+            let made = answer.and_then(|response| made((step, member), response, sequence));
             let left_out = self.flow.response(id, made);
-            tell_left_out(&self.serving, &step, &left_out);
+            tell_left_out(&self.serving, step, &left_out);
         }
         if last {
             self.flow.ended(id);
