@@ -166,7 +166,7 @@ pub async fn serve<S, B>(
     (speaks, settings): (Speaks, Settings),
     service: S,
     refused: impl Fn(u16) + Clone + Send + 'static,
-    life: Life,
+    mut life: Life,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + Unpin + 'static,
@@ -175,12 +175,7 @@ pub async fn serve<S, B>(
 {
     let shared = Arc::new(Shared::new(speaks, settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
-    let mut end = life.clone();
-    let mut stopping = std::pin::pin!(async move {
-        // An error means that the server is gone.
-        let _ = end.wait_for(|phase| *phase == Phase::Stopping).await;
-    });
-    loop {
+    while *life.borrow_and_update() != Phase::Stopping {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
@@ -189,11 +184,18 @@ pub async fn serve<S, B>(
                     continue;
                 }
             },
-            () = &mut stopping => break,
+            changed = life.changed() => {
+                shared.watch.tell(*life.borrow());
+                if changed.is_err() {
+                    break;
+                }
+                continue;
+            }
         };
-        shared.accept(stream, service.clone(), refused.clone(), (life.clone(), alive.clone()));
+        shared.accept(stream, service.clone(), refused.clone(), alive.clone());
     }
     drop((listener, alive));
+    shared.watch.tell(Phase::Stopping);
     // Ends when the last connection has dropped its sender.
     let _ = all_closed.recv().await;
 }
@@ -214,7 +216,7 @@ impl Shared {
         stream: TcpStream,
         service: S,
         refused: impl Fn(u16) + Send + 'static,
-        (life, alive): (Life, mpsc::Sender<Infallible>),
+        alive: mpsc::Sender<Infallible>,
     ) where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send + Unpin + 'static,
@@ -233,7 +235,7 @@ impl Shared {
             return self.speaker.overloaded(stream, (self.speaks, self.settings.tls.is_some()), &text);
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
-        let accepted = Accepted { shared: self.clone(), activity: activity.clone(), life };
+        let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
         let task = tokio::spawn(async move {
             let _held = (permit, alive);
             accepted.serve(stream, service, refused).await;

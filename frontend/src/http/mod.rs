@@ -83,7 +83,7 @@ impl Default for Settings {
 #[derive(Clone)]
 pub(crate) struct Edge {
     engine: Engine,
-    settings: Settings,
+    settings: Arc<Settings>,
 }
 
 impl Edge {
@@ -99,8 +99,8 @@ pub async fn serve(
     (settings, connections): (Settings, listener::Settings),
     life: Life,
 ) {
-    let edge = Edge { engine: engine.clone(), settings: settings.clone() };
-    let dispatch = Dispatch { edge, router: router(engine.clone(), settings) };
+    let edge = Edge { engine: engine.clone(), settings: Arc::new(settings) };
+    let dispatch = Dispatch { router: routes(edge.clone()), edge };
     let refused = move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         engine.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
@@ -110,6 +110,10 @@ pub async fn serve(
 
 /// The table of routes.
 pub fn router(engine: Engine, settings: Settings) -> Router {
+    routes(Edge { engine, settings: Arc::new(settings) })
+}
+
+fn routes(edge: Edge) -> Router {
     let router = Router::new()
         .route("/v2", get(server::metadata))
         .route("/v2/health/live", get(server::live))
@@ -129,10 +133,7 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
         .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
         .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
         .route("/v2/logging", get(logging::get).post(logging::post));
-    shared_memory::routes(router)
-        .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .with_state(Edge { engine, settings })
+    shared_memory::routes(router).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.

@@ -17,7 +17,7 @@ use tower::Service;
 
 use super::traffic::{Stream, Traffic};
 use super::watch::{Activity, Watched};
-use super::{Life, Phase, Shared, Speaks};
+use super::{Shared, Speaks};
 
 /// The first byte of a TLS record with a handshake in it (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
@@ -28,7 +28,6 @@ const H2: &[u8] = b"h2";
 pub(super) struct Accepted {
     pub(super) shared: Arc<Shared>,
     pub(super) activity: Arc<Activity>,
-    pub(super) life: Life,
 }
 
 impl Accepted {
@@ -144,29 +143,12 @@ impl Accepted {
     async fn parting(&self) -> Option<Duration> {
         let limits = &self.shared.settings.limits;
         if limits.age.is_zero() {
-            self.going().await;
+            self.activity.parting().await;
             return None;
         }
         tokio::select! {
-            () = self.going() => None,
+            () = self.activity.parting() => None,
             () = tokio::time::sleep(self.activity.spread(limits.age)) => Some(limits.age_grace),
-        }
-    }
-
-    /// Ready when the server goes.
-    ///
-    /// HTTP/2 can part without loss as soon as the server drains: the client is told which calls were taken, and makes new
-    /// ones on a new connection. A connection of HTTP/1 that is closed while it waits may lose the request that is just
-    /// coming; with each answer its client is asked to close it, and it is closed when nothing is left to be finished. The
-    /// same holds for connections that come while the server drains.
-    async fn going(&self) {
-        let mut life = self.life.clone();
-        let fresh = *life.borrow() == Phase::Serving;
-        // An error means that the server is gone.
-        let _ = life.wait_for(|phase| *phase != Phase::Serving).await;
-        self.activity.leave();
-        if !(fresh && self.activity.is_http2()) {
-            let _ = life.wait_for(|phase| *phase == Phase::Stopping).await;
         }
     }
 }

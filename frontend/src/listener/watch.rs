@@ -10,8 +10,8 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 use tower::Service;
 
+use super::Phase;
 use super::meter::Meter;
 use super::unread::{Pieces, Unread};
 
@@ -63,6 +64,14 @@ struct Connections {
     tick: Arc<AtomicU32>,
     open: Mutex<Vec<(Arc<Activity>, AbortHandle)>>,
     meter: Meter,
+    /// Connections that come now are not to stay.
+    draining: AtomicBool,
+}
+
+impl Connections {
+    fn open(&self) -> MutexGuard<'_, Vec<(Arc<Activity>, AbortHandle)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What one connection is doing.
@@ -82,6 +91,10 @@ pub(super) struct Activity {
     http2: AtomicBool,
     /// Its client is to be told to go with the next answer.
     leaving: AtomicBool,
+    /// It is to end when what is in flight is answered.
+    parting: AtomicBool,
+    // Who waits for that; held to store or take the waker.
+    waiting: Mutex<Option<Waker>>,
     /// The answers of HTTP/2 that the client has not taken.
     unread: Unread,
 }
@@ -102,7 +115,8 @@ impl Watch {
     /// Closes connections that have waited for longer than `patience`.
     pub(super) fn start(patience: Patience, meter: Meter) -> Self {
         let tick = Arc::new(AtomicU32::new(1));
-        let connections = Arc::new(Connections { tick, open: Mutex::default(), meter });
+        let connections =
+            Arc::new(Connections { tick, open: Mutex::default(), meter, draining: AtomicBool::new(false) });
         let look = patience.look();
         let ticks = |time: Duration| match time.as_nanos().div_ceil(look.as_nanos().max(1)) {
             0 => u32::MAX,
@@ -131,21 +145,37 @@ impl Watch {
             blocked_since: AtomicU32::new(0),
             served: AtomicBool::new(false),
             http2: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            leaving: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
+            parting: AtomicBool::new(false),
+            waiting: Mutex::default(),
             unread: Unread::default(),
         })
     }
 
     /// From now on the connection is looked at; `task` serves it.
     pub(super) fn add(&self, activity: Arc<Activity>, task: AbortHandle) {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).push((activity, task));
+        self.0.open().push((activity, task));
+    }
+
+    /// The server goes. HTTP/2 can part without loss as soon as it drains: the client is told which calls were taken, and
+    /// makes new ones on a new connection. A connection of HTTP/1 that is closed while it waits may lose the request that
+    /// is just coming; with each answer its client is asked to close it, and it is closed when nothing is left to be
+    /// finished. The same holds for connections that come while the server drains.
+    pub(super) fn tell(&self, phase: Phase) {
+        for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
+            activity.leaving.store(true, Ordering::Relaxed);
+            if phase == Phase::Stopping || activity.is_http2() {
+                activity.part();
+            }
+        }
+        self.0.draining.store(phase != Phase::Serving, Ordering::Relaxed);
     }
 }
 
 impl Connections {
     fn look(&self, ticks: Ticks) {
         let now = self.tick.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open();
         open.retain(|(activity, task)| {
             if task.is_finished() {
                 return false;
@@ -221,9 +251,25 @@ impl Activity {
         self.http2.load(Ordering::Relaxed)
     }
 
-    /// From now on answers ask the client to close the connection.
-    pub(super) fn leave(&self) {
-        self.leaving.store(true, Ordering::Relaxed);
+    /// Ends when what is in flight is answered.
+    fn part(&self) {
+        self.parting.store(true, Ordering::Release);
+        if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            waker.wake();
+        }
+    }
+
+    /// Ready when the connection is to end. Asked at each turn of a connection, it costs one look: its task has one waker,
+    /// which is left here once.
+    pub(super) fn parting(&self) -> impl Future<Output = ()> {
+        let mut left = false;
+        std::future::poll_fn(move |cx| {
+            if !left {
+                *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+                left = true;
+            }
+            if self.parting.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
     }
 
     /// A time up to a tenth longer or shorter, another one for each client's port: connections that were made at once
