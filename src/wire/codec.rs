@@ -2,7 +2,7 @@
 
 use super::{
     BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement, Response,
-    SequenceStep, ToFrontend, ToWorker, WireError,
+    Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -195,16 +195,17 @@ fields!(Load {
     metrics,
     auto_detect
 });
-fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements });
+fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
 fields!(Placement { request, output, region, offset, len });
+fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
 fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs, parameters });
+fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
-fields!(Credits { batch, request, responses, released });
+fields!(Credits { batch, request, taken, released });
 fields!(WireError { code, message, of_region });
 fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed });
 fields!(ComputeStamps { start, input_end, output_start, end });
@@ -388,6 +389,7 @@ mod tests {
             flags: 1,
             placements: vec![Placement { request: 1, output: 3, region: 9, offset: 1 << 40, len: 5 }],
             elements: vec![(3, vec![2, 0])],
+            resumed: vec![Resumed { request: 1, sent: 40, taken: 33 }],
         })
     }
 
@@ -404,6 +406,7 @@ mod tests {
             failed: vec![(1, error)],
             outputs: vec![output],
             parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
+            rescheduled: vec![2],
         })
     }
 
@@ -450,7 +453,7 @@ mod tests {
         });
         let metrics = ToWorker::Metrics("mode: both".into());
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
-        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, responses: 16, released: vec![64] });
+        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
         let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
         let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget];
         for frame in frames {

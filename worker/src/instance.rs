@@ -149,12 +149,15 @@ impl Instance {
         let uses_regions = lent::uses_regions(execute);
         let unusable = if uses_regions { lent::open(&mut self.regions, execute) } else { Vec::new() };
         let mut outputs = Outputs::new(&mut self.outputs, (&self.config, &self.metrics), start);
+        outputs.iterative = self.config.has_iterative_sequences();
         if self.config.decoupled {
             let flags = self.inputs.flags(execute.flags);
-            outputs.streams = Some(Streams::new(connection, flags, (execute.batch, execute.requests.len())));
+            outputs.streams = Some(Streams::new(connection, flags, execute));
         }
         let result = if uses_regions {
-            let bears_changes = self.backend.bears_changes() && self.states.is_none() && !self.config.decoupled;
+            // What is read again later, or not sent in the end, is not written there at once.
+            let at_once = self.states.is_none() && !self.config.decoupled && !outputs.iterative;
+            let bears_changes = at_once && self.backend.bears_changes();
             outputs.lent = Some(Lent::new(&self.regions, execute, bears_changes));
             let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
             engine.execute_lent((&self.config, &self.inputs), execute, &mut outputs, unusable)
@@ -240,11 +243,14 @@ pub struct Outputs<'a> {
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
+    rescheduled: Vec<u32>,
     /// The positions of the requests that are executed now; empty for all of the batch.
     part: Vec<u32>,
     /// The first of `blocks` that is theirs.
     part_from: usize,
     parameters: Vec<(u32, Parameters)>,
+    /// Whether requests may be rescheduled.
+    iterative: bool,
     /// For a decoupled model.
     streams: Option<Streams<'a>>,
     /// For a batch that uses memory of clients.
@@ -263,9 +269,11 @@ impl<'a> Outputs<'a> {
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
+            rescheduled: Vec::new(),
             part: Vec::new(),
             part_from: 0,
             parameters: Vec::new(),
+            iterative: false,
             streams: None,
             lent: None,
             start,
@@ -346,6 +354,26 @@ impl<'a> Outputs<'a> {
         self.failed.push((self.position(request), wire_error(error)));
     }
 
+    /// Has a request executed once more, as soon as an instance can: for the iterative sequences of
+    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. What this batch gives as its answer is
+    /// thrown away; in a decoupled model it may have had responses, but not its last.
+    ///
+    /// # Errors
+    /// The model's sequences are not iterative; Triton's text.
+    pub fn reschedule(&mut self, request: usize) -> Result<(), InferError> {
+        if !self.iterative {
+            return Err(run_error(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to \
+                 handle such a flag.",
+            ));
+        }
+        let position = self.position(request);
+        if let Err(place) = self.rescheduled.binary_search(&position) {
+            self.rescheduled.insert(place, position);
+        }
+        Ok(())
+    }
+
     /// The position in the whole batch of a request of this part.
     fn position(&self, request: usize) -> u32 {
         let whole = u32::try_from(request).unwrap_or(u32::MAX);
@@ -377,11 +405,11 @@ impl<'a> Outputs<'a> {
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
-            let Self { failed, parameters, blocks: outputs, .. } = self;
-            return Done { batch, stamps, error: None, failed, outputs, parameters };
+            let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled };
         };
-        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
-        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters }
+        let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters, rescheduled }
     }
 }
 

@@ -119,9 +119,8 @@ impl World {
         let inputs = blocks.collect();
         self.batches += 1;
         let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
-        let (placements, elements) = (Vec::new(), Vec::new());
-        let execute =
-            Execute { batch: self.batches, requests, inputs, outputs, released, flags: 0, placements, elements };
+        let (placements, elements, resumed, batch) = (Vec::new(), Vec::new(), Vec::new(), self.batches);
+        let execute = Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed };
         self.run(&execute)
     }
 
