@@ -18,7 +18,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -96,17 +96,6 @@ pub struct Execute {
     pub resumed: Vec<Resumed>,
 }
 
-/// How far the responses of a rescheduled request are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resumed {
-    /// The request's position in the batch.
-    pub request: u32,
-    /// Responses that were sent and need [`Credits`].
-    pub sent: u64,
-    /// How many of them its client has taken.
-    pub taken: u64,
-}
-
 /// An output of one request that goes into the client's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -120,6 +109,17 @@ pub struct Placement {
     pub offset: u64,
     /// Bytes that there is room for.
     pub len: u64,
+}
+
+/// How far the responses of a rescheduled request are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// The request's position in the batch.
+    pub request: u32,
+    /// Responses that were sent and need [`Credits`].
+    pub sent: u64,
+    /// How many of them its client has taken.
+    pub taken: u64,
 }
 
 /// One request of a batch, as a worker sees it.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs rows of `shared_memory_tables.py` against a server, ours or a real Triton, and says what came of them.
 
-    shared_memory.py record     asks the Triton peer all rows, writes golden_shared_memory.json
+shared_memory.py record     asks the Triton peer all rows, writes golden_shared_memory.json
 """
 
 import json

@@ -157,7 +157,9 @@ impl Instance {
             outputs.streams = Some(Streams::new(connection, flags, execute));
         }
         let result = if uses_regions {
-            let bears_changes = self.backend.bears_changes() && self.states.is_none() && !self.config.decoupled;
+            // What is read again later, or not sent in the end, is not written there at once.
+            let at_once = self.states.is_none() && !self.config.decoupled && !outputs.iterative;
+            let bears_changes = at_once && self.backend.bears_changes();
             outputs.lent = Some(Lent::new(&self.regions, execute, bears_changes));
             let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
             engine.execute_lent((&self.config, &self.inputs), execute, &mut outputs, unusable)

@@ -64,8 +64,7 @@ impl Link {
         let step = |position: usize| steps.get(position).copied().flatten();
         let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
         let outputs = wanted(config, parts);
-        let resumed = resumed.clone();
-        let (placements, elements) = placements(config, parts);
+        let ((placements, elements), resumed) = (placements(config, parts), resumed.clone());
         let execute = Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed };
         let frame = ToWorker::Execute(execute);
         if self.send(&frame) {

@@ -297,7 +297,8 @@ impl Outputs<'_> {
             return None;
         }
         for placement in &execute.placements {
-            if self.has_failed(placement.request) {
+            // One that is executed once more has no outputs yet.
+            if self.has_failed(placement.request) || self.rescheduled.contains(&placement.request) {
                 continue;
             }
             if let Err(error) = self.place_one(config, placement) {
@@ -345,6 +346,7 @@ impl Outputs<'_> {
 
     /// Fails a request by its position in the whole batch, unless it has failed.
     fn fail_whole(&mut self, request: u32, error: InferError) {
+        self.rescheduled.retain(|other| *other != request);
         if !self.has_failed(request) {
             let part = std::mem::take(&mut self.part);
             self.fail(request as usize, error);

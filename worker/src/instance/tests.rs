@@ -119,8 +119,7 @@ impl World {
         let inputs = blocks.collect();
         self.batches += 1;
         let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
-        let (placements, elements, resumed) = (Vec::new(), Vec::new(), Vec::new());
-        let batch = self.batches;
+        let (placements, elements, resumed, batch) = (Vec::new(), Vec::new(), Vec::new(), self.batches);
         let execute = Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed };
         self.run(&execute)
     }

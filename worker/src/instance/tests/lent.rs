@@ -60,8 +60,9 @@ impl World {
         let inputs = vec![InputBlock { input: 0, datatype, shape, offset: 0, len, pieces }];
         let (outputs, elements, released) = (Vec::new(), Vec::new(), std::mem::take(&mut self.unread));
         let placements = placements.to_vec();
+        let resumed = Vec::new();
         let execute =
-            Execute { batch: 1, requests, inputs, outputs, released, flags: 0, placements, elements, resumed: vec![] };
+            Execute { batch: 1, requests, inputs, outputs, released, flags: 0, placements, elements, resumed };
         self.run(&execute)
     }
 }
