@@ -34,6 +34,7 @@ NOT_SHOWN = {}
 NO_DATA = {
     r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_memory_bytes": "there is no GPU on this machine",
     r"nv_inference_first_response_histogram_ms": "no decoupled model is loaded",
+    r"pharos_credential_reloads_total": "no certificates and tokens are given",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
     r"pharos_sequences?_\w+|pharos_sequences": "no model has sequences",
