@@ -10,6 +10,7 @@ mod clients;
 mod definition;
 mod logging;
 mod rate_limit;
+mod shared_memory;
 mod tls;
 
 use std::ffi::{OsStr, OsString};
@@ -26,6 +27,7 @@ pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
 
 const GENERAL: &str = "Server";
@@ -55,6 +57,9 @@ pub struct Options {
     /// Of the server as a whole.
     #[command(flatten)]
     pub general: General,
+    /// Memory that clients share.
+    #[command(flatten)]
+    pub shared_memory: SharedMemory,
     /// Which models.
     #[command(flatten)]
     pub models: Models,

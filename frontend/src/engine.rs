@@ -27,6 +27,7 @@ use crate::clock;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
+use crate::shared_memory::{self, SharedMemory};
 use crate::system;
 
 /// What the server is started with, apart from its listeners.
@@ -36,6 +37,8 @@ pub struct Settings {
     pub name: String,
     /// Whether readiness asks for every model (`--strict-readiness`).
     pub strict_readiness: bool,
+    /// Memory that clients share.
+    pub shared_memory: shared_memory::Settings,
     /// The models.
     pub repository: repository::Settings,
 }
@@ -74,6 +77,7 @@ struct Inner {
     settings: Settings,
     cache: Arc<Cache>,
     repository: Arc<Repository>,
+    shared_memory: SharedMemory,
     phase: AtomicU8,
 }
 
@@ -112,7 +116,8 @@ impl Engine {
         let timer = Timer::start()?;
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
-        Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
+        let shared_memory = SharedMemory::new(settings.shared_memory.clone());
+        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, phase: AtomicU8::new(LOADING) })))
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.
@@ -236,8 +241,9 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let serving = self.able(&request)?;
+        self.0.shared_memory.lend(&mut request)?;
         if serving.config.decoupled {
             return Err(endpoint.refuse_decoupled());
         }
@@ -252,16 +258,14 @@ impl Engine {
     /// As [`Engine::infer`]; those of executing the request are among its answers.
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let serving = self.able(&request)?;
+        self.0.shared_memory.lend(&mut request)?;
         check_text(&request)?;
-        let (checked, classified) = serving.admit(&mut request)?;
-        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
-            let repository = self.0.repository.clone();
-            return Ok(Responses::one(
-                async move { repository.execute(&serving, request, (checked, classified)).await },
-            ));
-        };
-        let responses = driver.stream(request, checked);
-        Ok(Responses::many(responses, serving, classified))
+        let admitted = serving.admit(&mut request)?;
+        let repository = self.0.repository.clone();
+        match serving.config.decoupled {
+            true => Ok(Responses::many(repository.stream(&serving, request, admitted))),
+            false => Ok(Responses::one(async move { repository.execute(&serving, request, admitted).await })),
+        }
     }
 
     /// The model that a request is for, if it can answer.
@@ -306,6 +310,11 @@ impl Engine {
         self.0.repository.index(ready_only)
     }
 
+    /// Memory that clients share.
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.0.shared_memory
+    }
+
     /// Where every series lives.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.0.cache
@@ -314,6 +323,7 @@ impl Engine {
     /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
         self.0.repository.observe();
+        self.0.shared_memory.observe(&self.0.cache);
         exposition::render_named(&self.0.cache, format, names)
     }
 

@@ -24,6 +24,7 @@ mod repository;
 #[cfg_attr(test, allow(dead_code))]
 mod reread;
 mod scheduler;
+pub mod shared_memory;
 mod slow;
 // Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
 #[cfg(not(test))]

@@ -6,6 +6,7 @@ mod drain;
 mod ensemble;
 mod gauges;
 mod load;
+mod responses;
 mod scan;
 mod serving;
 
@@ -27,6 +28,7 @@ use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
 pub use drain::Unfinished;
+pub(crate) use responses::Responses;
 pub(crate) use serving::Serving;
 
 /// Where models come from and how they are loaded.

@@ -19,7 +19,7 @@ use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
-use crate::{log, onnxruntime, repository, tslog};
+use crate::{log, onnxruntime, repository, shared_memory, tslog};
 use listen::Listeners;
 
 /// How long connections may take to carry away the last answers after everything else has ended.
@@ -226,9 +226,11 @@ fn settings(
     if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
         tracing::warn!("--rate-limit-resource means nothing without --rate-limit=execution_count");
     }
+    let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
+        shared_memory,
         repository: repository::Settings {
             repositories: options.models.repositories.clone(),
             program: Program { worker, onnxruntime },

@@ -129,11 +129,17 @@ builtins! {
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
     EnsembleStep = "pharos_ensemble_step_duration_us" Histogram ["model", "version", "step", "member"] Family;
     EnsembleOverhead = "pharos_ensemble_overhead_duration_us" Histogram ["model", "version"] Family;
+    EnsembleInflight = "pharos_ensemble_inflight_requests" Gauge ["model", "version", "step", "member"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
     CacheEntries = "pharos_cache_entries" Gauge [] Family;
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
     CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
+    SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
+    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
+    SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;
+    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
+    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;

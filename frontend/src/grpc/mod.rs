@@ -11,6 +11,7 @@ mod logging;
 pub mod raw;
 mod seen;
 mod service;
+mod shared_memory;
 mod statistics;
 mod stream;
 

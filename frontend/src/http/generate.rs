@@ -35,7 +35,7 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
     let result = async {
         let mut responses = begin(&edge, path, request).await?;
         let response = only(&mut responses).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok(answer::json(json))
     };

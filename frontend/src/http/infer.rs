@@ -59,7 +59,7 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         request.timeline.received = received;
         request.timeline.request_start = edge.engine.now();
         let response = edge.engine.infer(request, Endpoint::HttpInfer).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
         on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pharos::data::Data;
 use pharos::id::{InstanceId, RequestId};
-use pharos::infer::{InferInput, InferRequest};
+use pharos::infer::{InferInput, InferRequest, RequestedOutput};
 use pharos::model::Scheduling;
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};
@@ -33,7 +33,7 @@ impl InFlight {
 
 impl Request {
     /// A request that fills a place beside `like`, and that nobody waits for.
-    fn padding(part: Arc<Part>) -> (RequestId, Self) {
+    pub(super) fn padding(part: Arc<Part>) -> (RequestId, Self) {
         (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
     }
 }
@@ -50,7 +50,10 @@ fn zeros(like: &Part) -> Arc<Part> {
         InferInput { name: input.name.clone(), tensor }
     };
     let inputs = like.request.inputs.iter().map(input).collect();
-    let request = InferRequest { inputs, outputs: like.request.outputs.clone(), ..InferRequest::default() };
+    // Nobody's memory is written for padding.
+    let output = |output: &RequestedOutput| RequestedOutput { region: None, ..output.clone() };
+    let outputs = like.request.outputs.iter().map(output).collect();
+    let request = InferRequest { inputs, outputs, ..InferRequest::default() };
     Arc::new(Part { request, checked: like.checked, padding: true })
 }
 

@@ -48,7 +48,8 @@ async fn world() -> World {
     ours.writable().await.unwrap();
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
-    let link = Arc::new(Link::new(ours, arenas, ring));
+    let (told, _) = StdStream::pair().unwrap();
+    let link = Arc::new(Link::new(ours, told.into(), (arenas, ring)));
     driver.instance_ready(INSTANCE, link.clone());
     World { driver, link, worker }
 }
@@ -81,8 +82,7 @@ impl World {
     }
 
     fn done(&self, batch: u64, error: Option<WireError>) {
-        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
-        let done = Done { batch, stamps: ComputeStamps::default(), error, failed, outputs, parameters };
+        let done = Done { error, ..done(batch) };
         self.driver.batch_done(INSTANCE, &self.link, done);
     }
 
@@ -103,6 +103,7 @@ fn response() -> wire::Response {
             shape: vec![1],
             offset: 0,
             len: 1,
+            placed: false,
         }],
         parameters: Vec::new(),
         error: None,
@@ -121,13 +122,19 @@ fn last() -> wire::Response {
     wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
 }
 
+/// A batch without outputs.
+fn done(batch: u64) -> Done {
+    let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled }
+}
+
 async fn next(responses: &mut Responses) -> Option<Streamed> {
     poll_fn(|cx| responses.poll_next(cx)).await
 }
 
-fn credits(frames: &[ToWorker]) -> Vec<u32> {
+fn credits(frames: &[ToWorker]) -> Vec<u64> {
     let of = |frame: &ToWorker| match frame {
-        ToWorker::Credits(Credits { batch: 0, request: 0, responses, .. }) => *responses,
+        ToWorker::Credits(Credits { batch: 0, request: 0, taken, .. }) => *taken,
         other => panic!("not credits: {other:?}"),
     };
     frames.iter().map(of).collect()
@@ -146,9 +153,9 @@ async fn credit_goes_back_as_the_reader_takes_responses() {
     for _ in 0..CREDITS / 2 {
         assert!(next(&mut responses).await.unwrap().answer.is_ok());
     }
-    assert_eq!(credits(&world.sent()), Vec::<u32>::new(), "the last one given out may not have been taken");
+    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last one given out may not have been taken");
     assert!(!next(&mut responses).await.unwrap().last);
-    assert_eq!(credits(&world.sent()), [CREDITS / 2]);
+    assert_eq!(credits(&world.sent()), [u64::from(CREDITS / 2)]);
     assert!(world.driver.executing_since(INSTANCE).is_some());
     world.say(last()).unwrap();
     world.done(0, None);
@@ -180,8 +187,15 @@ async fn what_breaks_the_protocol_is_refused() {
     assert!(refused(response()).contains("more responses than their readers have asked for"));
     world.say(last()).unwrap();
     assert!(refused(last()).contains("a response after the last one"));
-    let wrong =
-        OutputBlock { output: 9, requests: Vec::new(), datatype: DataType::Uint8, shape: vec![1], offset: 0, len: 1 };
+    let wrong = OutputBlock {
+        output: 9,
+        requests: Vec::new(),
+        datatype: DataType::Uint8,
+        shape: vec![1],
+        offset: 0,
+        len: 1,
+        placed: false,
+    };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}
     let mut responses = world.ask();
@@ -233,7 +247,7 @@ async fn a_batch_that_fails_ends_its_streams() {
     let world = world().await;
     let mut responses = world.ask();
     world.say(response()).unwrap();
-    let error = WireError { code: ErrorCode::Internal, message: "no".into() };
+    let error = WireError { code: ErrorCode::Internal, message: "no".into(), of_region: false };
     world.done(0, Some(error));
     assert!(next(&mut responses).await.unwrap().answer.is_ok());
     let end = next(&mut responses).await.unwrap();
