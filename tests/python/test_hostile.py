@@ -418,11 +418,15 @@ def shut_windows(server):
         wire.settimeout(0.2)
         # It answers pings and makes other calls, so that the connection lives.
         while time.monotonic() - begun < 15:
-            with contextlib.suppress(TimeoutError):
+            try:
                 received = wire.recv(65536)
-                if not received:
-                    break
-                connection.receive_data(received)
+            except TimeoutError:
+                received = None
+            except ConnectionResetError:
+                break
+            if received == b"":
+                break
+            connection.receive_data(received or b"")
             connection.ping(b"12345678")
             if not push(wire, connection.data_to_send()):
                 break
