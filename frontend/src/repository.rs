@@ -2,6 +2,7 @@
 //!
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
+mod drain;
 mod ensemble;
 mod gauges;
 mod load;
@@ -26,6 +27,7 @@ use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
+pub use drain::Unfinished;
 pub(crate) use responses::Responses;
 pub(crate) use serving::Serving;
 

@@ -111,6 +111,10 @@ builtins! {
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    Connections = "pharos_connections_total" Counter ["listener"] Family;
+    ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
+    ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;
+    CredentialReloads = "pharos_credential_reloads_total" Counter ["file", "result"] Family;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
@@ -131,6 +135,11 @@ builtins! {
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
     CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
+    SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
+    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
+    SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;
+    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
+    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;

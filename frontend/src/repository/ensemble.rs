@@ -101,7 +101,7 @@ impl Repository {
             request.timeline.queue_start = clock::now();
             let mut unanswered = Unanswered::new((serving, ensemble), &request);
             let mut miss = None;
-            if let Some(cache) = &ensemble.cache {
+            if let Some(cache) = ensemble.cache.as_ref().filter(|_| !request.uses_regions()) {
                 match cache.look_up(&serving.config, &request, checked.batch_size).await {
                     Found::Hit(entry, times) => {
                         unanswered.answered = true;

@@ -1,10 +1,11 @@
 //! From an ensemble's request to those of its steps, and from their responses to its own.
 
-use pharos::ensemble::{Step, fit};
+use pharos::ensemble::{Plan, Step, fit};
 use pharos::error::InferError;
 use pharos::infer::{
     CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput,
 };
+use pharos::region::Slice;
 use pharos::tensor::Tensor;
 
 use super::Serving;
@@ -101,6 +102,20 @@ pub(super) fn step_request(
         raw_body: None,
     };
     (own, sequence)
+}
+
+/// Where the client wants what a step makes under this name, if it is an output of the ensemble that goes into memory of
+/// the client's: the step's own worker writes it there.
+pub(super) fn region(
+    serving: &Serving,
+    plan: &Plan,
+    (step, output): (&Step, &str),
+    request: &InferRequest,
+) -> Option<Slice> {
+    let (_, tensor) = step.outputs.iter().find(|(name, _)| name == output)?;
+    let position = plan.outputs().iter().position(|output| output == tensor)?;
+    let name = &serving.config.outputs.get(position)?.name;
+    request.outputs.iter().find(|wanted| wanted.name == *name)?.region.clone()
 }
 
 /// What a step has made, by position in its outputs; it was asked for this place in a sequence, unless it says another.

@@ -22,7 +22,7 @@ use pharos::metrics::record;
 use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Place, Queued, STUCK};
-use super::steps::{InSequence, Passed, given, made, requested, response, step_request, tell_left_out};
+use super::steps::{InSequence, Passed, given, made, region, requested, response, step_request, tell_left_out};
 use super::streams::{Stream, Streams};
 use super::{Ensemble, Repository, Serving};
 use crate::clock;
@@ -162,7 +162,10 @@ impl UnderWay {
         let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
         let (Some(ensemble), Some(member)) = (self.serving.ensemble(), self.members.get(number)) else { return };
         let Some(step) = self.plan.steps().get(number) else { return };
-        let (request, sequence) = step_request((step, member), &self.request, inputs, &wanted);
+        let (mut request, sequence) = step_request((step, member), &self.request, inputs, &wanted);
+        for output in &mut request.outputs {
+            output.region = region(&self.serving, &self.plan, (step, &output.name), &self.request);
+        }
         let since = clock::now();
         if self.running.is_empty() {
             self.times.busy_since = since;
