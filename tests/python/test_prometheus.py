@@ -17,6 +17,7 @@ import tritonclient.grpc
 import prometheus
 import test_iterative
 from conftest import copy_models
+from ensemble_tables import Ensemble, chain
 from peers import free_ports
 from prometheus import RULE_TESTS, RULES, Prometheus, promtool
 from request_table import one, simple
@@ -280,6 +281,8 @@ def scraped(tmp_path_factory):
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
     write(models, "sums", builtin("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
     write(models, "stream", test_iterative.MODELS["stream"])
+    limited = Ensemble("limited", ("  max_inflight_requests: 4\n", *chain("identity_fp32")))
+    write(models, limited.name, limited.configuration())
     cached = models / "identity_fp32" / "config.pbtxt"
     cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
     statsd = f"127.0.0.1:{free_ports(1)[0]}"
