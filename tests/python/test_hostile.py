@@ -143,6 +143,19 @@ def endless_body(server):
             raise AssertionError("2 GiB were taken")
 
 
+def chunked_body_over_the_limit(server):
+    """65 MiB in chunks, where 64 are allowed: 400 and how to allow more, though nothing says beforehand how much comes."""
+    with connect(server.http_port) as wire:
+        wire.sendall(CHUNKED)
+        for _ in range(65):
+            wire.sendall(chunk(b" " * (1 << 20)))
+        wire.sendall(b"0\r\n\r\n")
+        status, body = read_response(wire)
+    text = "request JSON size of 68157440 bytes exceeds the maximum allowed input size of 67108864 bytes. Use "
+    assert (status, text in body.decode()) == (400, True), body
+    assert b"--http-max-input-size to increase the limit." in body
+
+
 def oversized_body(server):
     """One that says how large it is, is refused without being read to its end."""
     for size in (10**9, 10**12, 2**63 - 1):
@@ -435,7 +448,7 @@ def shut_windows(server):
 
 
 ATTACKS = [
-    endless_body, oversized_body, truncated_bodies, slow_bodies, many_chunks, endless_heads, slow_heads, half_open,
+    endless_body, chunked_body_over_the_limit, oversized_body, truncated_bodies, slow_bodies, many_chunks, endless_heads, slow_heads, half_open,
     unread_answers, garbage, rapid_reset, continuation_flood, header_bomb, cheap_frames, streams_without_end, shut_windows,
 ]  # fmt: skip
 
