@@ -160,9 +160,27 @@ fn computed(
 ) -> Result<Computed, InferError> {
     let outputs = run.finish().map_err(|text| InferError::invalid(text).with_request_id(&request.id))?;
     let outputs = response_outputs(serving, outputs);
+    check_places(serving, request, &outputs)?;
     let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(request) };
     let overhead_ns = clock::now().ns_since(times.begun).saturating_sub(times.busy_ns);
     Ok(Computed { begun: times.begun, outputs, parameters, sums: times.sums, overhead_ns })
+}
+
+/// Refuses an output that is an input of the ensemble, which no step has made, where one of the two is in memory of the
+/// client's: nobody has written it where it is wanted.
+fn check_places(serving: &Serving, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
+    let place = |slice: &Slice| (slice.region().map(|region| region.id), slice.offset);
+    for InferOutput { name, tensor } in outputs {
+        let wanted = request.outputs.iter().find(|wanted| wanted.name == *name);
+        let wanted = wanted.and_then(|wanted| wanted.region.as_ref());
+        if wanted.map(place) != tensor.data.region().map(place) {
+            let model = &serving.model.name;
+            let text =
+                format!("output '{name}' of ensemble '{model}' is one of its inputs: it cannot be in shared memory");
+            return Err(InferError::unsupported(text));
+        }
+    }
+    Ok(())
 }
 
 /// The positions of the outputs that a request wants.
