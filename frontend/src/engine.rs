@@ -15,10 +15,11 @@ use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::ModelMetadata;
+use pharos::model::{ModelMetadata, Scheduling};
 use pharos::repository::{IndexEntry, parse_version};
 use pharos::timeline::Instant;
 
+pub use crate::repository::Unfinished;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
 
@@ -68,7 +69,9 @@ impl Endpoint {
 /// Where the server is in its life.
 const LOADING: u8 = 0;
 const SERVING: u8 = 1;
-const EXITING: u8 = 2;
+/// It serves, and tells load balancers that it soon will not.
+const LEAVING: u8 = 2;
+const EXITING: u8 = 3;
 
 struct Inner {
     settings: Settings,
@@ -153,10 +156,20 @@ impl Engine {
         system::Polling::start(settings, self.0.cache.clone(), move || repository.workers())
     }
 
-    /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of
-    /// requests that were left unanswered.
-    pub async fn shut_down(&self, patience: Duration) -> usize {
-        self.0.phase.store(EXITING, Ordering::Relaxed);
+    /// The server is no longer ready, and answers as before.
+    pub fn leave(&self) {
+        self.0.phase.fetch_max(LEAVING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work from now on: what is let in belongs to a sequence that runs.
+    pub fn refuse(&self) {
+        self.0.phase.fetch_max(EXITING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work, finishes what was accepted and the sequences that run for at most `patience`, ends all workers.
+    /// Returns what was left.
+    pub async fn shut_down(&self, patience: Duration) -> Unfinished {
+        self.refuse();
         self.0.repository.shut_down(patience).await
     }
 
@@ -198,7 +211,7 @@ impl Engine {
     /// # Errors
     /// The model or version is unknown or not ready.
     pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
-        let serving = self.serving(name, version)?;
+        let serving = self.at_any_time(name, version)?;
         // Who asks about one version is told of that one, as by Triton.
         let versions = match version {
             "" => self.0.repository.ready_versions(name),
@@ -247,20 +260,20 @@ impl Engine {
         let serving = self.able(&request)?;
         self.0.shared_memory.lend(&mut request)?;
         check_text(&request)?;
-        let (checked, classified) = serving.admit(&mut request)?;
-        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
-            let repository = self.0.repository.clone();
-            return Ok(Responses::one(
-                async move { repository.execute(&serving, request, (checked, classified)).await },
-            ));
-        };
-        let responses = driver.stream(request, checked);
-        Ok(Responses::many(responses, serving, classified))
+        let admitted = serving.admit(&mut request)?;
+        let repository = self.0.repository.clone();
+        match serving.config.decoupled {
+            true => Ok(Responses::many(repository.stream(&serving, request, admitted))),
+            false => Ok(Responses::one(async move { repository.execute(&serving, request, admitted).await })),
+        }
     }
 
     /// The model that a request is for, if it can answer.
     fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
-        let serving = self.serving(&request.model_name, &request.model_version)?;
+        let serving = self.at_any_time(&request.model_name, &request.model_version)?;
+        if self.exiting() && !continues(request, &serving) {
+            return Err(InferError::not_ready(EXITING_TEXT));
+        }
         serving.check_ready()?;
         Ok(serving)
     }
@@ -335,14 +348,28 @@ impl Engine {
         self.0.repository.serving(name, version)
     }
 
+    /// A model, also while the server exits.
+    fn at_any_time(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        if !self.exiting() {
+            self.open()?;
+        }
+        self.0.repository.serving(name, version)
+    }
+
     /// Refuses while models are being loaded and when the server exits.
     fn open(&self) -> Result<(), InferError> {
         match self.phase() {
-            SERVING => Ok(()),
+            SERVING | LEAVING => Ok(()),
             LOADING => Err(InferError::not_ready("Server not ready")),
             _ => Err(InferError::not_ready(EXITING_TEXT)),
         }
     }
+}
+
+/// Whether a request may belong to a sequence that runs; whether it does, the model's scheduler knows.
+fn continues(request: &InferRequest, serving: &Serving) -> bool {
+    let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
+    sequences && !request.correlation_id.is_none() && !request.sequence_start
 }
 
 /// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the

@@ -1,5 +1,6 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod inputs;
 mod lent;
 mod steps;
 mod streams;
@@ -17,9 +18,9 @@ use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{Done, Execute, InputBlock, Load, Loaded, OutputBlock, WireError};
+use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Input, Requests, load_error, run_error};
+use crate::backend::{self, Arena, Backend, Batch, Context, Requests, load_error, run_error};
 use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
@@ -28,6 +29,7 @@ use crate::regions::Regions;
 use crate::state::States;
 use crate::wire::Connection;
 
+use inputs::{batch_of, batch_with};
 use lent::Lent;
 pub use streams::Response;
 use streams::Streams;
@@ -449,50 +451,6 @@ fn wire_error(error: InferError) -> WireError {
         message.push_str("...");
     }
     WireError { code, message, of_region: reason == Reason::SharedMemory }
-}
-
-/// The batch that a frame describes, its inputs in place.
-fn batch_of<'a>(
-    config: &'a ModelConfig,
-    memory: &'a InputArena,
-    execute: &'a Execute,
-) -> Result<Batch<'a>, InferError> {
-    let inputs = execute.inputs.iter().map(|block| {
-        let name = name_of(config, block)?;
-        let data = bytes_of(memory, block, name)?;
-        Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data })
-    });
-    Ok(batch_with(config, memory, execute, inputs.collect::<Result<_, InferError>>()?))
-}
-
-/// The name of an input.
-fn name_of<'a>(config: &'a ModelConfig, block: &InputBlock) -> Result<&'a str, InferError> {
-    let index = usize::from(block.input);
-    config.input_name(index).ok_or_else(|| run_error(format!("there is no input {index}")))
-}
-
-/// The bytes of an input that is in the arena.
-fn bytes_of<'a>(memory: &'a InputArena, block: &InputBlock, name: &str) -> Result<&'a [u8], InferError> {
-    let data = memory.bytes(block.offset, block.len);
-    data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))
-}
-
-/// A batch of these inputs.
-fn batch_with<'a>(
-    config: &'a ModelConfig,
-    memory: &'a InputArena,
-    execute: &'a Execute,
-    inputs: Vec<Input<'a>>,
-) -> Batch<'a> {
-    Batch {
-        config,
-        positions: &[],
-        always: &[],
-        requests: &execute.requests,
-        inputs,
-        wanted: &execute.outputs,
-        flags: memory.flags(execute.flags),
-    }
 }
 
 fn shared_memory_error(error: &io::Error) -> InferError {

@@ -16,7 +16,7 @@ use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response, repository_index_response};
 use super::raw::RawModelConfig;
-use super::seen::Seen;
+use super::seen::{Forwarded, Seen};
 use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
@@ -138,11 +138,13 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
+        let forwarded = Forwarded::of(&request);
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
             let mut request = decode(request.into_inner(), &self.0)?;
             request.trace = trace;
+            forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
             request.timeline.request_start = self.0.now();
             self.0.infer(request, Endpoint::GrpcInfer).await
@@ -160,7 +162,8 @@ impl GrpcInferenceService for Service {
         Seen::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), stream::Wishes { wants_status, limit })))
+        let wishes = stream::Wishes { wants_status, limit, forwarded: Forwarded::of(&request) };
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wishes)))
     }
 
     async fn model_config(

@@ -20,7 +20,7 @@ use super::Edge;
 use super::answer;
 use super::body::{self, Read};
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, on_a_thread_if, text};
+use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
 use super::model::ModelPath;
 use crate::engine::{Protocol, Responses, Route, Streamed};
 
@@ -128,6 +128,7 @@ async fn begin(edge: &Edge, path: ModelPath, request: Request<Body>) -> Result<R
         Ok(request)
     })
     .await?;
+    forward(edge, &parts.headers, &mut request)?;
     request.timeline.request_start = edge.engine.now();
     edge.engine.stream(request)
 }

@@ -235,9 +235,9 @@ pub(super) fn gather<'a>(
 ) -> Result<Vec<Gathered<'a>>, InferError> {
     let mut all = Vec::with_capacity(execute.inputs.len());
     for block in &execute.inputs {
-        let name = super::name_of(config, block)?;
+        let name = super::inputs::name_of(config, block)?;
         let Some(lent) = outputs.lent.as_mut().filter(|_| !block.pieces.is_empty()) else {
-            all.push(Gathered::There(super::bytes_of(arena, block, name)?));
+            all.push(Gathered::There(super::inputs::bytes_of(arena, block, name)?));
             continue;
         };
         let (gathered, wrong) = lent.gather((block, name, &config.name), arena, unusable)?;
@@ -257,7 +257,7 @@ pub(super) fn inputs<'b>(
     gathered: &'b [Gathered<'_>],
 ) -> Result<Vec<Input<'b>>, InferError> {
     let inputs = execute.inputs.iter().zip(gathered).map(|(block, gathered)| {
-        let (name, data) = (super::name_of(config, block)?, gathered.as_slice());
+        let (name, data) = (super::inputs::name_of(config, block)?, gathered.as_slice());
         Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data })
     });
     inputs.collect()
