@@ -276,6 +276,17 @@ mod tests {
         all.into_iter().map(|status| (status.region.name.clone(), status.in_use)).collect()
     }
 
+    proptest::proptest! {
+        #[test]
+        fn nothing_that_a_client_says_is_outside(
+            numbers in proptest::array::uniform3(proptest::prelude::prop_oneof![0u64..100, proptest::num::u64::ANY]),
+            key in "/{0,2}[./a\0]{0,6}",
+        ) {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).chain(key.bytes()).collect();
+            fuzz(&bytes);
+        }
+    }
+
     #[test]
     fn keys_name_one_file_of_one_folder() {
         for (key, name) in [("/a", "a"), ("a", "a"), ("//a", "a"), ("/...", "..."), ("/a b", "a b")] {

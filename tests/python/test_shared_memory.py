@@ -70,12 +70,25 @@ ensemble_scheduling {
 """OUT = 3 IN, over MIDDLE = 2 IN, which the second step takes as well."""
 
 
+PASSING = """platform: "ensemble" max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "add" model_version: -1 input_map { key: "A" value: "IN" } input_map { key: "B" value: "IN" }
+      output_map { key: "SUM" value: "OUT" } }
+  ]
+}
+"""
+"""One of its outputs is its input."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server of the models above."""
     folder = tmp_path_factory.mktemp("shared_memory")
     repository = build(folder / "models", OWN)
-    for name, text in [("triple", ENSEMBLE), ("sums", sequence_model("direct { }"))]:
+    for name, text in [("triple", ENSEMBLE), ("passing", PASSING), ("sums", sequence_model("direct { }"))]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(text)
     with Server(folder, [repository], ["--cache-config=local,size=1048576"]) as running:
@@ -570,6 +583,28 @@ def test_ensemble(client, memory):
         inputs,
         outputs=[want(client, "OUT", "pipe", 39, 40)],
     )
+
+
+def test_ensemble_that_passes_an_input_on(client, memory):
+    """What nobody makes nobody can write: said clearly."""
+    handle = memory("passed", 400)
+    give(client, handle, "passed", 400)
+    fill(handle, TEN)
+    text = "output 'IN' of ensemble 'passing' is one of its inputs: it cannot be in shared memory"
+    for inside, outside in [("passed", None), (None, "passed"), ("passed", "passed")]:
+        fails(client, text, "passing", [put(client, "IN", TEN, inside)], outputs=[want(client, "IN", outside, 40, 40)])
+    result = infer(
+        client, "passing", [put(client, "IN", TEN)], [want(client, "IN"), want(client, "OUT", "passed", 40, 40)]
+    )
+    assert (result.as_numpy("IN") == TEN).all()
+    assert (shm.get_contents_as_numpy(handle, np.int32, [1, 10], 40) == 2 * TEN).all()
+
+
+def test_names_that_are_no_text(server):
+    """Not found, and counted."""
+    for path in ("/v2/systemsharedmemory/region/%ff/status", "/v2/cudasharedmemory/region/%ff/status"):
+        assert server.get(path)[0] == 404
+    assert server.ask("POST", "/v2/systemsharedmemory/region/%ff/register", b"{}")[0] == 404
 
 
 def test_sequence(client, memory):

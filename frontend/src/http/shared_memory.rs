@@ -3,11 +3,12 @@
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::request::Parts;
 use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
@@ -55,16 +56,28 @@ enum Place<'a> {
     Cuda { device_id: u32 },
 }
 
+/// The region of a path. One whose name is no text is not found, and that is counted.
+struct Region(String);
+
+impl FromRequestParts<Edge> for Region {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
+        let path = Path::<String>::from_request_parts(parts, edge).await;
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(edge))
+    }
+}
+
 /// Adds the routes of both kinds.
 pub(super) fn routes(mut router: Router<Edge>) -> Router<Edge> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
         let all = async move |State(edge): State<Edge>| status(&edge, kind, None);
-        let one = async move |State(edge): State<Edge>, Path(region): Path<String>| status(&edge, kind, Some(&region));
+        let one = async move |State(edge): State<Edge>, Region(region): Region| status(&edge, kind, Some(&region));
         let remove_all = async move |State(edge): State<Edge>| unregister(&edge, kind, None);
         let remove =
-            async move |State(edge): State<Edge>, Path(region): Path<String>| unregister(&edge, kind, Some(&region));
-        let add = async move |State(edge): State<Edge>, Path(region): Path<String>, request: Request<Body>| {
+            async move |State(edge): State<Edge>, Region(region): Region| unregister(&edge, kind, Some(&region));
+        let add = async move |State(edge): State<Edge>, Region(region): Region, request: Request<Body>| {
             register(&edge, kind, &region, request).await
         };
         router = router

@@ -161,12 +161,42 @@ fn said(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferE
     Ok(InSequence { id: id.unwrap_or(asked.id), start: start == Some(true), end: end == Some(true) })
 }
 
+/// Refuses outputs that nobody has written where the client wants them in its memory: inputs of the ensemble, which no step
+/// makes; and where there may be any number of responses what other steps take, which the next response may have overwritten
+/// by then.
+fn check_places(serving: &Serving, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
+    let place = |slice: &Slice| (slice.region().map(|region| region.id), slice.offset);
+    let taken = |name: &str| {
+        let position = serving.config.outputs.iter().position(|spec| spec.name == name)?;
+        let plan = serving.ensemble()?.plan();
+        plan.tensors().get(*plan.outputs().get(position)?).map(|tensor| !tensor.consumers.is_empty())
+    };
+    for InferOutput { name, tensor } in outputs {
+        let wanted = request.outputs.iter().find(|wanted| wanted.name == *name);
+        let wanted = wanted.and_then(|wanted| wanted.region.as_ref());
+        let why = match () {
+            () if wanted.map(place) != tensor.data.region().map(place) => "is one of its inputs",
+            () if wanted.is_some() && serving.config.decoupled && taken(name) == Some(true) => {
+                "is taken by other steps"
+            }
+            () => continue,
+        };
+        let model = &serving.model.name;
+        let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
+        return Err(InferError::unsupported(text));
+    }
+    Ok(())
+}
+
 /// The outputs and the parameters of a response of the ensemble.
+///
+/// # Errors
+/// One cannot be where it is wanted.
 pub(super) fn response(
     serving: &Serving,
     request: &InferRequest,
     outputs: Vec<(usize, Passed)>,
-) -> (Vec<InferOutput>, Parameters) {
+) -> Result<(Vec<InferOutput>, Parameters), InferError> {
     let config = &serving.config;
     let sequence = sequence_of(&outputs, request);
     let outputs = outputs.into_iter().filter_map(|(position, passed)| {
@@ -177,8 +207,9 @@ pub(super) fn response(
         Some(InferOutput { name: spec.name.clone(), tensor })
     });
     let outputs: Vec<InferOutput> = outputs.collect();
+    check_places(serving, request, &outputs)?;
     let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(sequence) };
-    (outputs, parameters)
+    Ok((outputs, parameters))
 }
 
 /// Parameters that Triton gives every response of an ensemble.

@@ -119,7 +119,7 @@ impl UnderWay {
             }
             self.before = None;
             if let Some(output) = self.flow.next_output() {
-                return Poll::Ready(Some(output.map(|outputs| response(&self.serving, &self.request, outputs))));
+                return Poll::Ready(Some(output.and_then(|outputs| response(&self.serving, &self.request, outputs))));
             }
             if self.flow.is_over() {
                 return Poll::Ready(None);
