@@ -12,6 +12,7 @@ mod effects;
 mod failure;
 mod limits;
 pub(crate) mod placement;
+mod retire;
 mod sequence;
 pub(crate) mod settings;
 mod stream;

@@ -111,6 +111,8 @@ builtins! {
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
+    ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;

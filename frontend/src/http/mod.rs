@@ -101,8 +101,7 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
     let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
     let router = router
         .route("/v2/repository/index", post(repository::index))
-        .route("/v2/repository/models/{model}/load", post(unbuilt::load))
-        .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
+        .route("/v2/repository/models/{*operation}", post(repository::operate))
         .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
         .route("/v2/logging", get(logging::get).post(logging::post));
     shared_memory::routes(router)
