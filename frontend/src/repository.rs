@@ -38,7 +38,7 @@ use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
 use control::{Locks, Wanted};
 use given::Given;
-use poll::Poll;
+use poll::{Look, Poll};
 use serving::Executor;
 pub(crate) use serving::Serving;
 use source::Sources;
@@ -123,6 +123,16 @@ pub(crate) struct Table {
     nowhere: BTreeSet<String>,
 }
 
+impl Table {
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let number = self.states.lookup(name, version)?;
+        let found = self.serving.get(name).and_then(|versions| versions.get(&number));
+        found
+            .cloned()
+            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+    }
+}
+
 /// The models of this server.
 pub(crate) struct Repository {
     settings: Settings,
@@ -173,9 +183,14 @@ impl Repository {
     /// # Errors
     /// A repository cannot be read. A model that cannot be loaded is no error here.
     pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
-        let look = self.look_aside().await?;
+        // Before anything is loaded: what changes meanwhile is seen as changed.
+        let look = match self.settings.mode {
+            Mode::Poll(_) => self.look_aside().await?,
+            Mode::None | Mode::Explicit => Look::new(),
+        };
+        let all = self.list_aside().await?;
         let names = match &self.settings.at_start {
-            AtStart::All => look.keys().cloned().collect(),
+            AtStart::All => all,
             AtStart::Named(names) => names.clone(),
         };
         self.change(|table| {
@@ -217,12 +232,7 @@ impl Repository {
     /// # Errors
     /// The model or version is unknown or not ready.
     pub(crate) fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
-        let table = self.table();
-        let number = table.states.lookup(name, version)?;
-        let found = table.serving.get(name).and_then(|versions| versions.get(&number));
-        found
-            .cloned()
-            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+        self.table().serving(name, version)
     }
 
     /// As [`Repository::serving`] for the model that a request names; one that continues a sequence finds the version that
@@ -234,7 +244,7 @@ impl Repository {
         let table = self.table();
         match Self::with_sequence(&table, request) {
             Some(serving) => Ok(serving),
-            None => self.serving(&request.model_name, &request.model_version),
+            None => table.serving(&request.model_name, &request.model_version),
         }
     }
 

@@ -367,6 +367,14 @@ def test_sequences_end_where_they_began(serve):
     eventually("the first worker is gone", 10, lambda: not first & world.server.workers())
     assert sequence(world, 1, 1)[0] == 400, "it has ended"
     assert sequence(world, 2, 1) == (200, 15)
+    # Another version is the latest now; the sequences do not notice.
+    assert sequence(world, 4, 2, start=True) == (200, 2)
+    world.version("seq", 2)
+    assert world.load("seq", {}) == [200, ""]
+    assert sequence(world, 3, 4, start=True) == (200, 4)
+    assert sequence(world, 2, 1) == (200, 16)
+    assert sequence(world, 4, 2) == (200, 4)
+    assert [entry["state"] for entry in world.entries(["seq"])] == ["UNLOADING", "READY"]
     assert world.unload("seq", {}) == [200, ""]
     assert sequence(world, 2, 1)[0] == 404
     eventually("all workers are gone", 10, lambda: not world.server.workers())
@@ -555,6 +563,27 @@ def test_caches_and_resources_are_those_of_the_new_model(serve):
     assert (used("limit"), used("used")) == (2, 0)
     assert world.unload("m", {}) == [200, ""]
     eventually("resources are gone", 10, lambda: used("limit") == 0)
+
+
+def test_answers_of_an_ensemble_are_those_of_its_members_now(serve):
+    """The response cache forgets an ensemble when a member changes, and requests on their way keep the members they have."""
+    world = serve({"m": (model(extra=CPU), [1]), "both": (ensemble("both", "m") + "response_cache { enable: true }\n", [1])},
+                  EXPLICIT, "--cache-config=local,size=1000000")  # fmt: skip
+    hits = lambda: total(world.server.scrape(), "nv_cache_num_hits_per_model", model="both")  # noqa: E731
+    assert world.load("both", {}) == [200, ""]
+    assert [infer(world, "both")[0] for _ in range(2)] == [200, 200] and hits() == 1
+    reload(world, "m", 1)
+    assert infer(world, "both")[0] == 200 and hits() == 0
+    assert infer(world, "both")[0] == 200 and hits() == 1
+    world.config("both", ensemble("both", "m"))
+    assert world.load("both", {}) == [200, ""]
+    with Load(world, "both") as load:
+        reload(world, "m", 5, load)
+        world.config("m", model(extra=CPUS))
+        assert world.load("m", {}) == [200, ""]
+        world.version("m", 2)
+        assert world.load("m", {}) == [200, ""]
+    assert load.failed == []
 
 
 def test_no_worker_outlives_a_server_that_is_reloading(serve):

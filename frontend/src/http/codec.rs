@@ -118,7 +118,7 @@ pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, Inf
 
 /// For the fuzz target: the parameters of a load, by name, if `body` is one.
 #[doc(hidden)]
-pub fn fuzz_load(body: &[u8]) -> Vec<(String, bytes::Bytes)> {
+pub fn fuzz_load(body: &[u8]) -> Vec<(String, Bytes)> {
     super::repository::load_parameters(body).unwrap_or_default()
 }
 

@@ -1,6 +1,7 @@
 //! The model repository: its index, and loading and unloading models.
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use base64::Engine as _;
@@ -88,7 +89,7 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
 /// is the name, so that it is refused in words.
 pub(super) async fn operate(
     State(edge): State<Edge>,
-    operation: Option<Path<String>>,
+    operation: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Response {
     let operation = operation.map(|Path(operation)| operation).unwrap_or_default();

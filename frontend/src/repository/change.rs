@@ -139,7 +139,7 @@ impl Repository {
             for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
                 table.states.set(model, *number, State::Unloading, "");
                 let unload = table.begin_unload(model, *number);
-                gone.extend(serving.remove(number).map(|old| (old, Ending::Unloaded(unload))));
+                gone.extend(serving.remove(number).map(|old| (old, Ending::Outdated(unload))));
             }
             if !serving.is_empty() {
                 table.serving.insert(model.to_owned(), serving);

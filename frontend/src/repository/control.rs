@@ -85,11 +85,14 @@ impl Repository {
             // What was given with an earlier load counts as long as the model is loaded.
             None => self.table().given.get(name).cloned(),
         };
-        self.change(|table| {
-            table.named.insert(name.to_owned());
-        });
         let mut loaded = self.load_all_of(vec![Wanted::new(name, given)]).await;
-        loaded.remove(name).unwrap_or_else(|| Err(InferError::internal(format!("model '{name}' was not loaded"))))
+        let loaded = loaded.remove(name);
+        if loaded.as_ref().is_some_and(Result::is_ok) {
+            self.change(|table| {
+                table.named.insert(name.to_owned());
+            });
+        }
+        loaded.unwrap_or_else(|| Err(InferError::internal(format!("model '{name}' was not loaded"))))
     }
 
     /// Loads models side by side, with the members of ensembles among them, each ensemble when its members are done; then
@@ -202,7 +205,10 @@ impl Repository {
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
                 // Who asked has been told why; the model is as it was.
-                Mode::Explicit if bare => table.states.remove(name),
+                Mode::Explicit if bare => {
+                    table.states.remove(name);
+                    table.wanted.remove(name);
+                }
                 Mode::Explicit => {}
                 Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
             }
@@ -272,7 +278,11 @@ impl Repository {
             let Ok(prepared) = prepared else { continue };
             match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
                 Ok(prepared) => drop(self.load_one(&wanted, &prepared).await),
-                Err(unprepared) => drop(self.not_prepared(&wanted, &unprepared)),
+                Err(unprepared) => {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    drop(self.not_prepared(&wanted, &unprepared));
+                }
             }
         }
     }
@@ -299,9 +309,7 @@ impl Repository {
             let lock = self.locks.of(name);
             lock.unload();
             let _held = lock.held().await;
-            let (repository, model) = (self.clone(), name.clone());
-            let is_there = move || repository.sources.list().map_or(true, |names| names.contains(&model));
-            if !tokio::task::spawn_blocking(is_there).await.unwrap_or(true) {
+            if self.list_aside().await.is_ok_and(|names| !names.contains(name)) {
                 self.change(|table| {
                     table.nowhere.insert(name.clone());
                 });

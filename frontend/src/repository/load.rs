@@ -170,11 +170,13 @@ impl Repository {
             let warmups = warmups(config, &serving.directory)?;
             let plan = self.plan(serving.directory.clone(), self.threads(&placements), warmups);
             instances.resize(&plan, &placements, driver).await?;
+            record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
         }
         let config = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
-            None => config.clone(),
+            // Of an ensemble.
+            None => config.with_decoupled(serving.config.decoupled),
         };
         Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
     }

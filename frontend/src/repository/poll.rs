@@ -120,6 +120,12 @@ impl Repository {
             .unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
+    /// The names of all models, asked for on a thread for what blocks.
+    pub(super) async fn list_aside(&self) -> io::Result<Vec<String>> {
+        let sources = self.sources.clone();
+        tokio::task::spawn_blocking(move || sources.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
     /// In tasks of their own: a model that takes long to load does not keep others from being seen.
     fn act(self: &Arc<Self>, due: Due) {
         if !due.unload.is_empty() {

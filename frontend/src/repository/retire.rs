@@ -23,7 +23,10 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(super) enum Ending {
     /// Another one serves in its place. Sequences that it has begun go on with it until they end or are idle for too long.
     Replaced,
-    /// It was unloaded; the number tells this unload from others.
+    /// Other versions serve, and no longer this one: sequences go on in the same way. The number tells this unload from
+    /// others.
+    Outdated(u64),
+    /// The model was unloaded.
     Unloaded(u64),
     /// It never served, or cannot any more.
     Failed,
@@ -48,7 +51,7 @@ impl Repository {
     pub(super) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
         let executor = serving.executor.clone();
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&executor));
-        let sequences = ending == Ending::Replaced && executor.open_sequences() > 0;
+        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && executor.open_sequences() > 0;
         if sequences {
             let name = serving.model.name.to_string();
             self.change(|table| table.ending.entry(name).or_default().push(serving.clone()));
@@ -93,7 +96,7 @@ impl Repository {
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
             self.cache.model_unloaded(series);
         }
-        let Ending::Unloaded(number) = ending else { return };
+        let (Ending::Outdated(number) | Ending::Unloaded(number)) = ending else { return };
         record::model_changed(&self.cache, ModelChange::Unload, true);
         tracing::info!(%model, "unloaded");
         self.change(|table| {

@@ -1,6 +1,6 @@
 //! The instances of a model version: started together, and later more or fewer of them.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ struct Handle {
     id: InstanceId,
     placement: Placement,
     health: Arc<Health>,
+    /// Bytes by which loading has made its process grow.
+    memory: AtomicU64,
     /// Dropped with the handle, and that ends the instance too.
     stop: watch::Sender<bool>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -139,9 +141,12 @@ impl Instances {
         }
         self.all().extend(handles.iter().cloned());
         let mut sum: Option<Loaded> = None;
-        for outcome in outcomes {
+        for (handle, outcome) in handles.iter().zip(outcomes) {
             match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
-                Ok(loaded) => sum = Some(together(sum, loaded)),
+                Ok(loaded) => {
+                    handle.memory.store(loaded.memory, Ordering::Relaxed);
+                    sum = Some(together(sum, loaded));
+                }
                 Err(reason) => {
                     self.remove(&handles, driver).await;
                     return Err(reason);
@@ -167,7 +172,8 @@ impl Instances {
             outcome: Some(outcome),
         };
         let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-        (Arc::new(Handle { id, placement: placement.clone(), health, stop, task }), started)
+        let (placement, memory) = (placement.clone(), AtomicU64::new(0));
+        (Arc::new(Handle { id, placement, health, memory, stop, task }), started)
     }
 
     /// Ends these instances, each when it has executed what it has.
@@ -189,6 +195,11 @@ impl Instances {
     fn sort(&self, placements: &[Placement]) {
         let place = |handle: &Arc<Handle>| placements.iter().position(|placement| *placement == handle.placement);
         self.all().sort_by_key(place);
+    }
+
+    /// Bytes by which loading has made all processes together grow.
+    pub(crate) fn memory(&self) -> u64 {
+        self.all().iter().map(|handle| handle.memory.load(Ordering::Relaxed)).sum()
     }
 
     /// What each does.
