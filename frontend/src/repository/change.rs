@@ -34,11 +34,13 @@ struct Ready {
     serving: Serving,
     /// It has been loaded; else its instances served before.
     is_new: bool,
+    /// It counts on in the series of what serves.
+    goes_on: bool,
 }
 
 impl Drop for Outcome {
     fn drop(&mut self) {
-        let new = self.ready.iter().filter(|ready| ready.is_new);
+        let new = self.ready.iter().filter(|ready| ready.is_new && !ready.goes_on);
         new.for_each(|ready| self.cache.model_unloaded(&ready.serving.series));
     }
 }
@@ -96,12 +98,10 @@ impl Repository {
             _ => {}
         }
         let is_new = !matches!(follows, Ok(Some(_)) | Err(_));
+        let go_on = runs.filter(|_| change == Change::Resize).map(|runs| &runs.series);
         let result = match follows {
             Ok(Some(same)) => Ok(same),
-            Ok(None) => {
-                let go_on = runs.filter(|_| change == Change::Resize).map(|runs| &runs.series);
-                self.load_version(prepared, number, go_on).await
-            }
+            Ok(None) => self.load_version(prepared, number, go_on).await,
             Err(reason) => Err(reason),
         };
         if change != Change::Describe {
@@ -109,7 +109,7 @@ impl Repository {
             record::model_changed(&self.cache, change, result.is_ok());
         }
         match result {
-            Ok(serving) => outcome.ready.push(Ready { serving, is_new }),
+            Ok(serving) => outcome.ready.push(Ready { serving, is_new, goes_on: go_on.is_some() }),
             Err(reason) => {
                 tracing::error!(%model, version = number, "model cannot be loaded: {reason}");
                 outcome.failed.insert(number, reason);
@@ -130,7 +130,7 @@ impl Repository {
             for (number, reason) in &outcome.failed {
                 table.states.set(model, *number, State::Unavailable, reason.as_str());
             }
-            for Ready { serving: ready, is_new } in ready {
+            for Ready { serving: ready, is_new, .. } in ready {
                 let number = ready.model.version;
                 table.states.set(model, number, State::Ready, "");
                 let old = serving.insert(number, Arc::new(ready));

@@ -186,6 +186,9 @@ impl Instances {
             while driver.is_executing(handle.id) {
                 tokio::time::sleep(LOOK).await;
             }
+            let _ = handle.stop.send(true);
+        }
+        for handle in gone {
             handle.stop().await;
         }
         self.all().retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
