@@ -13,14 +13,23 @@ use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
 
 use crate::engine::{Endpoint, Protocol, Responses, Route, Streamed};
+use crate::shared_memory::{self, SharedMemory};
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
 
 /// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
+    shared_memory: Arc<SharedMemory>,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        let settings = shared_memory::Settings { allowed: true, worker: "/nowhere".into() };
+        Self { records: Arc::default(), shared_memory: Arc::new(SharedMemory::new(settings)) }
+    }
 }
 
 /// Counts nothing.
@@ -29,6 +38,9 @@ pub struct OpenStream;
 impl Engine {
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().map(|records| records.clone()).unwrap_or_default()
+    }
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.shared_memory
     }
     pub fn live(&self) -> bool {
         true
@@ -72,8 +84,9 @@ impl Engine {
         bytes.extend_from_slice(name.as_bytes());
         Ok(bytes)
     }
-    pub async fn infer(&self, request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
+        self.shared_memory.lend(&mut request)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
             return Err(InferError::internal("the request was not stamped"));
         }

@@ -22,6 +22,7 @@ use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
+        "regions" => regions,
         "wire" => wire,
         "ring" => ring,
         "config" => config,
@@ -52,6 +53,15 @@ pub(crate) fn repository(data: &[u8]) {
             let made = Made::new(&config, Stamp::default());
             assert_eq!(made, Made::new(&config, Stamp::default()));
         }
+    }
+}
+
+/// Names, keys and ranges of memory that clients share, and packets about it.
+pub(crate) fn regions(data: &[u8]) {
+    pharos::shared_memory::fuzz(data);
+    if let Ok(regions) = pharos::wire::regions::decode(data) {
+        let again = pharos::wire::regions::decode(&pharos::wire::regions::encode(&regions));
+        assert_eq!(again, Ok(regions));
     }
 }
 

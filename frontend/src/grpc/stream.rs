@@ -22,7 +22,7 @@ use super::OpenStream;
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use super::seen::status;
+use super::seen::{Forwarded, status};
 use crate::engine::{Protocol, Responses, Route, Streamed};
 
 /// Requests to ordinary models of one stream that may be unanswered; beyond it the client waits.
@@ -98,6 +98,8 @@ pub(super) struct Wishes {
     pub(super) wants_status: bool,
     /// How long it waits.
     pub(super) limit: Option<Duration>,
+    /// The stream's headers that are parameters of each of its requests.
+    pub(super) forwarded: Forwarded,
 }
 
 /// Starts answering the requests of a stream.
@@ -105,9 +107,9 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
     let (producer, produced) = mpsc::channel(WAITING);
     let open = engine.stream_open(Protocol::Grpc);
-    let reading = Reading { engine, queue: sender, producer, streams: Arc::new(Semaphore::new(STREAMS)) };
+    let Wishes { wants_status, limit, forwarded } = wishes;
+    let reading = Reading { engine, queue: sender, producer, streams: Arc::new(Semaphore::new(STREAMS)), forwarded };
     tokio::spawn(reading.read(requests));
-    let Wishes { wants_status, limit } = wishes;
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
         queue,
@@ -128,6 +130,7 @@ struct Reading {
     queue: mpsc::Sender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
     streams: Arc<Semaphore>,
+    forwarded: Forwarded,
 }
 
 impl Reading {
@@ -179,6 +182,7 @@ impl Reading {
     fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let mut decoded = codec::decode_for(message, &self.engine)?;
+        self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
         decoded.timeline.request_start = self.engine.now();
         let wants_empty = decoded.empty_final_response;

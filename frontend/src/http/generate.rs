@@ -20,7 +20,7 @@ use super::Edge;
 use super::answer;
 use super::body::{self, Read};
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, on_a_thread_if, text};
+use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
 use super::model::ModelPath;
 use crate::engine::{Protocol, Responses, Route, Streamed};
 
@@ -35,7 +35,7 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
     let result = async {
         let mut responses = begin(&edge, path, request).await?;
         let response = only(&mut responses).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok(answer::json(json))
     };
@@ -128,6 +128,7 @@ async fn begin(edge: &Edge, path: ModelPath, request: Request<Body>) -> Result<R
         Ok(request)
     })
     .await?;
+    forward(edge, &parts.headers, &mut request)?;
     request.timeline.request_start = edge.engine.now();
     edge.engine.stream(request)
 }

@@ -41,7 +41,7 @@ impl Driver {
                         let ns = now.ns_since(request.part.request.timeline.request_start);
                         let error = match () {
                             () if given_up => InferError::cancelled(),
-                            () if state.closed => self.error(RejectReason::Stopping, &request),
+                            () if state.closed => self.error(RejectReason::Exiting, &request),
                             () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
                             () if begun => lost_in_stream(&self.model),
                             () => lost_twice(&self.model),
@@ -64,7 +64,8 @@ impl Driver {
             record::inference_failed(&self.series, error.reason, ns);
         }
         // Triton names the request only where it refuses it on arrival.
-        let nameless = !matches!(reason, RejectReason::QueueFull | RejectReason::Stopping | RejectReason::NoInstance);
+        let named = [RejectReason::QueueFull, RejectReason::Stopping, RejectReason::NoInstance, RejectReason::Exiting];
+        let nameless = !named.contains(&reason);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
         if let Some(order) = &mut state.order {
             // Answered out of turn, as Triton does: what was not executed waits for nobody.
