@@ -49,11 +49,14 @@ test-clients: build $(VENV)/ready
 	$(VENV)/bin/python tests/python/prometheus.py
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
 
-# The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load.
+# The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load, and
+# a hundred reloads under load.
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s \
 	  tests/python/test_metrics_load.py tests/python/test_metrics_agreement.py
+	PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s -k under \
+	  tests/python/test_repository_control.py
 
 lint: tools
 	$(CARGO) fmt --all --check
@@ -72,5 +75,5 @@ bench: build
 SECONDS_EACH ?= 60
 fuzz: tools
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }
-	for target in http wire ring config statsd legacy metrics regions; do \
+	for target in http wire ring config statsd legacy metrics repository regions; do \
 	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(SECONDS_EACH) -max_len=65536 || exit 1; done

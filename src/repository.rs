@@ -1,10 +1,19 @@
 //! Which model versions should run, which do, and where a request goes. Pure data: callers list directories and load
 //! models, and tell what came of it.
 
+mod load;
+mod plan;
+
 use std::collections::BTreeMap;
 
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
+
+pub use load::{Kind as LoadParameter, Override};
+pub use plan::{Change, Made, Stamp, changes};
+
+/// The reason of a version that was unloaded on purpose.
+pub const UNLOADED: &str = "unloaded";
 
 /// The versions to run, ascending, given those that are present in the model's directory.
 pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
@@ -70,6 +79,9 @@ pub enum State {
 }
 
 impl State {
+    /// Those that a version may be in, in the order of its life.
+    pub const ALL: [Self; 4] = [Self::Loading, Self::Ready, Self::Unloading, Self::Unavailable];
+
     /// The name in the repository index.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -147,6 +159,32 @@ impl States {
         self.entry(model).failure = reason.into();
     }
 
+    /// The model is not wanted any more: versions that serve finish what they have, those that were loading are given up,
+    /// and it is forgotten if no version of it is known.
+    pub fn withdraw(&mut self, model: &str) {
+        let Some(status) = self.models.get_mut(model) else { return };
+        if status.versions.is_empty() {
+            self.remove(model);
+            return;
+        }
+        status.failure.clear();
+        for version in status.versions.values_mut() {
+            match version.state {
+                State::Ready => *version = VersionStatus { state: State::Unloading, reason: String::new() },
+                State::Loading => *version = VersionStatus { state: State::Unavailable, reason: UNLOADED.to_owned() },
+                State::Unknown | State::Unavailable | State::Unloading => {}
+            }
+        }
+    }
+
+    /// A version has finished what it had. Nothing changes if it is being loaded again, or serves.
+    pub fn unloaded(&mut self, model: &str, version: u64) {
+        let status = self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
+        if let Some(status) = status.filter(|status| status.state == State::Unloading) {
+            *status = VersionStatus { state: State::Unavailable, reason: UNLOADED.to_owned() };
+        }
+    }
+
     fn entry(&mut self, model: &str) -> &mut ModelStatus {
         self.models.entry(model.to_owned()).or_default()
     }
@@ -170,7 +208,7 @@ impl States {
     /// Whether every version of every model is ready, or was unloaded on purpose: the server's readiness.
     pub fn all_ready(&self) -> bool {
         let good = |status: &VersionStatus| {
-            status.state == State::Ready || (status.state == State::Unavailable && status.reason == "unloaded")
+            status.state == State::Ready || (status.state == State::Unavailable && status.reason == UNLOADED)
         };
         self.models.values().all(|model| model.failure.is_empty() && model.versions.values().all(good))
     }
@@ -367,6 +405,24 @@ mod tests {
             ]
         );
         assert_eq!(lines(true), ["simple 1 READY ", "simple 2 READY "]);
+    }
+
+    #[test]
+    fn what_is_withdrawn_finishes() {
+        let mut states = states();
+        states.set("simple", 4, State::Unavailable, "broken");
+        states.withdraw("simple");
+        states.withdraw("never");
+        states.withdraw("nobody");
+        let of = |states: &States, version| states.model("simple").unwrap().versions[&version].clone();
+        let now = |states: &States| [1, 2, 3, 4].map(|version| of(states, version).state);
+        assert_eq!(now(&states), [State::Unloading, State::Unloading, State::Unavailable, State::Unavailable]);
+        assert_eq!((of(&states, 3).reason.as_str(), of(&states, 4).reason.as_str()), (UNLOADED, "broken"));
+        assert!(states.model("never").is_none());
+        states.set("simple", 2, State::Ready, "");
+        (1..=4).for_each(|version| states.unloaded("simple", version));
+        assert_eq!(now(&states), [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]);
+        assert_eq!(of(&states, 1).reason, UNLOADED);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod cache;
 mod clients;
 mod definition;
 mod logging;
+mod models;
 mod rate_limit;
 mod shared_memory;
 mod tls;
@@ -26,6 +27,7 @@ pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
+pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
@@ -132,47 +134,6 @@ pub struct General {
     /// Be ready only when every model is; otherwise as soon as the server answers
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_READINESS", value_parser = boolean, help_heading = GENERAL)]
     pub strict_readiness: bool,
-}
-
-/// Which models are served.
-#[derive(Clone, Debug, Args)]
-pub struct Models {
-    /// A directory of models; may be given several times, or several separated by ':'
-    #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
-    pub repositories: Vec<PathBuf>,
-    /// When models are loaded and unloaded; now only "none": all at start
-    #[arg(id = "model-control-mode", long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
-    pub control_mode: ControlMode,
-    /// Models loaded side by side
-    #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
-    pub load_thread_count: u32,
-    /// Do not fill what a model's configuration leaves out from the model itself
-    #[arg(id = "disable-auto-complete-config", long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
-    pub disable_auto_complete_config: bool,
-    /// A setting of all backends or of one: KEY=VALUE or BACKEND,KEY=VALUE; may be given several times. Known to all:
-    /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch
-    #[arg(id = "backend-config", long = "backend-config", value_name = "SETTING", env = "PHAROS_BACKEND_CONFIG", value_parser = backend_setting, help_heading = MODELS)]
-    pub backend_config: Vec<BackendSetting>,
-}
-
-impl Models {
-    /// The maximum batch size that auto-complete gives (`--backend-config [BACKEND,]default-max-batch-size=N`); a setting
-    /// of the backend itself wins, the last given of equals.
-    pub fn default_max_batch_size(&self, backend: &str) -> u32 {
-        let of = |name: Option<&str>| {
-            let settings = self.backend_config.iter().rev();
-            let mut settings = settings.filter(|s| s.key == "default-max-batch-size" && s.backend.as_deref() == name);
-            settings.next().and_then(|setting| setting.value.parse().ok())
-        };
-        of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
-    }
-}
-
-/// When models are loaded and unloaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ControlMode {
-    /// All at start, none later.
-    None,
 }
 
 /// One `--backend-config`.
@@ -367,8 +328,8 @@ impl Options {
         let command = definition::with_torchserves_variables(Self::command(), is_set);
         let mut matches = command.clone().try_get_matches_from(args)?;
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
-        match options.cache() {
-            Ok(_) => Ok(options),
+        match options.cache().and(options.models.check()) {
+            Ok(()) => Ok(options),
             Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
         }
     }
@@ -456,14 +417,6 @@ fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
         Err(allowed.to_owned())
     } else {
         Ok(StatsdAddress::Udp(host.to_owned(), port))
-    }
-}
-
-fn control_mode(text: &str) -> Result<ControlMode, String> {
-    match text {
-        "none" => Ok(ControlMode::None),
-        "poll" | "explicit" => Err("this version supports only none: all models are loaded at start".to_owned()),
-        _ => Err("allowed is none".to_owned()),
     }
 }
 
@@ -582,7 +535,18 @@ mod tests {
             (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
             (&["--http-port=70000"], &["--http-port", "70000", "65535"]),
             (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
-            (&["--model-control-mode=explicit"], &["--model-control-mode", "explicit", "only none"]),
+            (
+                &["--model-control-mode=often"],
+                &["--model-control-mode", "often", "allowed are none, poll and explicit"],
+            ),
+            (&["--load-model=m"], &["Use of '--load-model' requires setting '--model-control-mode=explicit' as well."]),
+            (
+                &["--model-control-mode=explicit", "--load-model=m", "--load-model=*"],
+                &["Wildcard model name '*' must be the ONLY startup model if specified at all."],
+            ),
+            (&["--model-control-mode=explicit", "--load-model=a/b"], &["invalid model name 'a/b'"]),
+            (&["--model-config-name=../x"], &["--model-config-name", "../x", "without '/'"]),
+            (&["--repository-poll-secs=0"], &["--repository-poll-secs", "whole seconds from 1"]),
             (&["--http-max-input-size=0"], &["--http-max-input-size must be greater than 0."]),
             (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
             (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),

@@ -1,5 +1,6 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
+mod repository_control;
 mod responses;
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::{ModelMetadata, Scheduling};
-use pharos::repository::{IndexEntry, parse_version};
+use pharos::repository::parse_version;
 use pharos::timeline::Instant;
 
 pub use crate::repository::Unfinished;
@@ -125,9 +126,9 @@ impl Engine {
     /// # Errors
     /// A repository cannot be read.
     pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
-        self.0.repository.load_all().await?;
+        let failures = self.0.repository.load_at_start().await?;
         let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
-        Ok(self.0.repository.failures())
+        Ok(failures)
     }
 
     /// Reads the definition of the metrics again, for the frontend and all workers, and says what it changes.
@@ -270,7 +271,10 @@ impl Engine {
 
     /// The model that a request is for, if it can answer.
     fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
-        let serving = self.at_any_time(&request.model_name, &request.model_version)?;
+        if !self.exiting() {
+            self.open()?;
+        }
+        let serving = self.0.repository.serving_for(request)?;
         if self.exiting() && !continues(request, &serving) {
             return Err(InferError::not_ready(EXITING_TEXT));
         }
@@ -303,11 +307,6 @@ impl Engine {
             return Err(unavailable(format!("requested model version is not available for model '{name}'")));
         }
         Ok(chosen)
-    }
-
-    /// Every model and version with its state.
-    pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        self.0.repository.index(ready_only)
     }
 
     /// Memory that clients share.

@@ -141,11 +141,19 @@ impl Engine {
         }
         Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
     }
-    pub fn repository_index(&self, ready_only: bool) -> Vec<IndexEntry> {
+    pub async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let ready =
             IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: String::new() };
         let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
-        if ready_only { vec![ready] } else { vec![ready, never] }
+        Ok(if ready_only { vec![ready] } else { vec![ready, never] })
+    }
+    /// Only `echo` can be loaded, and only with a configuration; what was given is in the error of others.
+    pub async fn load_model(&self, name: &str, parameters: Vec<(String, bytes::Bytes)>) -> Result<(), InferError> {
+        let given: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", value.len())).collect();
+        if name == "echo" { Ok(()) } else { Err(InferError::internal(format!("{name} with {}", given.join(" ")))) }
+    }
+    pub async fn unload_model(&self, name: &str, dependents: bool) -> Result<(), InferError> {
+        if name == "echo" { Ok(()) } else { Err(InferError::internal(format!("{name} {dependents}"))) }
     }
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
         if !names.is_all() {

@@ -2,21 +2,32 @@
 //!
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
+mod change;
+mod control;
 mod drain;
 mod ensemble;
 mod gauges;
+mod given;
 mod load;
+mod poll;
+mod prepare;
 mod responses;
+mod retire;
 mod scan;
 mod serving;
+mod source;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use pharos::ensemble::Dependencies;
 use pharos::error::InferError;
+use pharos::id::ModelVersion;
+use pharos::infer::InferRequest;
 use pharos::metrics::cache::Cache;
 use pharos::repository::{IndexEntry, State, States};
 use pharos::scheduler::rate_limiter::Limit;
@@ -27,9 +38,34 @@ use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
+use control::{Locks, Wanted};
 pub use drain::Unfinished;
+use given::Given;
+use poll::{Look, Poll};
 pub(crate) use responses::Responses;
+use serving::Executor;
 pub(crate) use serving::Serving;
+use source::Sources;
+
+/// When models are loaded and unloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// All at start, none later.
+    None,
+    /// All at start, and as the repositories change, which are looked at so often.
+    Poll(Duration),
+    /// By request.
+    Explicit,
+}
+
+/// What is loaded at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AtStart {
+    /// All models.
+    All,
+    /// Those of these names, with their members.
+    Named(Vec<String>),
+}
 
 /// Where models come from and how they are loaded.
 #[derive(Clone, Debug)]
@@ -42,8 +78,16 @@ pub struct Settings {
     pub auto_complete: bool,
     /// The batch size that auto-complete gives models that can batch; 0 leaves them unbatched.
     pub default_max_batch_size: u32,
+    /// When models are loaded and unloaded.
+    pub mode: Mode,
+    /// Which are loaded first.
+    pub at_start: AtStart,
+    /// `configs/NAME.pbtxt` is a model's configuration where it is there.
+    pub config_name: Option<String>,
     /// Models that are loaded at the same time.
     pub load_threads: usize,
+    /// How often loading a version is tried again.
+    pub load_retries: u32,
     /// How long a worker may take to load its model.
     pub start_timeout: Duration,
     /// The longest pause before a worker is started again.
@@ -67,6 +111,30 @@ pub(crate) struct Table {
     /// Ensembles with their members, those included that could not be loaded.
     dependencies: Dependencies,
     serving: BTreeMap<String, BTreeMap<u64, Arc<Serving>>>,
+    /// Models that should be loaded, whether or not they can be: asked for, or members of those, or all.
+    wanted: BTreeSet<String>,
+    /// Those that a client has asked for by name.
+    named: BTreeSet<String>,
+    /// What clients have given in place of the repositories' files, while it is loaded.
+    given: BTreeMap<String, Arc<Given>>,
+    /// Versions that were replaced and finish their sequences.
+    ending: BTreeMap<String, Vec<Arc<Serving>>>,
+    /// Versions that finish what they have, with the number of the unload.
+    unloading: BTreeMap<ModelVersion, u64>,
+    /// Unloads so far.
+    unloads: u64,
+    /// Models that are being unloaded and that no repository has: they will be forgotten.
+    nowhere: BTreeSet<String>,
+}
+
+impl Table {
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let number = self.states.lookup(name, version)?;
+        let found = self.serving.get(name).and_then(|versions| versions.get(&number));
+        found
+            .cloned()
+            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+    }
 }
 
 /// The models of this server.
@@ -79,6 +147,13 @@ pub(crate) struct Repository {
     /// The resources that instances share, with the rate limiter on.
     limits: Option<Arc<Limits>>,
     responses: Option<Arc<ResponseCache>>,
+    sources: Sources,
+    locks: Locks,
+    /// What has been taken out of the table and has not ended. Held to add or remove one.
+    retired: Mutex<Vec<Weak<Executor>>>,
+    /// Numbers the directories of what clients give.
+    next_directory: AtomicU64,
+    exiting: AtomicBool,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
@@ -90,7 +165,55 @@ impl Repository {
         let responses = settings.response_cache.as_ref();
         let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
         let (metrics, table) = (watch::Sender::new(metrics), RwLock::default());
-        Self { settings, cache, metrics, timer, limits, responses, table }
+        Self {
+            sources: Sources::of_directories(&settings.repositories),
+            locks: Locks::default(),
+            retired: Mutex::default(),
+            next_directory: AtomicU64::new(0),
+            exiting: AtomicBool::new(false),
+            settings,
+            cache,
+            metrics,
+            timer,
+            limits,
+            responses,
+            table,
+        }
+    }
+
+    /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is
+    /// to. Gives every model that should be ready and is not, with the reason.
+    ///
+    /// # Errors
+    /// A repository cannot be read. A model that cannot be loaded is no error here.
+    pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
+        // Before anything is loaded: what changes meanwhile is seen as changed.
+        let look = match self.settings.mode {
+            Mode::Poll(_) => self.look_aside().await?,
+            Mode::None | Mode::Explicit => Look::new(),
+        };
+        let all = self.list_aside().await?;
+        let names = match &self.settings.at_start {
+            AtStart::All => all,
+            AtStart::Named(names) => names.clone(),
+        };
+        self.change(|table| {
+            names.iter().for_each(|name| table.states.add(name));
+            if self.settings.mode == Mode::Explicit {
+                table.named.extend(names.iter().cloned());
+            }
+        });
+        let loaded = self.load_all_of(names.iter().map(|name| Wanted::new(name, None)).collect()).await;
+        self.start_polling(Poll::new(look));
+        let mut failures: Vec<(String, String)> = self.failures();
+        for (name, result) in loaded {
+            if let Err(error) = result
+                && !failures.iter().any(|(known, _)| *known == name)
+            {
+                failures.push((name, error.message));
+            }
+        }
+        Ok(failures)
     }
 
     /// Another text of `metrics.yaml`, for the workers that run and for those to come.
@@ -113,12 +236,20 @@ impl Repository {
     /// # Errors
     /// The model or version is unknown or not ready.
     pub(crate) fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        self.table().serving(name, version)
+    }
+
+    /// As [`Repository::serving`] for the model that a request names; one that continues a sequence finds the version that
+    /// has begun it, even if that has been replaced.
+    ///
+    /// # Errors
+    /// As [`Repository::serving`].
+    pub(crate) fn serving_for(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let table = self.table();
-        let number = table.states.lookup(name, version)?;
-        let found = table.serving.get(name).and_then(|versions| versions.get(&number));
-        found
-            .cloned()
-            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+        match Self::with_sequence(&table, request) {
+            Some(serving) => Ok(serving),
+            None => table.serving(&request.model_name, &request.model_version),
+        }
     }
 
     /// Every serving version of every model, by name and version.
@@ -132,7 +263,7 @@ impl Repository {
         for serving in self.all() {
             let worker = |name: &str| Worker { model: serving.model.clone(), instance: name.to_owned() };
             let Some(instances) = serving.instances() else { continue };
-            workers.extend(instances.processes().map(|(name, pid)| (worker(name), pid)));
+            workers.extend(instances.processes().into_iter().map(|(name, pid)| (worker(&name), pid)));
         }
         workers
     }
@@ -153,14 +284,19 @@ impl Repository {
         table.states.all_ready() && table.serving.values().flat_map(BTreeMap::values).all(|s| self.is_ready(s))
     }
 
-    /// What the repository index shows.
+    /// What the repository index shows: every model that is known, or that is in a repository now. Reads directories.
     pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        self.table().states.index(ready_only)
+        let mut states = self.table().states.clone();
+        match self.sources.list() {
+            Ok(names) => names.iter().for_each(|name| states.add(name)),
+            Err(error) => tracing::error!("the index has only models that are known: {error}"),
+        }
+        states.index(ready_only)
     }
 
-    /// Every model that is not ready, with the reason.
-    pub(crate) fn failures(&self) -> Vec<(String, String)> {
-        let unready = self.index(false).into_iter().filter(|entry| entry.state != Some(State::Ready));
+    /// Every model that is known and not ready, with the reason.
+    fn failures(&self) -> Vec<(String, String)> {
+        let unready = self.table().states.index(false).into_iter().filter(|entry| entry.state != Some(State::Ready));
         unready.map(|entry| (entry.name, entry.reason)).collect()
     }
 }

@@ -13,6 +13,7 @@ mod failure;
 mod limits;
 pub(crate) mod placement;
 mod reschedule;
+mod retire;
 mod sequence;
 pub(crate) mod settings;
 mod stream;

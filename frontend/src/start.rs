@@ -13,7 +13,7 @@ use pharos::metrics::catalog::{Mode, listing};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
-use crate::cli::{self, Command, Options, Tslog};
+use crate::cli::{self, Command, ControlMode, Options, Tslog};
 use crate::engine::{self, Engine, Unfinished};
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
@@ -236,7 +236,18 @@ fn settings(
             program: Program { worker, onnxruntime },
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
+            mode: match options.models.control_mode {
+                ControlMode::None => repository::Mode::None,
+                ControlMode::Poll => repository::Mode::Poll(options.models.poll),
+                ControlMode::Explicit => repository::Mode::Explicit,
+            },
+            at_start: match options.models.loads_all() {
+                true => repository::AtStart::All,
+                false => repository::AtStart::Named(options.models.load_model.clone()),
+            },
+            config_name: options.models.config_name.clone(),
             load_threads: options.models.load_thread_count as usize,
+            load_retries: options.models.load_retry_count,
             start_timeout: options.workers.worker_start_timeout_secs,
             max_backoff: options.workers.worker_max_backoff_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),

@@ -1,5 +1,6 @@
 //! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
 
+mod instances;
 mod warmup;
 
 use std::io;
@@ -19,15 +20,15 @@ use pharos::timeline::Instant;
 use pharos::wire::{Done, Load, Loaded, ToFrontend, ToWorker, VERSION};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::clock;
 use crate::process::{self, Printed, Program};
 use crate::scheduler::Driver;
-use crate::scheduler::placement::Placement;
 use crate::wire::{Link, SharedLink};
 
+use instances::Roster;
+pub(crate) use instances::{Doing, Instances};
 pub(crate) use warmup::WarmUp;
 use warmup::{WARM_UP, Warming, warm_up_failed};
 
@@ -82,105 +83,6 @@ impl Health {
     }
 }
 
-/// The instances of a model version.
-pub(crate) struct Instances {
-    all: Vec<Handle>,
-}
-
-struct Handle {
-    name: String,
-    health: Arc<Health>,
-    stop: watch::Sender<bool>,
-    task: std::sync::Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Instances {
-    /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
-    ///
-    /// # Errors
-    /// The first reason why one could not; the others are stopped.
-    pub(crate) async fn start(
-        plan: Arc<Plan>,
-        placements: &[Placement],
-        driver: &Arc<Driver>,
-    ) -> Result<(Self, Loaded), String> {
-        let healths: Arc<[Arc<Health>]> = placements
-            .iter()
-            .map(|placement| Arc::new(Health { passive: placement.passive, ..Health::default() }))
-            .collect();
-        let mut all = Vec::new();
-        let mut outcomes = Vec::new();
-        for (number, Placement { name, .. }) in placements.iter().enumerate() {
-            let (outcome, started) = oneshot::channel();
-            let (stop, stopped) = watch::channel(false);
-            let health = healths[number].clone();
-            let instance = Instance {
-                id: InstanceId(u32::try_from(number).unwrap_or(u32::MAX)),
-                name: name.clone(),
-                plan: plan.clone(),
-                driver: driver.clone(),
-                health: health.clone(),
-                all: healths.clone(),
-                shown: None,
-                outcome: Some(outcome),
-            };
-            let task = std::sync::Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-            all.push(Handle { name: name.clone(), health, stop, task });
-            outcomes.push(started);
-        }
-        let instances = Self { all };
-        let mut first: Option<Loaded> = None;
-        for outcome in outcomes {
-            match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
-                Ok(loaded) => first = Some(together(first, loaded)),
-                Err(reason) => {
-                    instances.stop().await;
-                    return Err(reason);
-                }
-            }
-        }
-        first.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
-    }
-
-    /// Name and state of each, in the order of their numbers.
-    pub(crate) fn states(&self) -> impl Iterator<Item = (InstanceId, &str, Option<InstanceState>)> {
-        let numbers = (0..).map(InstanceId);
-        numbers.zip(&self.all).map(|(id, handle)| (id, handle.name.as_str(), handle.health.state()))
-    }
-
-    /// How many are ready for requests now.
-    pub(crate) fn ready(&self) -> usize {
-        let active = self.all.iter().filter(|handle| !handle.health.passive);
-        active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
-    }
-
-    /// Every instance by name, with the id of its process if it has one.
-    pub(crate) fn processes(&self) -> impl Iterator<Item = (&str, Option<u32>)> {
-        self.all.iter().map(|handle| {
-            let pid = handle.health.pid.load(Ordering::Relaxed);
-            (handle.name.as_str(), (pid != 0).then_some(pid))
-        })
-    }
-
-    /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
-    pub(crate) fn can_serve(&self) -> bool {
-        self.all.iter().any(|handle| handle.health.can_serve())
-    }
-
-    /// Ends all workers and waits until their processes are gone.
-    pub(crate) async fn stop(&self) {
-        for handle in &self.all {
-            let _ = handle.stop.send(true);
-        }
-        for handle in &self.all {
-            let task = handle.task.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            if let Some(task) = task {
-                let _ = task.await;
-            }
-        }
-    }
-}
-
 /// One instance and its life.
 struct Instance {
     id: InstanceId,
@@ -189,7 +91,7 @@ struct Instance {
     driver: Arc<Driver>,
     health: Arc<Health>,
     /// Those of all instances of the model version, its own included.
-    all: Arc<[Arc<Health>]>,
+    all: Roster,
     /// What the metrics show.
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
@@ -266,7 +168,7 @@ impl Instance {
                 self.gone();
                 let broken = machine.losses() >= PATIENCE;
                 self.health.broken.store(broken, Ordering::Relaxed);
-                if !self.all.iter().any(|health| health.can_serve()) {
+                if !self.all.can_serve() {
                     self.driver.reject_if_alone();
                 }
             }
@@ -409,14 +311,6 @@ impl Instance {
 fn redefine(running: &Option<Running>, text: &str) {
     if let Some(running) = running {
         running.link.send(&ToWorker::Metrics(text.to_owned()));
-    }
-}
-
-/// What is told of several instances: the engine of the first, the memory of all.
-fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
-    match first {
-        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
-        None => next,
     }
 }
 

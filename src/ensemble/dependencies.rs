@@ -20,6 +20,25 @@ impl Dependencies {
         self.members.remove(model);
     }
 
+    /// Forgets the ensembles that are not `kept`.
+    pub fn retain(&mut self, kept: impl Fn(&str) -> bool) {
+        self.members.retain(|ensemble, _| kept(ensemble));
+    }
+
+    /// The longest way from an ensemble down over its members, in ensembles, itself included: 0 for a model that is none. At
+    /// most the number of ensembles, which only a circle reaches.
+    pub fn depth(&self, model: &str) -> usize {
+        let mut level = BTreeSet::from([model]);
+        for depth in 0..self.members.len() {
+            level.retain(|name| self.members.contains_key(*name));
+            if level.is_empty() {
+                return depth;
+            }
+            level = level.into_iter().flat_map(|name| self.members(name)).collect();
+        }
+        self.members.len()
+    }
+
     /// The members of an ensemble, by name; none of a model that is no ensemble.
     pub fn members(&self, ensemble: &str) -> impl Iterator<Item = &str> {
         self.members.get(ensemble).into_iter().flatten().map(String::as_str)
@@ -52,6 +71,31 @@ impl Dependencies {
             }
         }
         None
+    }
+
+    /// The members of an ensemble, and theirs, that nothing needs once it is gone: no other ensemble that is `loaded`, and
+    /// nobody who asked for them by name (`kept`). By name.
+    pub fn released(
+        &self,
+        ensemble: &str,
+        kept: impl Fn(&str) -> bool,
+        loaded: impl Fn(&str) -> bool,
+    ) -> BTreeSet<&str> {
+        let mut gone: BTreeSet<&str> = BTreeSet::new();
+        let is_gone = |gone: &BTreeSet<&str>, model: &str| model == ensemble || gone.contains(model);
+        loop {
+            let of_gone = self.members.iter().filter(|(name, _)| is_gone(&gone, name)).flat_map(|(_, members)| members);
+            let needed = |member: &str| {
+                let mut others = self.members.iter().filter(|(name, members)| members.contains(member) && loaded(name));
+                others.any(|(name, _)| !is_gone(&gone, name))
+            };
+            let next =
+                of_gone.map(String::as_str).find(|member| !is_gone(&gone, member) && !kept(member) && !needed(member));
+            match next {
+                Some(member) => gone.insert(member),
+                None => return gone,
+            };
+        }
     }
 
     /// Every ensemble that needs a model, directly or through others, nearest first: what becomes unavailable with it.

@@ -314,6 +314,32 @@ fn dependencies_know_circles_and_who_goes_with_whom() {
 }
 
 #[test]
+fn members_go_with_the_last_ensemble_that_needs_them() {
+    let mut known = Dependencies::default();
+    for (ensemble, members) in [("top", "ab c"), ("ab", "a b"), ("bc", "b c"), ("circle", "ring x"), ("ring", "circle")]
+    {
+        known.insert(ensemble, members.split(' '));
+    }
+    for (ensemble, kept, loaded, expected) in [
+        ("ab", "", "ab", "a b"),
+        ("ab", "a", "ab", "b"),
+        ("ab", "", "ab bc", "a"),
+        ("ab", "", "ab top", "a b"),
+        ("top", "", "top ab", "a ab b c"),
+        ("top", "", "top ab bc", "a ab"),
+        ("top", "ab", "top ab", "c"),
+        ("top", "ab", "top ab bc", ""),
+        ("circle", "", "circle ring", "ring x"),
+        ("a", "", "ab", ""),
+        ("nothing", "", "", ""),
+    ] {
+        let is = |names: &str, name: &str| names.split(' ').any(|one| one == name);
+        let gone = known.released(ensemble, |name| is(kept, name), |name| is(loaded, name));
+        assert_eq!(gone.into_iter().collect::<Vec<_>>().join(" "), expected, "{ensemble} beside {loaded}, kept {kept}");
+    }
+}
+
+#[test]
 fn members_must_fit_and_both_ends_are_named() {
     let member = |name: &str, batch: u32, datatype: &str, dims: &str| {
         let io = |kind, name| format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}");

@@ -111,6 +111,8 @@ builtins! {
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
+    ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     Connections = "pharos_connections_total" Counter ["listener"] Family;
     ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
     ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;

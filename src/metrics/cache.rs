@@ -169,14 +169,35 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
+        let series = self.model_series(model, tags, buckets);
+        self.model_serves(&series);
+        series
+    }
+
+    /// The series of a model version that does not serve yet: in no view before [`Cache::model_serves`], so that those of an
+    /// earlier load stay until then.
+    pub fn model_series(
+        &self,
+        model: &ModelVersion,
+        tags: &[(String, String)],
+        buckets: Vec<(String, Vec<f64>)>,
+    ) -> Arc<ModelSeries> {
         let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(replaced) = models.insert(model.clone(), Arc::clone(&series)) {
+        series
+    }
+
+    /// Shows the series of a model version, in place of those of an earlier load.
+    pub fn model_serves(&self, series: &Arc<ModelSeries>) {
+        let (model, shown) = (series.model().clone(), Arc::clone(series));
+        let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
+        if let Some(replaced) = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series)) {
             self.journal.departed(&replaced);
         }
-        series
+        // The definition may have been read again since they were made.
+        series.define(&self.registry(), &self.clock);
+        series.set_times(self.times(series));
     }
 
     /// The model uses the response cache: it has series of it from now on.

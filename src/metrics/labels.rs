@@ -289,7 +289,33 @@ impl Source {
     }
 }
 
-/// How reading a file again (the definition of the metrics, credentials) may end (label `result`): well or not.
+/// What is done with a model version (label `change`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelChange {
+    /// It is loaded, for the first time or anew.
+    Load,
+    /// Instances of it are started and stopped.
+    Resize,
+    /// It is unloaded.
+    Unload,
+}
+
+impl ModelChange {
+    /// Every value, in order.
+    pub const ALL: [ModelChange; 3] = [Self::Load, Self::Resize, Self::Unload];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Resize => "resize",
+            Self::Unload => "unload",
+        }
+    }
+}
+
+/// How a change of a model, or reading a file again (the definition of the metrics, credentials), may end (label `result`):
+/// well or not.
 pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
 /// The names of the gRPC status codes, by number (`google.rpc.Code`).

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
-use super::labels::{Failure, InstanceState, Outcome, Protocol, Route};
+use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, RELOAD_RESULTS, Route};
 use super::series::ModelSeries;
 
 pub use super::responses::ResponseKind;
@@ -272,6 +272,16 @@ fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
 /// The model's load took `seconds`, from the decision to load it to its first ready instance.
 pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
     series.load_duration.set(seconds.to_bits());
+}
+
+/// A version of a model has been changed, or could not be.
+pub fn model_changed(cache: &Cache, change: ModelChange, succeeded: bool) {
+    let [success, failure] = RELOAD_RESULTS;
+    let labels = [change.as_str(), if succeeded { success } else { failure }];
+    if let Ok(changes) = cache.counter(Builtin::ModelChanges.name(), &labels) {
+        // A counter takes every whole number.
+        let _ = changes.add_or_update(1.0);
+    }
 }
 
 /// Loading the model has made the processes of all instances together grow by `bytes`, and they hold `gpus` on the devices

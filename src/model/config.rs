@@ -367,11 +367,12 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Whether `other` differs in nothing but its instance groups, so that a running model can follow it by starting and
-    /// stopping instances.
-    pub fn differs_only_in_instances(&self, other: &ModelConfig) -> bool {
-        let mut mine = self.proto.clone();
-        mine.instance_group.clone_from(&other.proto.instance_group);
-        mine == other.proto && self.proto.instance_group != other.proto.instance_group
+    /// The same bytes in three parts, which change for different reasons: the instance groups, the version policy, the rest.
+    pub fn encode_parts(&self) -> [Vec<u8>; 3] {
+        let empty = proto::ModelConfig::default;
+        let instances = proto::ModelConfig { instance_group: self.proto.instance_group.clone(), ..empty() };
+        let policy = proto::ModelConfig { version_policy: self.proto.version_policy.clone(), ..empty() };
+        let rest = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..self.proto.clone() };
+        [instances, policy, rest].map(|part| part.encode_to_vec())
     }
 }

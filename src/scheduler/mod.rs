@@ -343,6 +343,10 @@ pub trait Scheduler: Send {
     fn sequences(&self) -> Option<SequenceCounts> {
         None
     }
+    /// Whether a sequence of this id has begun and not ended.
+    fn has_sequence(&self, _id: &CorrelationId) -> bool {
+        false
+    }
     /// Requests that wait in the queue. A batch that has been sent is not in it, even if it does not execute yet.
     fn queued(&self) -> usize;
 }

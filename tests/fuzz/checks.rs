@@ -2,6 +2,7 @@
 //! go through the same functions as an ordinary test (`frontend/tests/corpus.rs`).
 
 use std::fmt::Debug;
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 use pharos::id::ModelVersion;
@@ -13,6 +14,7 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::statsd::{self, Update};
 use pharos::model::{Completion, Draft};
+use pharos::repository::{Made, Override, Stamp};
 use pharos::shm::SharedMemory;
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 
@@ -27,6 +29,7 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
         "statsd" => statsd,
         "legacy" => legacy,
         "metrics" => metrics,
+        "repository" => repository,
         _ => return None,
     })
 }
@@ -34,6 +37,23 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
 /// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_frontend::http::codec::fuzz_decode(data);
+}
+
+/// Loads with files and a configuration, as HTTP brings them: whatever they are called, they stay in the model's directory,
+/// and whatever the configuration says, it is read or refused.
+pub(crate) fn repository(data: &[u8]) {
+    let Ok(Some(given)) = Override::new(pharos_frontend::http::codec::fuzz_load(data)) else { return };
+    let inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+    for path in given.files.keys() {
+        assert!(!path.as_os_str().is_empty() && inside(path), "{}", path.display());
+    }
+    if let Ok(draft) = Draft::from_json(&given.config) {
+        let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
+        if let Ok(config) = draft.complete(&completion) {
+            let made = Made::new(&config, Stamp::default());
+            assert_eq!(made, Made::new(&config, Stamp::default()));
+        }
+    }
 }
 
 /// Names, keys and ranges of memory that clients share, and packets about it.

@@ -197,7 +197,7 @@ pub(crate) const MANIFESTS: &[(&str, &[&str])] = &[
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
     ("frontend/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
-    ("frontend/src/repository/load.rs", "a mapping of a model file, which a user may change under us"),
+    ("frontend/src/repository/prepare.rs", "a mapping of a model file, which a user may change under us"),
     ("worker/src/memory.rs", "the same on the worker's side"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
     ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and cut off"),

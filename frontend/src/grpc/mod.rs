@@ -9,6 +9,7 @@ mod deadline;
 mod health;
 mod logging;
 pub mod raw;
+mod repository;
 mod seen;
 mod service;
 mod shared_memory;

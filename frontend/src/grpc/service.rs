@@ -1,12 +1,12 @@
 //! `inference.GRPCInferenceService`: each rpc is one of the engine's verbs.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use pharos::error::{InferError, Reason};
 use pharos::id::TraceId;
 use pharos::model::TensorMetadata;
 use pharos::region::Kind;
-use pharos::repository::State;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Engine;
@@ -14,8 +14,9 @@ use super::codec::{self, decode_for as decode};
 use super::deadline;
 use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
-use super::proto::{self, model_metadata_response, repository_index_response};
+use super::proto::{self, model_metadata_response};
 use super::raw::RawModelConfig;
+use super::repository;
 use super::seen::{Forwarded, Seen};
 use super::shared_memory;
 use super::statistics;
@@ -49,6 +50,16 @@ impl Service {
     fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&Engine, Q) -> Result<A, InferError>) -> Answer<A> {
         let seen = Seen::of(&request, &self.0);
         verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| seen.fail(error))
+    }
+
+    /// As [`Service::answer`] for a verb that takes its time.
+    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(Engine, Q) -> F) -> Answer<A>
+    where
+        F: Future<Output = Result<A, InferError>>,
+    {
+        let seen = Seen::of(&request, &self.0);
+        let answer = verb(self.0.clone(), request.into_inner()).await;
+        answer.map(Response::new).map_err(|error| seen.fail(error))
     }
 
     /// Refuses what this version does not have.
@@ -190,33 +201,21 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::RepositoryIndexRequest>,
     ) -> Answer<proto::RepositoryIndexResponse> {
-        self.answer(request, |engine, asked| {
-            if !asked.repository_name.is_empty() {
-                return Err(InferError::unsupported("'repository_name' specification is not supported"));
-            }
-            let models = engine.repository_index(asked.ready).into_iter();
-            let models = models.map(|entry| repository_index_response::ModelIndex {
-                name: entry.name,
-                version: entry.version.map_or_else(String::new, |version| version.to_string()),
-                state: entry.state.map_or("", State::as_str).to_owned(),
-                reason: entry.reason,
-            });
-            Ok(proto::RepositoryIndexResponse { models: models.collect() })
-        })
+        self.answer_later(request, repository::index).await
     }
 
     async fn repository_model_load(
         self: Arc<Self>,
         request: Request<proto::RepositoryModelLoadRequest>,
     ) -> Answer<proto::RepositoryModelLoadResponse> {
-        self.refuse(request, "loading models on request")
+        self.answer_later(request, repository::load).await
     }
 
     async fn repository_model_unload(
         self: Arc<Self>,
         request: Request<proto::RepositoryModelUnloadRequest>,
     ) -> Answer<proto::RepositoryModelUnloadResponse> {
-        self.refuse(request, "unloading models on request")
+        self.answer_later(request, repository::unload).await
     }
 
     async fn system_shared_memory_status(

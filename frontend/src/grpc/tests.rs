@@ -119,14 +119,50 @@ async fn infer_answers_and_is_counted() {
 }
 
 #[tokio::test]
-async fn what_is_not_built_says_so_but_unregistering_succeeds() {
+async fn loads_and_unloads_have_parameters() {
+    use super::proto::model_repository_parameter::ParameterChoice;
+    use super::proto::{ModelRepositoryParameter, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse};
+    let text = |text: &str| ParameterChoice::StringParam(text.to_owned());
+    let parameters = |name: &str, choice| {
+        let parameter = ModelRepositoryParameter { parameter_choice: Some(choice) };
+        [(name.to_owned(), parameter)].into_iter().collect()
+    };
+    for (name, choice, code, expected) in [
+        ("config", text("{}"), Code::Internal, "other with config=2"),
+        ("file:1/x", ParameterChoice::BytesParam(vec![1, 2, 3].into()), Code::Internal, "other with file:1/x=3"),
+        ("config", ParameterChoice::BoolParam(true), Code::InvalidArgument, "'config', expected string_param."),
+        ("file:1/x", text("x"), Code::InvalidArgument, "'file:1/x', expected bytes_param."),
+        ("unknown", text("x"), Code::InvalidArgument, "unrecognized load parameter 'unknown'."),
+    ] {
+        let engine = Engine::default();
+        let (model_name, parameters) = ("other".to_owned(), parameters(name, choice));
+        let request = RepositoryModelLoadRequest { model_name, parameters, ..Default::default() };
+        let load: Result<RepositoryModelLoadResponse, _> = call!(&engine, "RepositoryModelLoad", request);
+        let status = load.unwrap_err();
+        assert!(status.message().contains(expected), "{status}");
+        assert_eq!((status.code(), counted(&engine).0), (code, Route::RepositoryLoad));
+    }
+    for (choice, code, expected) in [
+        (ParameterChoice::BoolParam(true), Code::Internal, "other true"),
+        (text("x"), Code::InvalidArgument, "'unload_dependents' parameter, expected bool_param."),
+    ] {
+        let engine = Engine::default();
+        let (model_name, parameters) = ("other".to_owned(), parameters("unload_dependents", choice));
+        let request = RepositoryModelUnloadRequest { model_name, parameters, ..Default::default() };
+        let unload: Result<RepositoryModelUnloadResponse, _> = call!(&engine, "RepositoryModelUnload", request);
+        let status = unload.unwrap_err();
+        assert!(status.message().contains(expected), "{status}");
+        assert_eq!((status.code(), counted(&engine).0), (code, Route::RepositoryUnload));
+    }
+    let repository_name = "somewhere".to_owned();
+    let request = RepositoryModelLoadRequest { repository_name, ..Default::default() };
+    let load: Result<RepositoryModelLoadResponse, _> = call!(&Engine::default(), "RepositoryModelLoad", request);
+    assert_eq!(load.unwrap_err().message(), "'repository_name' specification is not supported");
+}
+
+#[tokio::test]
+async fn unregistering_succeeds() {
     let engine = Engine::default();
-    let load: Result<RepositoryModelLoadResponse, _> =
-        call!(&engine, "RepositoryModelLoad", RepositoryModelLoadRequest::default());
-    let status = load.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-    assert_eq!(status.message(), "loading models on request is not supported by this version of the server");
-    assert_eq!(counted(&engine), (Route::RepositoryLoad, 12, Some(Reason::Unsupported)));
     let _: CudaSharedMemoryUnregisterResponse =
         call!(&engine, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default()).unwrap();
     let regions: SystemSharedMemoryStatusResponse =

@@ -116,6 +116,12 @@ pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, Inf
     Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 
+/// For the fuzz target: the parameters of a load, by name, if `body` is one.
+#[doc(hidden)]
+pub fn fuzz_load(body: &[u8]) -> Vec<(String, Bytes)> {
+    super::repository::load_parameters(body).unwrap_or_default()
+}
+
 /// The fuzzer's way in: the first two bytes give the length of the JSON (all ones: no header), the rest is the body. What
 /// decodes is encoded again in both forms. The body is also taken as one of the generate extension.
 pub fn fuzz_decode(data: &[u8]) {

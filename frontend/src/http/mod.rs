@@ -129,8 +129,7 @@ fn routes(edge: Edge) -> Router {
     let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
     let router = router
         .route("/v2/repository/index", post(repository::index))
-        .route("/v2/repository/models/{model}/load", post(unbuilt::load))
-        .route("/v2/repository/models/{model}/unload", post(unbuilt::unload))
+        .route("/v2/repository/models/{*operation}", post(repository::operate))
         .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
         .route("/v2/logging", get(logging::get).post(logging::post));
     shared_memory::routes(router).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)

@@ -1,16 +1,20 @@
-//! The repository's index.
+//! The model repository: its index, and loading and unloading models.
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
 use axum::response::Response;
-use http::Request;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::repository::{self, IndexEntry};
+use pharos::repository::{self, IndexEntry, LoadParameter};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::body::{self, Read};
-use super::json::{object, parse_error};
+use super::json::{Members, as_bool, as_string, object, parse_error};
 use super::{Edge, answer};
 use crate::engine::Route;
 
@@ -20,6 +24,11 @@ const MAX_BODY: u64 = 64 << 10;
 object! {
     /// The question: absent, empty, or which entries.
     Question { ready: &'a RawValue }
+}
+
+object! {
+    /// What is given with a load or an unload.
+    Operation { parameters: &'a RawValue }
 }
 
 /// One entry of the answer.
@@ -60,7 +69,7 @@ async fn answer_index(edge: &Edge, body: Body) -> Result<Response, InferError> {
             return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
         }
     };
-    let entries = edge.engine.repository_index(ready_only(&body.join())?);
+    let entries = edge.engine.repository_index(ready_only(&body.join())?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
 
@@ -74,4 +83,101 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
         Some("true") => Ok(true),
         Some(_) => Err(InferError::malformed("Invalid value for 'ready': expected a boolean")),
     }
+}
+
+/// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
+/// is the name, so that it is refused in words.
+pub(super) async fn operate(
+    State(edge): State<Edge>,
+    operation: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Response {
+    let operation = operation.map(|Path(operation)| operation).unwrap_or_default();
+    match operation.rsplit_once('/') {
+        Some((model, "load")) => load(&edge, model, request.into_body()).await,
+        Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
+        _ => super::not_found_response(&edge),
+    }
+}
+
+async fn load(edge: &Edge, model: &str, body: Body) -> Response {
+    let pending = edge.pending(Route::RepositoryLoad);
+    let result = async {
+        let body = whole(edge, body).await?;
+        edge.engine.load_model(model, load_parameters(&body)?).await
+    };
+    let result = result.await;
+    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+}
+
+async fn unload(edge: &Edge, model: &str, body: Body) -> Response {
+    let pending = edge.pending(Route::RepositoryUnload);
+    let result = async {
+        let body = whole(edge, body).await?;
+        edge.engine.unload_model(model, unloads_dependents(&body)?).await
+    };
+    let result = result.await;
+    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+}
+
+/// The body of a load or an unload: files come with it, in base64.
+async fn whole(edge: &Edge, body: Body) -> Result<Bytes, InferError> {
+    let most = edge.settings.max_input_size;
+    match body::read(body, most, false).await? {
+        Read::Whole(body) => Ok(body.join()),
+        Read::TooLarge(size) => {
+            let message = format!(
+                "request JSON size of {size} bytes exceeds the maximum allowed input size of {most} bytes. Use \
+                 --http-max-input-size to increase the limit."
+            );
+            Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
+        }
+    }
+}
+
+/// The members of `parameters`; none if there is no body, or no such member in it.
+fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(Members(Vec::new()));
+    }
+    let operation: Operation<'_> = serde_json::from_slice(body).map_err(parse_error)?;
+    let Some(parameters) = operation.parameters else { return Ok(Members(Vec::new())) };
+    let wrong = || internal("attempt to get members for non-object".to_owned());
+    if !parameters.get().starts_with('{') {
+        return Err(wrong());
+    }
+    serde_json::from_str(parameters.get()).map_err(parse_error)
+}
+
+/// The parameters of a load by name; files are taken out of base64.
+///
+/// # Errors
+/// Triton's texts where it has them.
+pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, InferError> {
+    let parameter = |(name, value): (std::borrow::Cow<'_, str>, &RawValue)| {
+        let text = as_string(value, &format!("parameter '{}'", name.escape_debug()))?;
+        let value = match LoadParameter::of(&name) {
+            None => {
+                let name = name.escape_debug();
+                return Err(internal(format!("unexpected error on creating Triton parameter: '{name}' is not known")));
+            }
+            Some(LoadParameter::Config) => Bytes::from(text.into_owned()),
+            Some(LoadParameter::File) => BASE64_STANDARD.decode(text.as_bytes()).map(Bytes::from).map_err(|error| {
+                InferError::malformed(format!("the value of '{}' is not base64: {error}", name.escape_debug()))
+            })?,
+        };
+        Ok((name.into_owned(), value))
+    };
+    parameters(body)?.0.into_iter().map(parameter).collect()
+}
+
+/// Whether an unload takes along what only the model needs. Parameters that are not known are passed over, as by Triton.
+fn unloads_dependents(body: &[u8]) -> Result<bool, InferError> {
+    let parameters = parameters(body)?.0;
+    let given = parameters.iter().find(|(name, _)| name == "unload_dependents");
+    given.map_or(Ok(false), |(name, value)| as_bool(value, &format!("parameter '{name}'")))
+}
+
+fn internal(message: String) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }

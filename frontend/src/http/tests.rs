@@ -126,16 +126,8 @@ async fn every_route_answers_and_is_counted_once() {
             Route::RepositoryIndex,
             Some(Reason::Malformed),
         ),
-        ("POST", "/v2/repository/models/echo/load", "", 501, unbuilt, Route::RepositoryLoad, Some(Reason::Unsupported)),
-        (
-            "POST",
-            "/v2/repository/models/echo/unload",
-            "",
-            501,
-            unbuilt,
-            Route::RepositoryUnload,
-            Some(Reason::Unsupported),
-        ),
+        ("POST", "/v2/repository/models/echo/load", "", 200, "", Route::RepositoryLoad, None),
+        ("POST", "/v2/repository/models/echo/unload", "{}", 200, "", Route::RepositoryUnload, None),
         (
             "POST",
             "/v2/models/echo/generate",
@@ -423,4 +415,58 @@ async fn shutdown_lets_requests_finish() {
     assert!(String::from_utf8_lossy(&buffer[..second]).contains("connection: close\r\n"));
     server.await.unwrap();
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn loads_and_unloads_have_parameters() {
+    let (load, unload) = ("/v2/repository/models/other%20one/load", "/v2/repository/models/other/unload");
+    let many = format!(r#"{{"parameters":{{"config":"{}"}}}}"#, "x".repeat(1 << 16));
+    for (path, body, status, expected) in [
+        (load, "", 500, "other one with "),
+        (load, r#"{"parameters":{}}"#, 500, "other one with "),
+        (
+            load,
+            r#"{"other":1,"parameters":{"config":"{}","file:1/x":"AAEC"}}"#,
+            500,
+            "other one with config=2 file:1/x=3",
+        ),
+        (load, r#"{"parameters":{"config":"\u00fc"}}"#, 500, "other one with config=2"),
+        (load, r#"{"parameters":{"file:1/x":"AAE"}}"#, 400, "the value of 'file:1/x' is not base64"),
+        (load, r#"{"parameters":{"unknown":"x"}}"#, 500, "unexpected error on creating Triton parameter: 'unknown'"),
+        (
+            load,
+            r#"{"parameters":{"unknown":1}}"#,
+            500,
+            "parameter 'unknown': attempt to access JSON non-string as string",
+        ),
+        (
+            load,
+            r#"{"parameters":{"config":{}}}"#,
+            500,
+            "parameter 'config': attempt to access JSON non-string as string",
+        ),
+        (load, r#"{"parameters":[]}"#, 500, "attempt to get members for non-object"),
+        (load, r#"{"parameters":null}"#, 500, "attempt to get members for non-object"),
+        (load, "not json", 500, "failed to parse the request JSON buffer"),
+        (load, "[]", 500, "failed to parse the request JSON buffer"),
+        (
+            load,
+            &many,
+            400,
+            "exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size to increase",
+        ),
+        ("/v2/repository/models/a/../b/load", "", 500, "a/../b with "),
+        ("/v2/repository/models//load", "", 500, " with "),
+        ("/v2/repository/models/m/other", "", 404, "Not Found"),
+        ("/v2/repository/models/load", "", 404, "Not Found"),
+        ("/v2/repository/models/%ff/load", "", 404, "Not Found"),
+        (unload, "", 500, "other false"),
+        (unload, r#"{"parameters":{"unload_dependents":true,"unknown":[]}}"#, 500, "other true"),
+        (unload, r#"{"parameters":{"unload_dependents":1}}"#, 500, "attempt to access JSON non-boolean as boolean"),
+        (unload, "x", 500, "failed to parse the request JSON buffer"),
+    ] {
+        let got = ask(&Engine::default(), "POST", path, body.to_owned()).await;
+        assert_eq!(got.status.as_u16(), status, "{path} {body}: {}", got.text());
+        assert!(got.text().contains(expected), "{path} {body}: {}", got.text());
+    }
 }

@@ -16,14 +16,6 @@ fn refuse(edge: &Edge, route: Route, feature: &str) -> Response {
     edge.pending(route).finish(Err(refusal(feature)))
 }
 
-pub(super) async fn load(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::RepositoryLoad, "loading models on request")
-}
-
-pub(super) async fn unload(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::RepositoryUnload, "unloading models on request")
-}
-
 pub(super) async fn trace(State(edge): State<Edge>) -> Response {
     refuse(&edge, Route::TraceSetting, "the trace extension")
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use pharos::ensemble::Step;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
+use pharos::repository::State as ModelState;
 
 use super::ensemble::Ensemble;
 use super::{Repository, Serving};
 use crate::clock;
 use crate::scheduler::Driver;
-use crate::supervisor::Instances;
+use crate::supervisor::{Doing, Instances};
 
 /// Rows of one gauge: label values and the value.
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
@@ -25,13 +26,16 @@ impl Repository {
         all.retain(|serving| serving.ensemble().is_none());
         let versions: Vec<String> = all.iter().map(|serving| serving.model.version.to_string()).collect();
         let (mut states, mut arenas) = (Rows::new(), Rows::new());
-        for (serving, version) in all.iter().zip(&versions) {
-            let (Some(driver), Some(instances)) = (serving.driver(), serving.instances()) else { continue };
+        let doing: Vec<_> =
+            all.iter().map(|serving| serving.instances().map(Instances::states).unwrap_or_default()).collect();
+        for ((serving, version), doing) in all.iter().zip(&versions).zip(&doing) {
+            let Some(driver) = serving.driver() else { continue };
             driver.drain_metrics(&self.cache);
-            describe((driver, instances), version, &mut states, &mut arenas);
+            describe((driver, doing), version, &mut states, &mut arenas);
         }
         self.cache.set_gauges(Builtin::InstanceState, &states);
         self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
+        self.observe_states();
         self.observe_queues(&all, &versions);
         self.observe_limits(&all, &versions);
         self.observe_sequences(&all, &versions);
@@ -43,6 +47,20 @@ impl Repository {
             // Nothing is pinned while nothing runs on a GPU.
             self.cache.set_gauges(pool, &[(Vec::new(), 0.0)]);
         }
+    }
+
+    /// The state of every version that is known.
+    fn observe_states(&self) {
+        let table = self.table();
+        let known = table.states.iter().flat_map(|(name, model)| {
+            model.versions.iter().map(move |(version, status)| (name, version.to_string(), status.state))
+        });
+        let known: Vec<_> = known.collect();
+        let rows = known.iter().flat_map(|(name, version, now)| {
+            let value = |state| if state == *now { 1.0 } else { 0.0 };
+            ModelState::ALL.map(|state| (vec![*name, version.as_str(), state.as_str()], value(state)))
+        });
+        self.cache.set_gauges(Builtin::ModelState, &rows.collect::<Rows<'_>>());
     }
 
     /// What the steps of ensembles have under way. Only those with a limit have such series.
@@ -144,19 +162,19 @@ impl Repository {
 
 /// What the instances of one model version do, and what their memory holds.
 fn describe<'a>(
-    (driver, instances): (&'a Driver, &'a Instances),
+    (driver, instances): (&'a Driver, &'a [Doing]),
     version: &'a str,
     states: &mut Rows<'a>,
     arenas: &mut Rows<'a>,
 ) {
     let model = &*driver.model.name;
     let used = driver.arenas_used();
-    for (id, name, now) in instances.states() {
+    for (id, name, now) in instances {
         for state in InstanceState::ALL {
-            let value = if now == Some(state) { 1.0 } else { 0.0 };
+            let value = if *now == Some(state) { 1.0 } else { 0.0 };
             states.push((vec![model, version, name, state.as_str()], value));
         }
-        if let Some((_, inputs, outputs)) = used.iter().find(|(used, ..)| *used == id) {
+        if let Some((_, inputs, outputs)) = used.iter().find(|(used, ..)| used == id) {
             arenas.push((vec![model, version, name, "input"], *inputs as f64));
             arenas.push((vec![model, version, name, "output"], *outputs as f64));
         }

@@ -1,189 +1,129 @@
-//! Loads models: configuration, versions, instances.
+//! Loads a version of a model: its instances, and all that they need. What it is called and who asks for it is not known
+//! here, nor what served before.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use memmap2::Mmap;
 use pharos::classification;
-use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::id::ModelVersion;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
-use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, TensorSpec, VersionPolicy, Warmup, onnx};
-use pharos::repository::{self, State};
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup};
 use pharos::supervisor;
-use tokio::sync::{Semaphore, watch};
 
-use super::scan::{self, Contents, Found};
+use super::prepare::{Prepared, Version};
 use super::serving::Executor;
-use super::{Repository, Serving, ensemble};
+use super::{Repository, Serving};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::clock;
+use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use crate::system;
 
-/// A model that can be loaded.
-struct Prepared {
-    config: ModelConfig,
-    /// If it is an ensemble.
-    plan: Option<EnsemblePlan>,
-    /// The versions to run, with their directories.
-    versions: BTreeMap<u64, PathBuf>,
+/// The series of a version that is being loaded. They go if it never serves, or is given up.
+pub(super) struct Unserved {
+    cache: Arc<Cache>,
+    series: Arc<ModelSeries>,
+    /// They are new.
+    own: bool,
 }
 
-/// The backends of the worker that this build starts.
-const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+impl Unserved {
+    /// New ones, or those that go on.
+    pub(super) fn new(
+        cache: &Arc<Cache>,
+        model: &ModelVersion,
+        config: &ModelConfig,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Self {
+        let new = || {
+            let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            cache.model_series(model, &tags, config.histogram_buckets.clone())
+        };
+        Self { cache: cache.clone(), series: go_on.cloned().unwrap_or_else(new), own: go_on.is_none() }
+    }
+
+    pub(super) fn series(&self) -> &Arc<ModelSeries> {
+        &self.series
+    }
+
+    /// It can serve.
+    pub(super) fn keep(mut self) -> Arc<ModelSeries> {
+        self.own = false;
+        self.series.clone()
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if self.own {
+            self.cache.model_unloaded(&self.series);
+        }
+    }
+}
 
 impl Repository {
-    /// Loads every model that is in the repositories and returns when each is ready or has failed.
+    /// Loads a version, again if it fails, as often as the settings say. It counts on in the series that `go_on`, if there
+    /// are some.
     ///
     /// # Errors
-    /// A repository cannot be read. A model that cannot be loaded is no error here; see [`Repository::failures`].
-    pub(crate) async fn load_all(self: &Arc<Self>) -> io::Result<()> {
-        let found = scan::models(&self.settings.repositories)?;
-        for model in &found {
-            self.change(|table| table.states.add(&model.name));
-        }
-        self.load_models(&found).await
-    }
-
-    /// Loads these models side by side, an ensemble when its members among them are done.
-    async fn load_models(self: &Arc<Self>, found: &[Found]) -> io::Result<()> {
-        // Ensembles are known by their configurations only; all are read before anything is loaded.
-        let prepared: Vec<_> = found.iter().map(|model| self.prepare_known(model)).collect();
-        let mut loads = Vec::new();
-        for (model, prepared) in found.iter().zip(prepared) {
-            let Some(prepared) = prepared else { continue };
-            let table = self.table();
-            match ensemble::hopeless(&table.dependencies, &table.states, &model.name) {
-                Some(reason) => self.cannot_load(&model.name, reason),
-                None => loads.push((model.name.clone(), prepared, watch::channel(()))),
-            }
-        }
-        // A sender that is dropped says that its model is done, one way or the other.
-        let done: BTreeMap<String, watch::Receiver<()>> =
-            loads.iter().map(|(name, _, (_, done))| (name.clone(), done.clone())).collect();
-        let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
-        let mut tasks = Vec::new();
-        for (name, prepared, (sender, _)) in loads {
-            let members: Vec<_> =
-                self.table().dependencies.members(&name).filter_map(|member| done.get(member).cloned()).collect();
-            let (repository, permits) = (self.clone(), permits.clone());
-            tasks.push(tokio::spawn(async move {
-                for mut member in members {
-                    while member.changed().await.is_ok() {}
+    /// Why it could not be loaded the last time.
+    pub(super) async fn load_version(
+        &self,
+        prepared: &Prepared,
+        number: u64,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Result<Serving, String> {
+        let mut left = self.settings.load_retries;
+        loop {
+            match self.try_to_load(prepared, number, go_on).await {
+                Err(reason) if left > 0 => {
+                    left -= 1;
+                    tracing::warn!(model = prepared.config.name, version = number, "it is tried again: {reason}");
                 }
-                let _permit = permits.acquire().await;
-                repository.load(&name, prepared).await;
-                drop(sender);
-            }));
-        }
-        drop(done);
-        for task in tasks {
-            task.await.map_err(|error| io::Error::other(format!("loading a model panicked: {error}")))?;
-        }
-        Ok(())
-    }
-
-    /// Reads a model's configuration and remembers what it depends on; what goes wrong is in its state and in the log.
-    fn prepare_known(&self, model: &Found) -> Option<Prepared> {
-        let prepared = self.prepare(model).inspect_err(|reason| self.cannot_load(&model.name, reason.clone())).ok()?;
-        self.change(|table| match &prepared.plan {
-            Some(plan) => table.dependencies.insert(&model.name, plan.members()),
-            None => table.dependencies.remove(&model.name),
-        });
-        Some(prepared)
-    }
-
-    fn cannot_load(&self, model: &str, reason: String) {
-        tracing::error!(%model, "model cannot be loaded: {reason}");
-        self.change(|table| table.states.fail(model, reason));
-    }
-
-    /// Loads the versions of one model; what goes wrong is in its state and in the log.
-    async fn load(&self, model: &str, Prepared { config, plan, versions }: Prepared) {
-        for (version, directory) in versions {
-            self.change(|table| table.states.set(model, version, State::Loading, ""));
-            let loaded = match plan.clone() {
-                Some(plan) => self.load_ensemble(&config, plan, (version, directory)).await,
-                None => self.load_version(&config, version, directory).await,
-            };
-            match loaded {
-                Ok(serving) => self.change(|table| {
-                    table.states.set(model, version, State::Ready, "");
-                    table.serving.entry(model.to_owned()).or_default().insert(version, Arc::new(serving));
-                }),
-                Err(reason) => {
-                    tracing::error!(%model, version, "model cannot be loaded: {reason}");
-                    self.change(|table| table.states.set(model, version, State::Unavailable, reason));
-                }
+                loaded => return loaded,
             }
         }
     }
 
-    /// The configuration of a model and the versions to run, with their directories.
-    fn prepare(&self, model: &Found) -> Result<Prepared, String> {
-        if model.duplicate {
-            return Err(format!("model '{}' is in more than one repository", model.name));
-        }
-        let contents = scan::contents(&model.path).map_err(|error| error.to_string())?;
-        let config_path = model.path.join("config.pbtxt");
-        let draft = match &contents.config {
-            Some(text) => Draft::from_text(text, &config_path.to_string_lossy()).map_err(|error| error.to_string())?,
-            None if self.settings.auto_complete => Draft::empty(),
-            None => return Err(format!("'{}' does not exist, and auto-complete is off", config_path.display())),
-        };
-        let signature = signature(&contents, draft.model_file())?;
-        let completion = Completion {
-            directory: &model.name,
-            files: &contents.files,
-            backends: &BACKENDS,
-            gpus: &[],
-            signature: signature.as_ref(),
-            auto_complete: self.settings.auto_complete,
-            default_max_batch_size: self.settings.default_max_batch_size,
-        };
-        let config = draft.complete(&completion).map_err(|error| error.to_string())?;
-        let plan = EnsemblePlan::new(&config).transpose()?;
-        let present: Vec<u64> = contents.versions.keys().copied().collect();
-        let wanted = repository::select(&config.version_policy, &present);
-        self.change(|table| {
-            for version in missing(&config.version_policy, &present) {
-                let reason = format!("version {version} has no directory in '{}'", model.path.display());
-                table.states.set(&model.name, version, State::Unavailable, reason);
+    async fn try_to_load(
+        &self,
+        prepared: &Prepared,
+        number: u64,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Result<Serving, String> {
+        let config = &prepared.config;
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        match prepared.plan.clone() {
+            Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
+            None => {
+                let model = ModelVersion::new(config.name.as_str(), number);
+                let series = Unserved::new(&self.cache, &model, config, go_on);
+                self.start_version((prepared, version), &model, series).await
             }
-        });
-        if wanted.is_empty() {
-            let there =
-                if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
-            return Err(format!("no version to run: '{}' has {there}", model.path.display()));
         }
-        let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
-        Ok(Prepared { config, plan, versions })
     }
 
-    async fn load_version(&self, config: &ModelConfig, version: u64, directory: PathBuf) -> Result<Serving, String> {
+    async fn start_version(
+        &self,
+        (prepared, version): (&Prepared, &Version),
+        model: &ModelVersion,
+        unserved: Unserved,
+    ) -> Result<Serving, String> {
         let began = clock::now();
-        let (warmups, labels) = (warmups(config, &directory)?, labels(config, &directory)?);
-        check_initial_states(config, &directory)?;
-        let placements = placement::of(config, version);
-        let active = placements.iter().filter(|placement| !placement.passive).count();
-        if active == 0 {
-            return Err(format!(
-                "all instances of model '{}' are passive: none would execute its requests",
-                config.name
-            ));
-        }
+        let (config, directory) = (&prepared.config, &version.directory);
+        let (warmups, labels) = (warmups(config, directory)?, labels(config, directory)?);
+        check_initial_states(config, directory)?;
+        let placements = placements(config, model.version)?;
         let limits = self.limits.as_ref().map(|limits| limits.register(&placements)).transpose()?;
-        let model = ModelVersion::new(config.name.as_str(), version);
-        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let series = self.cache.model_loaded_with(&model, &tags, config.histogram_buckets.clone());
+        let series = unserved.series().clone();
         let config = Arc::new(config.clone());
-        let responses = self.model_cache(&model, &config, &directory).await;
+        let responses = self.model_cache(model, &config, directory).await;
         if responses.is_some() {
             self.cache.model_cached(&series);
         }
@@ -192,27 +132,58 @@ impl Repository {
         }
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
-        let threads = self.threads(active);
-        let plan = self.plan(directory.clone(), threads, warmups);
-        match Instances::start(plan, &placements, &driver).await {
-            Ok((instances, loaded)) => {
-                let seconds = (clock::now() - began).as_secs_f64();
-                record::model_load_duration(&series, seconds);
-                record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
-                tracing::info!(model = %model, engine = loaded.engine, instances = placements.len(), threads, "model ready in {seconds:.3} s");
-                let config = Arc::new(config.with_parameter("engine", &loaded.engine));
-                let executor = Executor::Instances { driver, instances };
-                Ok(Serving { model, config, series, directory, labels, executor })
-            }
-            Err(reason) => {
-                self.cache.model_unloaded(&series);
-                Err(reason)
-            }
-        }
+        let plan = self.plan(directory.clone(), self.threads(&placements), warmups);
+        let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
+        let seconds = (clock::now() - began).as_secs_f64();
+        record::model_load_duration(&series, seconds);
+        record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
+        tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
+        Ok(Serving {
+            model: model.clone(),
+            config: Arc::new(config.with_parameter("engine", &loaded.engine)),
+            series: unserved.keep(),
+            directory: directory.clone(),
+            labels,
+            executor: Arc::new(Executor::Instances { driver, instances }),
+            made: version.made,
+            local: prepared.local.clone(),
+        })
     }
 
-    /// Threads for each instance, when this many execute.
-    fn threads(&self, active: usize) -> u32 {
+    /// A version under a configuration that says the same about it, apart from its instances: those are started and stopped
+    /// as it says. `None` if that cannot be done in place: resources are known for the whole version, and an instance
+    /// that goes takes the states of its sequences along.
+    ///
+    /// # Errors
+    /// An instance cannot be started; then all is as it was.
+    pub(super) async fn follow(&self, serving: &Serving, prepared: &Prepared) -> Result<Option<Serving>, String> {
+        let (config, number) = (&prepared.config, serving.model.version);
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        if let Executor::Instances { driver, instances } = &*serving.executor
+            && version.made.instances != serving.made.instances
+        {
+            let placements = placements(config, number)?;
+            let stateful = matches!(config.scheduling, Scheduling::Sequence(_));
+            if self.limits.is_some() || (stateful && instances.loses_any(&placements)) {
+                return Ok(None);
+            }
+            let warmups = warmups(config, &serving.directory)?;
+            let plan = self.plan(serving.directory.clone(), self.threads(&placements), warmups);
+            instances.resize(&plan, &placements, driver).await?;
+            record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
+            tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
+        }
+        let config = match serving.config.parameters.get("engine") {
+            Some(engine) => config.with_parameter("engine", engine),
+            // Of an ensemble.
+            None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
+        };
+        Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
+    }
+
+    /// Threads for each of these instances.
+    fn threads(&self, placements: &[Placement]) -> u32 {
+        let active = placements.iter().filter(|placement| !placement.passive).count();
         match self.settings.worker_threads {
             0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
             threads => threads,
@@ -255,9 +226,19 @@ impl Repository {
     /// What the processes of a model hold on the GPUs, by the number of the device.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
         let Some(gpus) = &self.settings.gpus else { return Vec::new() };
-        let pids = instances.processes().filter_map(|(_, pid)| pid).collect();
+        let pids = instances.processes().into_iter().filter_map(|(_, pid)| pid).collect();
         system::gpu_memory(gpus.clone(), pids).await
     }
+}
+
+/// The instances of a version.
+fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, String> {
+    let placements = placement::of(config, version);
+    if placements.iter().all(|placement| placement.passive) {
+        let name = &config.name;
+        return Err(format!("all instances of model '{name}' are passive: none would execute its requests"));
+    }
+    Ok(placements)
 }
 
 /// The response cache for a version with these files, the first of them its own.
@@ -333,36 +314,6 @@ fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> 
     };
     let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
     config.warmups.iter().map(named).collect()
-}
-
-/// The versions that a policy names and that are not there.
-fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
-    match policy {
-        VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
-        VersionPolicy::Latest(_) | VersionPolicy::All => Vec::new(),
-    }
-}
-
-/// What the newest version's model file says about its inputs and outputs; `None` if there is no ONNX file.
-fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
-    let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
-    let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
-        return Ok(None);
-    };
-    if path.extension().is_none_or(|extension| extension != "onnx") || !path.is_file() {
-        return Ok(None);
-    }
-    let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
-    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
-}
-
-/// Maps a file, so that weights are not read only to find the names of inputs.
-#[allow(unsafe_code)]
-fn map(path: &Path) -> io::Result<Mmap> {
-    let file = File::open(path)?;
-    // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
-    // that moment would end the process, as it would any program that maps its model.
-    unsafe { Mmap::map(&file) }
 }
 
 fn cores() -> u32 {

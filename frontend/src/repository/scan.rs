@@ -1,25 +1,26 @@
-//! What lies in the repositories' directories: names, versions, configurations. Reads files, decides nothing.
+//! What lies in a model's directory: versions, configuration, and fingerprints of the files. Reads, decides nothing.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use pharos::repository::parse_version_directory;
+use pharos::repository::{Stamp, parse_version_directory};
 
-/// A model's directory.
-#[derive(Clone, Debug)]
-pub(super) struct Found {
-    pub(super) name: String,
-    pub(super) path: PathBuf,
-    /// Another repository has a model of this name.
-    pub(super) duplicate: bool,
-}
+/// The usual configuration file, and the directory of the others.
+const CONFIG: &str = "config.pbtxt";
+const CONFIGS: &str = "configs";
+
+/// How deep a model's directory may be: deeper ones are loops of symbolic links.
+const DEEPEST: usize = 32;
 
 /// What is in a model's directory.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// The text of `config.pbtxt`, if there is one.
+    /// The configuration file, and its text if it is there.
+    pub(super) config_path: PathBuf,
     pub(super) config: Option<String>,
     /// Versions with their directories, ascending.
     pub(super) versions: BTreeMap<u64, PathBuf>,
@@ -27,33 +28,19 @@ pub(super) struct Contents {
     pub(super) files: Vec<String>,
 }
 
-/// The models of all repositories, by name.
-///
-/// # Errors
-/// A repository cannot be read; the text names it.
-pub(super) fn models(repositories: &[PathBuf]) -> io::Result<Vec<Found>> {
-    let mut found: BTreeMap<String, Found> = BTreeMap::new();
-    for repository in repositories {
-        for (name, path) in directories(repository).map_err(|error| unreadable(repository, &error))? {
-            let model = Found { name: name.clone(), path, duplicate: false };
-            found.entry(name).and_modify(|first| first.duplicate = true).or_insert(model);
-        }
-    }
-    Ok(found.into_values().collect())
-}
-
-/// What is in the directory of a model.
+/// What is in the directory of a model, with the configuration `NAME.pbtxt` of this name if there is one.
 ///
 /// # Errors
 /// It cannot be read.
-pub(super) fn contents(path: &Path) -> io::Result<Contents> {
-    let config_path = path.join("config.pbtxt");
+pub(super) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Contents> {
+    let custom = config_name.map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt"))).filter(|path| path.is_file());
+    let config_path = custom.unwrap_or_else(|| path.join(CONFIG));
     let config = match fs::read_to_string(&config_path) {
         Ok(text) => Some(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(unreadable(&config_path, &error)),
     };
-    let mut contents = Contents { config, ..Contents::default() };
+    let mut contents = Contents { config_path, config, ..Contents::default() };
     for (name, directory) in directories(path)? {
         let Some(version) = parse_version_directory(&name) else { continue };
         for entry in fs::read_dir(&directory)? {
@@ -67,13 +54,80 @@ pub(super) fn contents(path: &Path) -> io::Result<Contents> {
     Ok(contents)
 }
 
+/// The fingerprint of the files below a directory: names, sizes and when they were changed. What is hidden, and what Python
+/// leaves beside a model, is passed over.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn stamp(directory: &Path) -> io::Result<Stamp> {
+    stamp_without(directory, |_| false)
+}
+
+/// The fingerprint of the files that all versions of a model share: label files, warm-up data and the like. The
+/// configurations are not among them; what they say is compared.
+///
+/// # Errors
+/// The model's directory cannot be read.
+pub(super) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
+    stamp_without(model, |name| name == CONFIG || name == CONFIGS || parse_version_directory(name).is_some())
+}
+
+fn stamp_without(directory: &Path, leave: impl Fn(&str) -> bool) -> io::Result<Stamp> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if !leave(&entry.file_name().to_string_lossy()) {
+            list(&entry.path(), OsString::new(), 0, &mut all)?;
+        }
+    }
+    all.sort_unstable();
+    Ok(Stamp::of(&all))
+}
+
+/// A file: its path in the directory, its size, and when it was changed, in seconds and nanoseconds.
+type Known = (OsString, u64, i64, i64);
+
+fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<Known>) -> io::Result<()> {
+    let own = path.file_name().unwrap_or_default();
+    if is_hidden(&own.to_string_lossy()) || own == "__pycache__" {
+        return Ok(());
+    }
+    if depth > DEEPEST {
+        return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", path.display())));
+    }
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        // It went away, or is a link that leads nowhere.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(unreadable(path, &error)),
+    };
+    let mut name = above;
+    name.push("/");
+    name.push(own);
+    if !metadata.is_dir() {
+        all.push((name, metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
+        return Ok(());
+    }
+    // So that a directory without files is told from none.
+    all.push((name.clone(), 0, 0, 0));
+    for entry in fs::read_dir(path)? {
+        list(&entry?.path(), name.clone(), depth + 1, all)?;
+    }
+    Ok(())
+}
+
+/// Whether a file or directory of this name is passed over.
+pub(super) fn is_hidden(name: &str) -> bool {
+    name.is_empty() || name.starts_with('.')
+}
+
 /// The directories in a directory, by name; hidden ones are passed over.
-fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+pub(super) fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        if path.is_dir() && !name.is_empty() && !name.starts_with('.') {
+        if path.is_dir() && !is_hidden(&name) {
             found.push((name, path));
         }
     }

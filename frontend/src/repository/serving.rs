@@ -11,14 +11,16 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::repository::not_at_ready_state;
+use pharos::repository::{Made, not_at_ready_state};
 
 use super::ensemble::{self, Ensemble};
+use super::source::Local;
 use super::{Repository, Responses};
 use crate::scheduler::{Answer, Driver};
 use crate::supervisor::Instances;
 
 /// A version of a model that serves.
+#[derive(Clone)]
 pub(crate) struct Serving {
     pub(crate) model: ModelVersion,
     pub(crate) config: Arc<ModelConfig>,
@@ -27,7 +29,12 @@ pub(crate) struct Serving {
     pub(crate) directory: PathBuf,
     /// The names of the classes of outputs that have a label file, or inherit one.
     pub(crate) labels: BTreeMap<String, Vec<String>>,
-    pub(crate) executor: Executor,
+    /// Held by every request in flight: what is replaced ends when nobody holds it any more.
+    pub(crate) executor: Arc<Executor>,
+    /// What it is made of.
+    pub(super) made: Made,
+    /// Its files, as long as they are needed.
+    pub(super) local: Arc<Local>,
 }
 
 /// What answers requests.
@@ -38,18 +45,53 @@ pub(crate) enum Executor {
     Ensemble(Ensemble),
 }
 
+impl Executor {
+    /// Its driver; an ensemble has none.
+    pub(super) fn driver(&self) -> Option<&Arc<Driver>> {
+        match self {
+            Self::Instances { driver, .. } => Some(driver),
+            Self::Ensemble(_) => None,
+        }
+    }
+
+    /// What it is as an ensemble.
+    pub(super) fn ensemble(&self) -> Option<&Ensemble> {
+        match self {
+            Self::Instances { .. } => None,
+            Self::Ensemble(ensemble) => Some(ensemble),
+        }
+    }
+
+    /// Requests that have been accepted and not been answered.
+    pub(super) fn unanswered(&self) -> usize {
+        match self {
+            Self::Instances { driver, .. } => driver.unanswered(),
+            Self::Ensemble(ensemble) => ensemble.in_flight(),
+        }
+    }
+
+    /// Sequences that have begun and not ended.
+    pub(super) fn running_sequences(&self) -> usize {
+        self.driver().map_or(0, |driver| driver.running_sequences())
+    }
+
+    /// Ends the workers and waits until their processes are gone.
+    pub(super) async fn stop(&self) {
+        if let Self::Instances { instances, .. } = self {
+            instances.stop().await;
+        }
+    }
+}
+
 impl Serving {
     /// Its driver; an ensemble has none.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
-        match &self.executor {
-            Executor::Instances { driver, .. } => Some(driver),
-            Executor::Ensemble(_) => None,
-        }
+        self.executor.driver()
     }
 
     /// Its instances; an ensemble has none.
     pub(crate) fn instances(&self) -> Option<&Instances> {
-        match &self.executor {
+        match &*self.executor {
             Executor::Instances { instances, .. } => Some(instances),
             Executor::Ensemble(_) => None,
         }
@@ -57,10 +99,7 @@ impl Serving {
 
     /// What it is as an ensemble.
     pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
-        match &self.executor {
-            Executor::Instances { .. } => None,
-            Executor::Ensemble(ensemble) => Some(ensemble),
-        }
+        self.executor.ensemble()
     }
 
     /// Whether a request is worth accepting.
@@ -71,14 +110,6 @@ impl Serving {
         match self.instances().is_none_or(Instances::can_serve) {
             true => Ok(()),
             false => Err(not_at_ready_state(&self.model.name, self.model.version)),
-        }
-    }
-
-    /// Requests that have been accepted and not been answered.
-    pub(crate) fn unanswered(&self) -> usize {
-        match &self.executor {
-            Executor::Instances { driver, .. } => driver.unanswered(),
-            Executor::Ensemble(ensemble) => ensemble.in_flight(),
         }
     }
 
@@ -127,7 +158,7 @@ impl Repository {
         request: InferRequest,
         (checked, classified): (Checked, Vec<(String, u64)>),
     ) -> Answer {
-        let mut response = match &serving.executor {
+        let mut response = match &*serving.executor {
             Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
             Executor::Ensemble(ensemble) => self.infer_ensemble((serving, ensemble), request, checked).await?,
         };
@@ -144,7 +175,7 @@ impl Repository {
         request: InferRequest,
         (checked, classified): (Checked, Vec<(String, u64)>),
     ) -> Responses {
-        match &serving.executor {
+        match &*serving.executor {
             Executor::Instances { driver, .. } => {
                 Responses::of_instances(serving, driver.stream(request, checked), classified)
             }
@@ -157,7 +188,7 @@ impl Repository {
 
     /// Whether a version can answer now: an instance is ready, or all members of an ensemble are.
     pub(crate) fn is_ready(&self, serving: &Serving) -> bool {
-        match &serving.executor {
+        match &*serving.executor {
             Executor::Instances { instances, .. } => instances.ready() > 0,
             Executor::Ensemble(ensemble) => {
                 let steps = ensemble.plan().steps().iter();

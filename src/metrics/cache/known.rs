@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::builtin::Builtin;
 use super::super::catalog::{Kind, MetricSpec, Mode};
-use super::super::labels::{RELOAD_RESULTS, Source};
+use super::super::labels::{ModelChange, RELOAD_RESULTS, Source};
 use super::super::tslog::{File, STDOUT};
 use super::{Cache, is_host_label};
 
@@ -17,6 +17,11 @@ impl Cache {
         for (builtin, value) in self.closed_lists() {
             // One that is not defined stays so.
             let _ = self.counter(builtin.name(), &[value]);
+        }
+        for change in ModelChange::ALL {
+            for result in RELOAD_RESULTS {
+                let _ = self.counter(Builtin::ModelChanges.name(), &[change.as_str(), result]);
+            }
         }
         let registry = self.registry();
         let known = |spec: &MetricSpec| {

@@ -91,9 +91,15 @@ fn defaults_are_filled_in() {
     let two = config("m", &format!("{IDENTITY} instance_group [ {{ count: 3 }}, {{ name: 'other' count: -1 }} ]"));
     let groups: Vec<_> = two.instance_groups.iter().map(|group| (&*group.name, group.count)).collect();
     assert_eq!(groups, [("m_0", 3), ("other", 1)]);
-    assert!(config("m", IDENTITY).differs_only_in_instances(&two));
-    assert!(!two.differs_only_in_instances(&two));
-    assert!(!config("m", &format!("{IDENTITY} max_batch_size: 2")).differs_only_in_instances(&two));
+    let differ = |more: &str| {
+        let (plain, changed) = (config("m", IDENTITY), config("m", &format!("{IDENTITY} {more}")));
+        let parts = plain.encode_parts().into_iter().zip(changed.encode_parts());
+        parts.map(|(plain, changed)| plain != changed).collect::<Vec<_>>()
+    };
+    assert_eq!(differ(""), [false, false, false]);
+    assert_eq!(differ("instance_group { count: 3 }"), [true, false, false]);
+    assert_eq!(differ("version_policy { all {} }"), [false, true, false]);
+    assert_eq!(differ("max_batch_size: 2"), [false, false, true]);
 }
 
 #[test]

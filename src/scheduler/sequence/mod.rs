@@ -438,6 +438,11 @@ impl Scheduler for SequenceBatcher {
         Waiting { levels: if waiting == 0 { Vec::new() } else { vec![(0, waiting)] }, oldest }
     }
 
+    fn has_sequence(&self, id: &CorrelationId) -> bool {
+        let known = self.table.find(id).and_then(|number| self.table.get(number));
+        known.is_some_and(|sequence| !matches!(sequence.place, Place::Lost))
+    }
+
     fn sequences(&self) -> Option<SequenceCounts> {
         let (slots_used, slots) = self.table.slots();
         let active = |place: Place| matches!(place, Place::Slot(..) | Place::Leaving(_));

@@ -1,7 +1,7 @@
 //! Loads ensembles: when their members are there, and if the members fit together.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use pharos::ensemble::{self, Dependencies, Plan, Stages};
@@ -10,7 +10,8 @@ use pharos::metrics::record;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::States;
 
-use super::super::load::{labels, read_cache};
+use super::super::load::{Unserved, labels, read_cache};
+use super::super::prepare::{Prepared, Version};
 use super::super::serving::Executor;
 use super::{Ensemble, Repository, Serving, Slots};
 use crate::cache::{Files, ModelCache};
@@ -24,22 +25,22 @@ impl Repository {
     /// A member is missing or not ready, or they do not fit together.
     pub(in crate::repository) async fn load_ensemble(
         &self,
-        config: &ModelConfig,
+        (prepared, version): (&Prepared, &Version),
         plan: Plan,
-        (version, directory): (u64, PathBuf),
+        number: u64,
     ) -> Result<Serving, String> {
         let began = clock::now();
+        let (config, directory) = (&prepared.config, &version.directory);
         let members = self.members(config, &plan)?;
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
         let stages = Stages::new(&config.name, &plan, &decoupled)?;
         let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
-        let labels = inherited(config, &plan, &members, labels(config, &directory)?);
-        let model = ModelVersion::new(config.name.as_str(), version);
-        let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let cache = self.ensemble_cache(&model, config, &directory, &members).await;
-        let series = self.metrics().model_loaded_with(&model, &tags, config.histogram_buckets.clone());
+        let labels = inherited(config, &plan, &members, labels(config, directory)?);
+        let model = ModelVersion::new(config.name.as_str(), number);
+        let cache = self.ensemble_cache(&model, config, directory, &members).await;
+        let series = Unserved::new(self.metrics(), &model, config, None).keep();
         if cache.is_some() {
             self.metrics().model_cached(&series);
         }
@@ -53,9 +54,16 @@ impl Repository {
         }
         let slots = Slots::new(plan.steps().len(), limit(config));
         let (plan, stages, in_flight) = (Arc::new(plan), Arc::new(stages), Arc::default());
-        let executor = Executor::Ensemble(Ensemble { plan, stages, slots, cache, in_flight });
-        let config = Arc::new(config.clone());
-        Ok(Serving { model, config, series, directory, labels, executor })
+        Ok(Serving {
+            model,
+            config: Arc::new(config.clone()),
+            series,
+            directory: directory.clone(),
+            labels,
+            executor: Arc::new(Executor::Ensemble(Ensemble { plan, stages, slots, cache, in_flight })),
+            made: version.made,
+            local: prepared.local.clone(),
+        })
     }
 
     /// The members that serve, in the order of the steps.

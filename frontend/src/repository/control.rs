@@ -1,0 +1,352 @@
+//! Loads and unloads models by name, with what they depend on and what depends on them. Operations on the same model go one
+//! after the other, those on different models side by side.
+
+mod locks;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::repository::{Override, check_model_name};
+use tokio::sync::{Semaphore, watch};
+
+pub(super) use locks::Locks;
+
+use super::change::Failing;
+use super::given::Given;
+use super::prepare::{Prepared, Unprepared};
+use super::retire::Ending;
+use super::{Mode, Repository, ensemble};
+
+/// What loading a model has come to; the error is the client's.
+type Loaded = Result<(), InferError>;
+
+/// A model that is to be loaded, or looked at again.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    pub(super) given: Option<Arc<Given>>,
+    /// Anew even if nothing of it has changed.
+    pub(super) reload: bool,
+    pub(super) failing: Failing,
+}
+
+impl Wanted {
+    pub(super) fn new(name: &str, given: Option<Arc<Given>>) -> Self {
+        Self { name: name.to_owned(), given, reload: false, failing: Failing::Keep }
+    }
+}
+
+impl Repository {
+    /// Loads a model as a client asks for it: as it is in the repositories, or with what the client gives. Goes on when it is
+    /// dropped: no model is left half loaded because a client went away.
+    ///
+    /// # Errors
+    /// Triton's codes and texts: models cannot be loaded by request, the name is none, there is no such model, it cannot
+    /// be loaded.
+    pub(crate) async fn load_model(self: &Arc<Self>, name: &str, given: Option<Override>) -> Loaded {
+        self.by_request()?;
+        check_model_name(name).map_err(InferError::invalid)?;
+        let (repository, name) = (self.clone(), name.to_owned());
+        let load = async move { repository.load_named(&name, given).await };
+        tokio::spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
+    }
+
+    /// Unloads a model, and with `dependents` the members of an ensemble that nothing else needs. It is no longer found when
+    /// this returns; what it has accepted it finishes afterwards.
+    ///
+    /// # Errors
+    /// Models cannot be unloaded by request. It is no error if there is nothing to unload.
+    pub(crate) async fn unload_model(self: &Arc<Self>, name: &str, dependents: bool) -> Loaded {
+        self.by_request()?;
+        let (repository, name) = (self.clone(), name.to_owned());
+        let unload = async move { repository.unload_named(&name, dependents).await };
+        tokio::spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
+    }
+
+    /// Refuses where models are not loaded by request.
+    fn by_request(&self) -> Loaded {
+        if self.settings.mode == Mode::Explicit {
+            return Ok(());
+        }
+        let text = "explicit model load / unload is not allowed if polling is enabled";
+        Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
+    }
+
+    async fn load_named(self: &Arc<Self>, name: &str, given: Option<Override>) -> Loaded {
+        let given = match given {
+            Some(given) => {
+                let repository = self.clone();
+                let written = tokio::task::spawn_blocking(move || Given::new(given, &repository.next_directory)).await;
+                let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+                Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
+            }
+            // What was given with an earlier load counts as long as the model is loaded.
+            None => self.table().given.get(name).cloned(),
+        };
+        let mut loaded = self.load_all_of(vec![Wanted::new(name, given)]).await;
+        let loaded = loaded.remove(name);
+        if loaded.as_ref().is_some_and(Result::is_ok) {
+            self.change(|table| {
+                table.named.insert(name.to_owned());
+            });
+        }
+        loaded.unwrap_or_else(|| Err(InferError::internal(format!("model '{name}' was not loaded"))))
+    }
+
+    /// Loads models side by side, with the members of ensembles among them, each ensemble when its members are done; then
+    /// looks again at ensembles that depend on any of them. Gives what came of each.
+    pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+        let loaded = self.load_side_by_side(wanted).await;
+        let changed: BTreeSet<String> = loaded.keys().cloned().collect();
+        self.look_at_dependents(&changed).await;
+        loaded
+    }
+
+    async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+        let mut results = BTreeMap::new();
+        let mut loads = Vec::new();
+        // Ensembles are known by their configurations only; all are read before anything is loaded.
+        for (wanted, prepared) in self.with_members(wanted).await {
+            let name = wanted.name.clone();
+            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+                Ok(prepared) => loads.push((wanted, prepared, watch::channel(()))),
+                Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
+            }
+        }
+        // A sender that is dropped says that its model is done, one way or the other.
+        let done: BTreeMap<String, watch::Receiver<()>> =
+            loads.iter().map(|(wanted, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
+        let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
+        let mut tasks = Vec::new();
+        for (wanted, prepared, (sender, _)) in loads {
+            let table = self.table();
+            let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
+            let members: Vec<_> = members.collect();
+            let (repository, permits) = (self.clone(), permits.clone());
+            tasks.push(tokio::spawn(async move {
+                for mut member in members {
+                    while member.changed().await.is_ok() {}
+                }
+                let _permit = permits.acquire().await;
+                let loaded = repository.load_one(&wanted, &prepared).await;
+                drop(sender);
+                (wanted.name, loaded)
+            }));
+        }
+        drop(done);
+        for task in tasks {
+            match task.await {
+                Ok((name, loaded)) => drop(results.insert(name, loaded)),
+                Err(error) => tracing::error!("loading a model panicked: {error}"),
+            }
+        }
+        results
+    }
+
+    /// These models and the members of those that are ensembles, and theirs, each once, read from their files.
+    async fn with_members(self: &Arc<Self>, wanted: Vec<Wanted>) -> Vec<(Wanted, Result<Prepared, Unprepared>)> {
+        let repository = self.clone();
+        let read = move || {
+            let mut all: Vec<(Wanted, Result<Prepared, Unprepared>)> = Vec::new();
+            let mut next = wanted;
+            while let Some(wanted) = next.pop() {
+                if all.iter().any(|(known, _)| known.name == wanted.name) {
+                    continue;
+                }
+                let prepared = repository.prepare(&wanted.name, wanted.given.as_deref());
+                let members = prepared.as_ref().ok().and_then(|prepared| prepared.plan.as_ref());
+                for member in members.map(|plan| plan.members()).unwrap_or_default() {
+                    let given = repository.table().given.get(member).cloned();
+                    // One that is nowhere is told by the ensemble.
+                    if given.is_some() || repository.sources.local(member).is_ok() {
+                        next.push(Wanted::new(member, given));
+                    }
+                }
+                all.push((wanted, prepared));
+            }
+            all
+        };
+        let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+        self.change(|table| {
+            for (wanted, prepared) in &read {
+                // Known from now on, so that ensembles that name them find them.
+                table.states.add(&wanted.name);
+                table.wanted.insert(wanted.name.clone());
+                if let Ok(prepared) = prepared {
+                    match &prepared.plan {
+                        Some(plan) => table.dependencies.insert(&wanted.name, plan.members()),
+                        None => table.dependencies.remove(&wanted.name),
+                    }
+                }
+            }
+        });
+        read
+    }
+
+    fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, Unprepared> {
+        let table = self.table();
+        match ensemble::hopeless(&table.dependencies, &table.states, name) {
+            Some(reason) => Err(Unprepared::Hopeless(reason)),
+            None => Ok(prepared),
+        }
+    }
+
+    /// A model could not even be begun with. What serves of it goes on, unless that is what failed.
+    fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &Unprepared) -> InferError {
+        let (name, reason) = (wanted.name.as_str(), unprepared.reason());
+        tracing::error!(model = name, "model cannot be loaded: {reason}");
+        if wanted.failing == Failing::Withdraw {
+            self.withdraw(name);
+        }
+        self.change(|table| {
+            let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
+            match self.settings.mode {
+                _ if table.serving.contains_key(name) => {}
+                // Who asked has been told why; the model is as it was.
+                Mode::Explicit if bare => {
+                    table.states.remove(name);
+                    table.wanted.remove(name);
+                }
+                Mode::Explicit => {}
+                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
+            }
+        });
+        match unprepared {
+            Unprepared::Nowhere(reason) | Unprepared::Unreadable(reason) => not_polled(name, reason),
+            Unprepared::Hopeless(reason) => load_failed(name, &format!("{reason}\n")),
+            Unprepared::NoVersion(reason) => {
+                let rule = "at least one version must be available under the version policy of model";
+                load_failed(name, &format!("{rule} '{name}': {reason}\n"))
+            }
+        }
+    }
+
+    /// Loads one model, unless it is unloaded meanwhile.
+    async fn load_one(self: &Arc<Self>, wanted: &Wanted, prepared: &Prepared) -> Loaded {
+        let name = wanted.name.as_str();
+        let lock = self.locks.of(name);
+        let mut unloads = lock.unloads();
+        let load = async {
+            let _held = lock.held().await;
+            let applied = self.apply(prepared, wanted.reload, wanted.failing).await;
+            if applied.is_ok() {
+                self.change(|table| match &wanted.given {
+                    Some(given) => drop(table.given.insert(name.to_owned(), given.clone())),
+                    None => drop(table.given.remove(name)),
+                });
+            }
+            applied.map_err(|reason| load_failed(name, &reason))
+        };
+        tokio::select! {
+            loaded = load => loaded,
+            () = unloads.next() => Err(load_failed(name, "it was unloaded while it was being loaded\n")),
+        }
+    }
+
+    /// Ensembles that are wanted and depend on models that have changed are loaded anew, or go if they no longer can be.
+    pub(super) async fn look_at_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
+        let table = self.table();
+        let mut all: Vec<String> = Vec::new();
+        for name in changed {
+            let dependents = table.dependencies.dependents(name).into_iter();
+            let new = dependents.filter(|name| table.wanted.contains(*name) && !changed.contains(*name));
+            for dependent in new {
+                if !all.iter().any(|known| known == dependent) {
+                    all.push(dependent.to_owned());
+                }
+            }
+        }
+        // Nearest first, so that an ensemble of ensembles finds its members as they are now.
+        let depth = |name: &String| table.dependencies.depth(name);
+        all.sort_by_key(depth);
+        for name in all {
+            let table = self.table();
+            if table.dependencies.members(&name).any(|member| !table.serving.contains_key(member)) {
+                if table.serving.contains_key(&name) {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    self.withdraw(&name);
+                }
+                continue;
+            }
+            let given = table.given.get(&name).cloned();
+            let wanted = Wanted { reload: true, failing: Failing::Withdraw, ..Wanted::new(&name, given.clone()) };
+            let (repository, model) = (self.clone(), name.clone());
+            let prepared = tokio::task::spawn_blocking(move || repository.prepare(&model, given.as_deref())).await;
+            let Ok(prepared) = prepared else { continue };
+            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+                Ok(prepared) => drop(self.load_one(&wanted, &prepared).await),
+                Err(unprepared) => {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    drop(self.not_prepared(&wanted, &unprepared));
+                }
+            }
+        }
+    }
+
+    async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
+        let table = self.table();
+        let mut going = vec![name.to_owned()];
+        if dependents {
+            let kept = |member: &str| table.named.contains(member);
+            let loaded = |ensemble: &str| table.wanted.contains(ensemble);
+            going.extend(table.dependencies.released(name, kept, loaded).into_iter().map(str::to_owned));
+        }
+        self.unload_all_of(going).await;
+    }
+
+    /// Unloads models, and ends loads of them that have begun.
+    pub(super) async fn unload_all_of(self: &Arc<Self>, going: Vec<String>) {
+        for name in &going {
+            self.change(|table| {
+                table.wanted.remove(name);
+                table.named.remove(name);
+                table.given.remove(name);
+            });
+            let lock = self.locks.of(name);
+            lock.unload();
+            let _held = lock.held().await;
+            if self.list_aside().await.is_ok_and(|names| !names.contains(name)) {
+                self.change(|table| {
+                    table.nowhere.insert(name.clone());
+                });
+            }
+            self.withdraw(name);
+        }
+        self.look_at_dependents(&going.into_iter().collect()).await;
+        self.change(|table| {
+            let wanted = table.wanted.clone();
+            table.dependencies.retain(|ensemble| wanted.contains(ensemble));
+        });
+    }
+
+    /// No request finds the model any more; what it has accepted it finishes.
+    fn withdraw(self: &Arc<Self>, model: &str) {
+        let mut gone = Vec::new();
+        self.change(|table| {
+            // Sequences of versions before it can no longer be continued either.
+            table.ending.remove(model);
+            let serving = table.serving.remove(model).unwrap_or_default();
+            table.states.withdraw(model);
+            for (number, serving) in serving {
+                gone.push((serving, Ending::Unloaded(table.begin_unload(model, number))));
+            }
+            if gone.is_empty() && table.nowhere.remove(model) {
+                table.states.remove(model);
+            }
+        });
+        gone.into_iter().for_each(|(serving, ending)| self.retire(serving, ending));
+    }
+}
+
+/// Triton's refusal of what it could not read, with the reason, which Triton leaves to its log.
+fn not_polled(model: &str, reason: &str) -> InferError {
+    InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+}
+
+fn load_failed(model: &str, reasons: &str) -> InferError {
+    InferError::invalid(format!("load failed for model '{model}': {reasons}"))
+}

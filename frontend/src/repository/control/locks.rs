@@ -1,0 +1,98 @@
+//! A lock for each model that something is done with.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{self, watch};
+
+/// The locks that are in use.
+#[derive(Default)]
+pub(in crate::repository) struct Locks(Mutex<BTreeMap<String, Arc<One>>>);
+
+struct One {
+    // Held while one operation is performed, over everything that it waits for.
+    turn: sync::Mutex<()>,
+    /// Changes with each unload: loads that began before it are given up.
+    unloads: watch::Sender<u64>,
+}
+
+/// The lock of one model; it is forgotten with the last of these.
+pub(super) struct Lock<'a> {
+    locks: &'a Locks,
+    name: String,
+    one: Arc<One>,
+}
+
+/// Unloads that come after this was made.
+pub(super) struct Unloads(watch::Receiver<u64>);
+
+impl Unloads {
+    /// Waits for the next.
+    pub(super) async fn next(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Locks {
+    pub(super) fn of(&self, name: &str) -> Lock<'_> {
+        let new = || Arc::new(One { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
+        let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
+        Lock { locks: self, name: name.to_owned(), one }
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<One>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lock<'_> {
+    /// Waits until it is this operation's turn, which ends when what is returned is dropped.
+    pub(super) async fn held(&self) -> sync::MutexGuard<'_, ()> {
+        self.one.turn.lock().await
+    }
+
+    /// Gives up the loads that have begun.
+    pub(super) fn unload(&self) {
+        self.one.unloads.send_modify(|count| *count += 1);
+    }
+
+    pub(super) fn unloads(&self) -> Unloads {
+        Unloads(self.one.unloads.subscribe())
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        let mut all = self.locks.all();
+        // This one and the map's.
+        if Arc::strong_count(&self.one) <= 2 {
+            all.remove(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lock_is_forgotten_with_its_last_user() {
+        let locks = Locks::default();
+        let (first, second) = (locks.of("m"), locks.of("m"));
+        let mut unloads = first.unloads();
+        let held = first.held().await;
+        assert!(second.one.turn.try_lock().is_err());
+        assert!(locks.of("other").one.turn.try_lock().is_ok());
+        assert_eq!(locks.all().len(), 1);
+        second.unload();
+        unloads.next().await;
+        drop(held);
+        drop(first);
+        assert!(locks.of("m").one.turn.try_lock().is_ok());
+        assert_eq!(locks.all().len(), 1);
+        drop(second);
+        assert!(locks.all().is_empty());
+    }
+}

@@ -1,0 +1,166 @@
+//! From a model's files to what can be loaded: its configuration, the versions to run, and what each is made of.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use pharos::ensemble::Plan as EnsemblePlan;
+use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, VersionPolicy, onnx};
+use pharos::repository::{self, Made, Stamp};
+
+use super::given::Given;
+use super::scan::{self, Contents};
+use super::source::{Local, Sources};
+use super::{Repository, Settings};
+
+/// A model that can be loaded.
+#[derive(Clone)]
+pub(super) struct Prepared {
+    pub(super) config: ModelConfig,
+    /// If it is an ensemble.
+    pub(super) plan: Option<EnsemblePlan>,
+    /// The versions to run.
+    pub(super) versions: BTreeMap<u64, Version>,
+    /// Versions that its policy names and that are not there.
+    pub(super) missing: Vec<u64>,
+    /// Its files.
+    pub(super) local: Arc<Local>,
+}
+
+/// A version that can be loaded.
+#[derive(Clone)]
+pub(super) struct Version {
+    pub(super) directory: PathBuf,
+    pub(super) made: Made,
+}
+
+/// Why a model cannot be loaded, found before anything of it is.
+#[derive(Clone, Debug)]
+pub(super) enum Unprepared {
+    /// No repository has it, or more than one.
+    Nowhere(String),
+    /// Its files or its configuration cannot be had.
+    Unreadable(String),
+    /// It has no version that its policy wants.
+    NoVersion(String),
+    /// A member of the ensemble is nowhere, or is the ensemble itself.
+    Hopeless(String),
+}
+
+impl Unprepared {
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::Nowhere(reason) | Self::Unreadable(reason) | Self::NoVersion(reason) | Self::Hopeless(reason) => {
+                reason
+            }
+        }
+    }
+}
+
+/// The backends of the worker that this build starts.
+const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+
+impl Repository {
+    /// Reads a model as it is in the repositories, or as a client has given it. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    pub(super) fn prepare(&self, model: &str, given: Option<&Given>) -> Result<Prepared, Unprepared> {
+        prepare(&self.settings, &self.sources, model, given)
+    }
+}
+
+fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&Given>) -> Result<Prepared, Unprepared> {
+    let unreadable = Unprepared::Unreadable;
+    let local = match given.and_then(|given| given.local.clone()) {
+        Some(local) => local,
+        None => Arc::new(sources.local(model).map_err(Unprepared::Nowhere)?),
+    };
+    let contents = scan::contents(local.path(), settings.config_name.as_deref());
+    let contents = contents.map_err(|error| unreadable(error.to_string()))?;
+    let draft = draft(settings, &contents, given).map_err(unreadable)?;
+    let signature = signature(&contents, draft.model_file()).map_err(unreadable)?;
+    let completion = Completion {
+        directory: model,
+        files: &contents.files,
+        backends: &BACKENDS,
+        gpus: &[],
+        signature: signature.as_ref(),
+        auto_complete: settings.auto_complete,
+        default_max_batch_size: settings.default_max_batch_size,
+    };
+    let config = draft.complete(&completion).map_err(|error| unreadable(error.to_string()))?;
+    let plan = EnsemblePlan::new(&config).transpose().map_err(unreadable)?;
+    let present: Vec<u64> = contents.versions.keys().copied().collect();
+    let wanted = repository::select(&config.version_policy, &present);
+    if wanted.is_empty() {
+        let there =
+            if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
+        let place = local.path().display();
+        return Err(Unprepared::NoVersion(format!("no version to run: '{place}' has {there}")));
+    }
+    let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
+    let versions = versions_made(&config, local.path(), versions).map_err(|error| unreadable(error.to_string()))?;
+    let missing = missing(&config.version_policy, &present);
+    Ok(Prepared { config, plan, versions, missing, local })
+}
+
+/// The configuration as somebody wrote it.
+fn draft(settings: &Settings, contents: &Contents, given: Option<&Given>) -> Result<Draft, String> {
+    if let Some(given) = given {
+        return Draft::from_json(&given.config).map_err(|error| format!("Invalid config override: {error}"));
+    }
+    let path = &contents.config_path;
+    match &contents.config {
+        Some(text) => Draft::from_text(text, &path.to_string_lossy()).map_err(|error| error.to_string()),
+        None if settings.auto_complete => Ok(Draft::empty()),
+        None => Err(format!("'{}' does not exist, and auto-complete is off", path.display())),
+    }
+}
+
+/// What each version is made of.
+fn versions_made(
+    config: &ModelConfig,
+    model: &Path,
+    versions: BTreeMap<u64, PathBuf>,
+) -> io::Result<BTreeMap<u64, Version>> {
+    let shared = scan::shared_stamp(model)?;
+    let version = |(number, directory): (u64, PathBuf)| {
+        let files = Stamp::of(&(shared, scan::stamp(&directory)?));
+        Ok((number, Version { made: Made::new(config, files), directory }))
+    };
+    versions.into_iter().map(version).collect()
+}
+
+/// The versions that a policy names and that are not there.
+fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
+    match policy {
+        VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
+        VersionPolicy::Latest(_) | VersionPolicy::All => Vec::new(),
+    }
+}
+
+/// What the newest version's model file says about its inputs and outputs; `None` if there is no ONNX file.
+fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
+    let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
+    let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
+        return Ok(None);
+    };
+    if path.extension().is_none_or(|extension| extension != "onnx") || !path.is_file() {
+        return Ok(None);
+    }
+    let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+}
+
+/// Maps a file, so that weights are not read only to find the names of inputs.
+#[allow(unsafe_code)]
+fn map(path: &Path) -> io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
+    // that moment would end the process, as it would any program that maps its model.
+    unsafe { Mmap::map(&file) }
+}

@@ -1,0 +1,131 @@
+//! The end of what served: whatever was accepted is answered, sequences come to their ends, then the workers stop.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use pharos::id::ModelVersion;
+use pharos::infer::InferRequest;
+use pharos::metrics::labels::ModelChange;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::Scheduling;
+use tokio::time::sleep;
+
+use super::serving::Executor;
+use super::{Repository, Serving, Table};
+
+/// How often what is to end is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Why a version does not serve any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Another one serves in its place. Sequences that it has begun go on with it until they end or are idle for too long.
+    Replaced,
+    /// Other versions serve, and no longer this one: sequences go on in the same way. The number tells this unload from
+    /// others.
+    Outdated(u64),
+    /// The model was unloaded.
+    Unloaded(u64),
+    /// It never served, or cannot any more.
+    Failed,
+}
+
+impl Table {
+    /// A version that served is being unloaded; gives the number of this unload.
+    pub(super) fn begin_unload(&mut self, model: &str, version: u64) -> u64 {
+        let number = self.unloads;
+        self.unloads += 1;
+        self.unloading.insert(ModelVersion::new(model, version), number);
+        number
+    }
+
+    fn is_ending(&self, serving: &Arc<Serving>) -> bool {
+        self.ending.get(&*serving.model.name).is_some_and(|all| all.iter().any(|other| Arc::ptr_eq(other, serving)))
+    }
+}
+
+impl Repository {
+    /// Ends a version that no new request finds any more, in a task of its own.
+    pub(super) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
+        let executor = serving.executor.clone();
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&executor));
+        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && executor.running_sequences() > 0;
+        if sequences {
+            let name = serving.model.name.to_string();
+            self.change(|table| table.ending.entry(name).or_default().push(serving.clone()));
+        }
+        let repository = self.clone();
+        tokio::spawn(async move {
+            if sequences {
+                repository.end_sequences(&serving, &executor).await;
+            }
+            let Serving { model, series, local, .. } = (*serving).clone();
+            drop(serving);
+            // A request in flight holds it from the look-up to the answer.
+            while Arc::strong_count(&executor) > 1 {
+                sleep(LOOK).await;
+            }
+            executor.stop().await;
+            drop(executor);
+            repository.ended(model, &series, ending);
+            // The directory of files that a client gave.
+            let _ = tokio::task::spawn_blocking(|| drop(local)).await;
+        });
+    }
+
+    async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
+        while executor.running_sequences() > 0 && self.table().is_ending(serving) {
+            sleep(LOOK).await;
+        }
+        self.change(|table| {
+            if let Some(all) = table.ending.get_mut(&*serving.model.name) {
+                all.retain(|other| !Arc::ptr_eq(other, serving));
+            }
+            table.ending.retain(|_, all| !all.is_empty());
+        });
+    }
+
+    /// Its workers are gone.
+    fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: Ending) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|executor| executor.strong_count() > 0);
+        drop(retired);
+        // What was loaded anew only for its instances counts on in the same series.
+        if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
+            self.cache.model_unloaded(series);
+        }
+        let (Ending::Outdated(number) | Ending::Unloaded(number)) = ending else { return };
+        record::model_changed(&self.cache, ModelChange::Unload, true);
+        tracing::info!(%model, "unloaded");
+        self.change(|table| {
+            if table.unloading.get(&model) != Some(&number) {
+                return;
+            }
+            table.unloading.remove(&model);
+            table.states.unloaded(&model.name, model.version);
+            if table.nowhere.contains(&*model.name) && table.unloading.keys().all(|other| other.name != model.name) {
+                table.nowhere.remove(&*model.name);
+                if !table.serving.contains_key(&*model.name) {
+                    table.states.remove(&model.name);
+                }
+            }
+        });
+    }
+
+    /// The version that is on its way out and has begun the sequence of this request.
+    pub(super) fn with_sequence(table: &Table, request: &InferRequest) -> Option<Arc<Serving>> {
+        let all = table.ending.get(&request.model_name)?;
+        if request.correlation_id.is_none() || request.sequence_start {
+            return None;
+        }
+        let named = |serving: &&Arc<Serving>| {
+            request.model_version.is_empty() || request.model_version.parse() == Ok(serving.model.version)
+        };
+        let has = |serving: &&Arc<Serving>| {
+            matches!(serving.config.scheduling, Scheduling::Sequence(_))
+                && serving.driver().is_some_and(|driver| driver.has_sequence(&request.correlation_id))
+        };
+        all.iter().filter(named).find(has).cloned()
+    }
+}

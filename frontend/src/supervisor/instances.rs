@@ -1,0 +1,261 @@
+//! The instances of a model version: started together, and later more or fewer of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use pharos::id::InstanceId;
+use pharos::metrics::labels::InstanceState;
+use pharos::wire::Loaded;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::{Health, Instance, Plan};
+use crate::scheduler::Driver;
+use crate::scheduler::placement::Placement;
+
+/// How often an instance that is to go is looked at while it executes.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The health of all instances of a version, for each of them.
+#[derive(Clone, Default)]
+pub(super) struct Roster(Arc<RwLock<Vec<Arc<Health>>>>);
+
+impl Roster {
+    /// Whether any is worth waiting for.
+    pub(super) fn can_serve(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Health>>)) {
+        change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// The instances of a model version.
+#[derive(Default)]
+pub(crate) struct Instances {
+    // Held to copy the pointers, or to change which there are.
+    all: Mutex<Vec<Arc<Handle>>>,
+    roster: Roster,
+}
+
+struct Handle {
+    id: InstanceId,
+    placement: Placement,
+    health: Arc<Health>,
+    /// Bytes by which loading has made its process grow.
+    memory: AtomicU64,
+    /// Dropped with the handle, and that ends the instance too.
+    stop: watch::Sender<bool>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Handle {
+    /// Ends the worker and waits until its process is gone.
+    async fn stop(&self) {
+        let _ = self.stop.send(true);
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            let _ = task.await;
+        }
+    }
+}
+
+/// An instance that is being started, and what comes of it.
+type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
+
+/// What an instance does: its number, its name, its state.
+pub(crate) type Doing = (InstanceId, String, Option<InstanceState>);
+
+impl Instances {
+    /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
+    ///
+    /// # Errors
+    /// The first reason why one could not; the others are stopped.
+    pub(crate) async fn start(
+        plan: Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<(Self, Loaded), String> {
+        let instances = Self::default();
+        let loaded = instances.add(&plan, placements, driver).await?;
+        loaded.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
+    }
+
+    /// Starts the instances of `placements` that are not there yet, and when they are ready stops those that are not among
+    /// them, each when it has executed what it has. Those of both go on as they are.
+    ///
+    /// # Errors
+    /// The first reason why one could not be started; then all is as it was.
+    pub(crate) async fn resize(
+        &self,
+        plan: &Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<(), String> {
+        let (new, gone) = self.differences(placements);
+        self.add(plan, &new, driver).await?;
+        self.remove(&gone, driver).await;
+        self.sort(placements);
+        Ok(())
+    }
+
+    /// Whether following these placements means to stop an instance.
+    pub(crate) fn loses_any(&self, placements: &[Placement]) -> bool {
+        !self.differences(placements).1.is_empty()
+    }
+
+    /// The placements that have no instance, and the instances that have no placement.
+    fn differences(&self, placements: &[Placement]) -> (Vec<Placement>, Vec<Arc<Handle>>) {
+        let mut gone = self.handles();
+        let mut new = placements.to_vec();
+        new.retain(|placement| match gone.iter().position(|handle| handle.placement == *placement) {
+            Some(kept) => {
+                gone.remove(kept);
+                false
+            }
+            None => true,
+        });
+        (new, gone)
+    }
+
+    async fn add(
+        &self,
+        plan: &Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<Option<Loaded>, String> {
+        let first = self.all().iter().map(|handle| handle.id.0 + 1).max().unwrap_or(0);
+        let starting: Vec<Starting> = placements
+            .iter()
+            .zip(first..)
+            .map(|(placement, id)| self.begin(plan, (InstanceId(id), placement), driver))
+            .collect();
+        let mut handles = Vec::new();
+        let mut outcomes = Vec::new();
+        for (handle, outcome) in starting {
+            self.roster.change(|all| all.push(handle.health.clone()));
+            handles.push(handle);
+            outcomes.push(outcome);
+        }
+        self.all().extend(handles.iter().cloned());
+        let mut sum: Option<Loaded> = None;
+        for (handle, outcome) in handles.iter().zip(outcomes) {
+            match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
+                Ok(loaded) => {
+                    handle.memory.store(loaded.memory, Ordering::Relaxed);
+                    sum = Some(together(sum, loaded));
+                }
+                Err(reason) => {
+                    self.remove(&handles, driver).await;
+                    return Err(reason);
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Starts the task of one instance.
+    fn begin(&self, plan: &Arc<Plan>, (id, placement): (InstanceId, &Placement), driver: &Arc<Driver>) -> Starting {
+        let health = Arc::new(Health { passive: placement.passive, ..Health::default() });
+        let (outcome, started) = oneshot::channel();
+        let (stop, stopped) = watch::channel(false);
+        let instance = Instance {
+            id,
+            name: placement.name.clone(),
+            plan: plan.clone(),
+            driver: driver.clone(),
+            health: health.clone(),
+            all: self.roster.clone(),
+            shown: None,
+            outcome: Some(outcome),
+        };
+        let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
+        let (placement, memory) = (placement.clone(), AtomicU64::new(0));
+        (Arc::new(Handle { id, placement, health, memory, stop, task }), started)
+    }
+
+    /// Ends these instances, each when it has executed what it has.
+    async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
+        for handle in gone {
+            self.roster.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
+            driver.retire(handle.id);
+        }
+        for handle in gone {
+            while driver.is_executing(handle.id) {
+                tokio::time::sleep(LOOK).await;
+            }
+            let _ = handle.stop.send(true);
+        }
+        for handle in gone {
+            handle.stop().await;
+        }
+        self.all().retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
+    }
+
+    /// Shows the instances in the order of the placements.
+    fn sort(&self, placements: &[Placement]) {
+        let place = |handle: &Arc<Handle>| placements.iter().position(|placement| *placement == handle.placement);
+        self.all().sort_by_key(place);
+    }
+
+    /// Bytes by which loading has made all processes together grow.
+    pub(crate) fn memory(&self) -> u64 {
+        self.all().iter().map(|handle| handle.memory.load(Ordering::Relaxed)).sum()
+    }
+
+    /// What each does.
+    pub(crate) fn states(&self) -> Vec<Doing> {
+        let state = |handle: &Arc<Handle>| (handle.id, handle.placement.name.clone(), handle.health.state());
+        self.all().iter().map(state).collect()
+    }
+
+    /// How many are ready for requests now.
+    pub(crate) fn ready(&self) -> usize {
+        let all = self.all();
+        let active = all.iter().filter(|handle| !handle.health.passive);
+        active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Every instance by name, with the id of its process if it has one.
+    pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
+        let process = |handle: &Arc<Handle>| {
+            let pid = handle.health.pid.load(Ordering::Relaxed);
+            (handle.placement.name.clone(), (pid != 0).then_some(pid))
+        };
+        self.all().iter().map(process).collect()
+    }
+
+    /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
+    pub(crate) fn can_serve(&self) -> bool {
+        self.roster.can_serve()
+    }
+
+    /// Ends all workers and waits until their processes are gone.
+    pub(crate) async fn stop(&self) {
+        let all = self.handles();
+        for handle in &all {
+            let _ = handle.stop.send(true);
+        }
+        for handle in &all {
+            handle.stop().await;
+        }
+    }
+
+    fn handles(&self) -> Vec<Arc<Handle>> {
+        self.all().clone()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Handle>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is told of several instances: the engine of the first, the memory of all.
+fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
+    match first {
+        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
+        None => next,
+    }
+}

@@ -1,0 +1,165 @@
+//! What must be loaded, changed and unloaded when a model is no longer what it was: a pure function of what runs and what is
+//! wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::model::ModelConfig;
+
+/// A fingerprint of files or of a part of a configuration: equal for what is the same. Means nothing outside this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// The fingerprint of a value.
+    pub fn of(value: &impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        value.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// What a version that runs, or should run, is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Its instance groups.
+    pub instances: Stamp,
+    /// Which versions should run: nothing that this version does depends on it.
+    pub version_policy: Stamp,
+    /// The rest of its configuration.
+    pub config: Stamp,
+    /// Its files, and those beside the version directories.
+    pub files: Stamp,
+}
+
+impl Made {
+    /// Of this configuration and these files.
+    pub fn new(config: &ModelConfig, files: Stamp) -> Self {
+        let [instances, version_policy, config] = config.encode_parts().map(|part| Stamp::of(&part));
+        Self { instances, version_policy, config, files }
+    }
+}
+
+/// What is done with a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// Nothing.
+    Keep,
+    /// It goes on under a configuration that says the same about it.
+    Describe,
+    /// Instances of it are started and stopped; it goes on.
+    Resize,
+    /// It is loaded.
+    Load,
+    /// It is loaded anew, and serves as it is until that is ready.
+    Replace,
+    /// It is unloaded.
+    Unload,
+}
+
+/// What is done with each version that runs or is wanted. With `reload`, versions of which none has to change are all
+/// loaded anew: somebody asked for it by name.
+pub fn changes(running: &BTreeMap<u64, Made>, wanted: &BTreeMap<u64, Made>, reload: bool) -> BTreeMap<u64, Change> {
+    let versions: BTreeSet<u64> = running.keys().chain(wanted.keys()).copied().collect();
+    let mut changes: BTreeMap<u64, Change> =
+        versions.into_iter().map(|version| (version, change(running.get(&version), wanted.get(&version)))).collect();
+    if reload && changes.values().all(|change| *change == Change::Keep) {
+        changes.values_mut().for_each(|change| *change = Change::Replace);
+    }
+    changes
+}
+
+fn change(running: Option<&Made>, wanted: Option<&Made>) -> Change {
+    let (Some(running), Some(wanted)) = (running, wanted) else {
+        return if wanted.is_some() { Change::Load } else { Change::Unload };
+    };
+    if (running.config, running.files) != (wanted.config, wanted.files) {
+        return Change::Replace;
+    }
+    match (running.instances == wanted.instances, running.version_policy == wanted.version_policy) {
+        (true, true) => Change::Keep,
+        (true, false) => Change::Describe,
+        (false, _) => Change::Resize,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn made(instances: u8, policy: u8, config: u8, files: u8) -> Made {
+        let [instances, version_policy, config, files] = [instances, policy, config, files].map(|n| Stamp::of(&n));
+        Made { instances, version_policy, config, files }
+    }
+
+    #[test]
+    fn each_part_has_its_change() {
+        let runs = made(0, 0, 0, 0);
+        for (wanted, expected) in [
+            (Some(runs), Change::Keep),
+            (Some(made(0, 1, 0, 0)), Change::Describe),
+            (Some(made(1, 0, 0, 0)), Change::Resize),
+            (Some(made(1, 1, 0, 0)), Change::Resize),
+            (Some(made(0, 0, 1, 0)), Change::Replace),
+            (Some(made(1, 1, 0, 1)), Change::Replace),
+            (None, Change::Unload),
+        ] {
+            assert_eq!(change(Some(&runs), wanted.as_ref()), expected, "{wanted:?}");
+        }
+        assert_eq!(change(None, Some(&runs)), Change::Load);
+    }
+
+    #[test]
+    fn a_wish_to_reload_counts_only_when_nothing_has_changed() {
+        let runs = BTreeMap::from([(1, made(0, 0, 0, 0)), (2, made(0, 0, 0, 0))]);
+        assert!(changes(&runs, &runs, true).values().all(|change| *change == Change::Replace));
+        let mut wanted = runs.clone();
+        wanted.insert(3, made(0, 0, 0, 0));
+        wanted.remove(&1);
+        let expected = BTreeMap::from([(1, Change::Unload), (2, Change::Keep), (3, Change::Load)]);
+        assert_eq!(changes(&runs, &wanted, true), expected);
+    }
+
+    fn versions() -> impl Strategy<Value = BTreeMap<u64, Made>> {
+        let one = (0..2u8, 0..2u8, 0..2u8, 0..2u8).prop_map(|(i, p, c, f)| made(i, p, c, f));
+        proptest::collection::btree_map(1..6u64, one, 0..5)
+    }
+
+    /// What runs once a plan has been carried out.
+    fn carried_out(
+        running: &BTreeMap<u64, Made>,
+        wanted: &BTreeMap<u64, Made>,
+        plan: &BTreeMap<u64, Change>,
+    ) -> BTreeMap<u64, Made> {
+        let mut now = running.clone();
+        for (version, change) in plan {
+            match (change, wanted.get(version)) {
+                (Change::Unload, _) => drop(now.remove(version)),
+                (Change::Keep, _) | (_, None) => {}
+                (_, Some(made)) => drop(now.insert(*version, *made)),
+            }
+        }
+        now
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_leads_to_what_is_wanted(running in versions(), wanted in versions(), reload: bool) {
+            let plan = changes(&running, &wanted, reload);
+            prop_assert_eq!(&carried_out(&running, &wanted, &plan), &wanted);
+            // And then there is nothing left to do.
+            prop_assert!(changes(&wanted, &wanted, false).values().all(|change| *change == Change::Keep));
+            for (version, change) in plan {
+                let (runs, is_wanted) = (running.get(&version), wanted.get(&version));
+                prop_assert_eq!(change == Change::Load, runs.is_none());
+                prop_assert_eq!(change == Change::Unload, is_wanted.is_none());
+                // What is the same is touched only by somebody who wants all of it anew.
+                if runs == is_wanted && change != Change::Keep {
+                    prop_assert!(reload && running == wanted && change == Change::Replace);
+                }
+            }
+        }
+    }
+}
