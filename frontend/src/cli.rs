@@ -9,6 +9,7 @@ mod cache;
 mod definition;
 mod logging;
 mod rate_limit;
+mod trace;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -23,6 +24,7 @@ pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -33,6 +35,7 @@ const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
 const TSLOG: &str = "Metric logs";
 const LOG: &str = "Log";
+const TRACE: &str = "Traces";
 
 /// Everything that the server is told at start.
 #[derive(Clone, Debug, Parser)]
@@ -79,6 +82,9 @@ pub struct Options {
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
+    /// What is traced.
+    #[command(flatten)]
+    pub trace: TraceOptions,
     /// What to do in place of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -334,8 +340,8 @@ impl Options {
         let command = definition::with_torchserves_variables(Self::command(), is_set);
         let mut matches = command.clone().try_get_matches_from(args)?;
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
-        match options.cache() {
-            Ok(_) => Ok(options),
+        match options.cache().map(drop).and_then(|()| options.tracing().map(drop)) {
+            Ok(()) => Ok(options),
             Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
         }
     }
@@ -348,6 +354,14 @@ impl Options {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
+    }
+
+    /// What is traced from the start, and where traces go.
+    ///
+    /// # Errors
+    /// A value is not allowed; [`Options::from_args`] refuses that.
+    pub fn tracing(&self) -> Result<Tracing, String> {
+        trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
     }
 
     /// Whether the cache is given by the flag that Triton has given up.

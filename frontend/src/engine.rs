@@ -1,6 +1,7 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
 mod responses;
+mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -21,12 +22,16 @@ use pharos::timeline::Instant;
 
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
+pub use trace::Shown;
+pub(crate) use trace::unchangeable_trace_setting;
 
+use crate::cli;
 use crate::clock;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
 use crate::system;
+use crate::trace::Traces;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub struct Settings {
     pub strict_readiness: bool,
     /// The models.
     pub repository: repository::Settings,
+    /// What is traced from the start.
+    pub trace: cli::Tracing,
 }
 
 /// What a request gets while the server exits.
@@ -71,6 +78,7 @@ struct Inner {
     settings: Settings,
     cache: Arc<Cache>,
     repository: Arc<Repository>,
+    traces: Traces,
     phase: AtomicU8,
 }
 
@@ -109,7 +117,8 @@ impl Engine {
         let timer = Timer::start()?;
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
-        Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
+        let traces = Traces::start(&settings.trace, &cache)?;
+        Ok(Self(Arc::new(Inner { settings, cache, repository, traces, phase: AtomicU8::new(LOADING) })))
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.

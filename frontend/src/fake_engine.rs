@@ -11,8 +11,12 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
+use pharos::trace::settings::{Mode, Settings, Update, Values};
+use pharos::traced::Traced;
 
-use crate::engine::{Endpoint, Protocol, Responses, Route, Streamed};
+use crate::cli::Tracing;
+use crate::engine::{Endpoint, Protocol, Responses, Route, Shown, Streamed};
+use crate::trace::shown;
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
@@ -21,6 +25,7 @@ pub type Record = (Protocol, Route, u16, Option<Reason>);
 #[derive(Clone, Default)]
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
+    traces: Arc<Mutex<Option<Settings>>>,
 }
 
 /// Counts nothing.
@@ -139,6 +144,23 @@ impl Engine {
             return String::new();
         }
         if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+    /// Never samples; settings can be changed all the same.
+    pub fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+        None
+    }
+    pub(crate) fn trace_settings(&self, model: &str) -> Result<Shown, InferError> {
+        self.update_trace_settings(model, &Update::default())
+    }
+    pub(crate) fn update_trace_settings(&self, model: &str, update: &Update) -> Result<Shown, InferError> {
+        if !model.is_empty() {
+            self.known(model)?;
+        }
+        let tracing = Tracing { file: "f".into(), ..Tracing::default() };
+        let mut traces = self.traces.lock().map_err(|_| InferError::internal("poisoned"))?;
+        let settings = traces.get_or_insert_with(|| Settings::new(Mode::Triton, Values::default(), true));
+        settings.update(model, update)?;
+        Ok(shown(&settings.of(model), &tracing))
     }
     pub fn stream_open(&self, _: Protocol) -> OpenStream {
         OpenStream

@@ -26,5 +26,6 @@ pub mod start;
 mod statsd;
 mod supervisor;
 mod system;
+mod trace;
 pub mod tslog;
 mod wire;

@@ -20,10 +20,13 @@ use crate::engine::{self, Engine};
 use crate::metrics::{self, Definition, Source};
 use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
-use crate::{grpc, http, log, onnxruntime, repository, statsd, tslog};
+use crate::{grpc, http, log, onnxruntime, repository, statsd, trace, tslog};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long traces that wait may take to be written or sent after that.
+const LAST_TRACES: Duration = Duration::from_secs(5);
 
 /// Runs the server until a signal ends it.
 pub fn main() -> ExitCode {
@@ -31,8 +34,10 @@ pub fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => error.exit(),
     };
-    if let Some(Command::Metrics(command)) = &options.command {
-        return metrics::run(command);
+    match &options.command {
+        Some(Command::Metrics(command)) => return metrics::run(command),
+        Some(Command::Trace(command)) => return trace::run(command),
+        None => {}
     }
     if let Err(reason) = log::start(&options.log) {
         return failed(&reason);
@@ -95,6 +100,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
     }
+    engine.stop_tracing(LAST_TRACES).await;
     tslog.stop();
     loaded?;
     match unanswered {
@@ -272,6 +278,7 @@ fn settings(
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
+        trace: options.tracing()?,
         repository: repository::Settings {
             repositories: options.models.repositories.clone(),
             program: Program { worker, onnxruntime },

@@ -130,6 +130,8 @@ builtins! {
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
     CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
+    Traces = "pharos_traces_total" Counter ["result"] Family;
+    TraceSpans = "pharos_trace_spans_total" Counter ["result"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;

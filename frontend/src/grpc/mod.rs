@@ -13,6 +13,7 @@ mod seen;
 mod service;
 mod statistics;
 mod stream;
+mod trace;
 
 use std::convert::Infallible;
 use std::future::Future;

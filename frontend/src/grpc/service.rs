@@ -18,6 +18,7 @@ use super::raw::RawModelConfig;
 use super::seen::Seen;
 use super::statistics;
 use super::stream::{self, Answers};
+use super::trace;
 use crate::engine::Endpoint;
 
 /// The extensions advertised, in Triton's order.
@@ -145,17 +146,23 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
+        let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
+        let read = self.0.now();
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
             let mut request = decode(request.into_inner(), &self.0)?;
             request.trace = trace;
             request.timeline.received = seen.received;
+            trace::received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
-            self.0.infer(request, Endpoint::GrpcInfer).await
+            let response = self.0.infer(request, Endpoint::GrpcInfer).await?;
+            trace::complete(traced.as_ref());
+            Ok(response)
         };
         let answer = deadline::within(limit, infer).await;
-        answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
+        let answer = answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error));
+        trace::carry(traced, answer)
     }
 
     type ModelStreamInferStream = Answers;
@@ -167,7 +174,8 @@ impl GrpcInferenceService for Service {
         Seen::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), stream::Wishes { wants_status, limit })))
+        let wishes = stream::Wishes { wants_status, limit, metadata: request.metadata().clone() };
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wishes)))
     }
 
     async fn model_config(
@@ -273,7 +281,7 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::TraceSettingRequest>,
     ) -> Answer<proto::TraceSettingResponse> {
-        self.refuse(request, "the trace extension")
+        self.answer(request, trace::settings)
     }
 
     async fn log_settings(

@@ -23,7 +23,3 @@ pub(super) async fn load(State(edge): State<Edge>) -> Response {
 pub(super) async fn unload(State(edge): State<Edge>) -> Response {
     refuse(&edge, Route::RepositoryUnload, "unloading models on request")
 }
-
-pub(super) async fn trace(State(edge): State<Edge>) -> Response {
-    refuse(&edge, Route::TraceSetting, "the trace extension")
-}

@@ -24,7 +24,7 @@ use pharos::timeline::{ComputeStamps, Instant, Timeline};
 use super::{Repository, Serving};
 use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
-use crate::scheduler::{Answer, answer_found};
+use crate::scheduler::{Answer, answer_found, traced};
 pub(super) use load::hopeless;
 use steps::Computed;
 
@@ -84,6 +84,7 @@ impl Repository {
     ) -> Pin<Box<dyn Future<Output = Answer> + Send + 'a>> {
         Box::pin(async move {
             request.timeline.queue_start = clock::now();
+            traced::queued(&serving.model, &request);
             let mut unanswered = Unanswered::new((serving, ensemble), &request);
             let mut miss = None;
             if let Some(cache) = &ensemble.cache {
@@ -103,6 +104,7 @@ impl Repository {
                 }
                 Err(error) => {
                     let since = clock::now().ns_since(request.timeline.request_start);
+                    traced::failed(&request, &error, clock::now());
                     record::ensemble_failed(&serving.series, error.reason, since);
                     let message = in_ensemble(&serving.model.name, &error.message);
                     Err(InferError { message, ..error })
@@ -126,6 +128,7 @@ fn succeeded(
     let output_start = after(input_end, infer);
     let compute = ComputeStamps { start: begun, input_end, output_start, end: after(output_start, output) };
     let timeline = Timeline { compute, request_end: clock::now(), ..request.timeline };
+    traced::found(request, &outputs, timeline.request_end);
     let series = &serving.series;
     let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms: clock::wall_ms() };
     record::ensemble_done(metrics, series, &timeline, done);

@@ -13,6 +13,7 @@ use pharos::infer::{
 use pharos::metrics::record;
 use pharos::tensor::Tensor;
 use pharos::timeline::Instant;
+use pharos::traced::Traced;
 
 use super::{Ensemble, Repository, Serving};
 use crate::clock;
@@ -206,6 +207,7 @@ fn step_request(
         sequence_start: request.sequence_start,
         sequence_end: request.sequence_end,
         trace: request.trace,
+        traced: request.traced.as_ref().map(Traced::step),
         timeline: request.timeline,
         empty_final_response: false,
         raw_body: None,

@@ -1,0 +1,54 @@
+//! What the driver and ensembles report of requests that are traced. For all others each of these is one branch.
+
+use pharos::error::InferError;
+use pharos::id::{InstanceId, ModelVersion};
+use pharos::infer::{InferOutput, InferRequest};
+use pharos::timeline::{Instant, Timeline};
+use pharos::traced::TensorActivity;
+
+use super::Answer;
+use crate::wire::Part;
+
+/// A request has entered its model's queue.
+pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
+    if let Some(traced) = &request.traced {
+        traced.begin(model, &request.id, &request.timeline);
+        let inputs = request.inputs.iter().map(|input| (input.name.as_str(), &input.tensor));
+        traced.tensors(TensorActivity::QueueInput, inputs);
+    }
+}
+
+/// An instance has executed a request.
+pub(super) fn executed_by(part: &Part, instance: InstanceId) {
+    if let Some(traced) = &part.request.traced {
+        traced.executed_by(instance);
+    }
+}
+
+/// A request was executed and this came of it; `timeline` with its last or only answer.
+pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option<&Timeline>) {
+    let Some(traced) = &request.traced else { return };
+    match answer {
+        Ok(response) => traced.outputs(&response.outputs),
+        Err(error) => traced.failed(&error.message),
+    }
+    if let Some(timeline) = timeline {
+        traced.executed(timeline);
+    }
+}
+
+/// A request was answered without being executed itself: by the cache, or by steps.
+pub(crate) fn found(request: &InferRequest, outputs: &[InferOutput], at: Instant) {
+    if let Some(traced) = &request.traced {
+        traced.outputs(outputs);
+        traced.ended(at);
+    }
+}
+
+/// A request has failed without an answer from an instance.
+pub(crate) fn failed(request: &InferRequest, error: &InferError, at: Instant) {
+    if let Some(traced) = &request.traced {
+        traced.failed(if error.message.is_empty() { "cancelled" } else { &error.message });
+        traced.ended(at);
+    }
+}
