@@ -114,7 +114,7 @@ impl Events {
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
         // A row's place among those of its process is told by its name: an instance's number, or none.
         let first = row.1.strip_prefix("instance ").and_then(|number| number.parse::<usize>().ok());
-        let thread = first.map_or(0, |number| number.saturating_add(1)).saturating_mul(1000) + free + 1;
+        let thread = first.map_or(0, |number| number.saturating_add(1)).saturating_mul(1000).saturating_add(free + 1);
         let (process, name) = (row.0, row.1.clone());
         let lanes = self.rows.entry(row).or_default();
         match lanes.get_mut(free) {

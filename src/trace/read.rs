@@ -148,15 +148,16 @@ enum Step {
 
 fn record(file: &[u8], at: usize) -> Step {
     let rest = file.get(at..).unwrap_or_default();
-    // A record that is broken must not be looked for beyond the next: that would take the square of the file's length.
-    let next = rest.get(1..).and_then(|rest| find(rest, RECORD)).map(|next| next + 1);
-    let own = rest.get(..next.unwrap_or(rest.len())).unwrap_or_default();
-    let mut values = serde_json::Deserializer::from_slice(own).into_iter::<Record>();
-    match (values.next(), next) {
-        (Some(Ok(record)), _) => Step::Record(Box::new(record), at + values.byte_offset()),
-        (_, Some(next)) => Step::Broken(at + next),
-        (Some(Err(error)), None) if !error.is_eof() => Step::Broken(file.len()),
-        _ => Step::Cut,
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Record>();
+    let error = match values.next() {
+        Some(Ok(record)) => return Step::Record(Box::new(record), at + values.byte_offset()),
+        Some(Err(error)) => error,
+        None => return Step::Cut,
+    };
+    match rest.get(1..).and_then(|rest| find(rest, RECORD)) {
+        Some(next) => Step::Broken(at + 1 + next),
+        None if error.is_eof() => Step::Cut,
+        None => Step::Broken(file.len()),
     }
 }
 

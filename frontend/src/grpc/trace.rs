@@ -69,6 +69,8 @@ pub(super) fn received(traced: Option<&Traced>, read: Instant, request: &mut Inf
     if let Some(traced) = traced {
         traced.stamp(Activity::GrpcWaitReadStart, request.timeline.received);
         traced.stamp(Activity::GrpcWaitReadEnd, read);
+        // The latencies' exemplars point to it.
+        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
         request.traced = Some(traced.clone());
     }
 }

@@ -124,6 +124,8 @@ pub(super) fn received(traced: Option<&Traced>, request: &mut InferRequest) {
     if let Some(traced) = traced {
         traced.stamp(Activity::HttpRecvStart, request.timeline.received);
         traced.stamp(Activity::HttpRecvEnd, clock::now());
+        // The latencies' exemplars point to it.
+        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
         request.traced = Some(traced.clone());
     }
 }
