@@ -12,6 +12,7 @@ mod effects;
 mod failure;
 mod limits;
 pub(crate) mod placement;
+mod reschedule;
 mod sequence;
 pub(crate) mod settings;
 mod stream;
@@ -263,20 +264,24 @@ impl Driver {
     }
 
     /// A worker has answered a batch.
-    pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, done: Done) {
+    pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, mut done: Done) {
         let now = clock::now();
         let (mut finished, mut executing_since) = (None, now);
         link.release_inputs(done.batch);
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
-            finished = Some(member.take(position));
+            let mut batch = member.take(position);
             executing_since = std::mem::replace(&mut member.executing_since, now);
             // One that was sent second and came back first (two threads sent at once) was never counted as executing.
-            let executing = if position > 0 { finished.as_ref() } else { member.in_flight.first() };
-            if let Some(batch) = executing {
-                record::request_pending(&self.series, -batch.count());
+            let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };
+            if let Some(executing) = executing {
+                record::request_pending(&self.series, -executing.count());
             }
+            if !done.rescheduled.is_empty() {
+                self.reschedule(state, &mut batch, &mut done, now);
+            }
+            finished = Some(batch);
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
@@ -377,12 +382,17 @@ impl Driver {
         }
         let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
         let flags = flags.unwrap_or(flags::ROWS);
+        let placed = |(place, (_, request)): (usize, &(RequestId, Request))| {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            Some((place, request.reply.placed(&member.link, batch, place)?))
+        };
+        let flows = taken.iter().enumerate().filter_map(placed).collect();
         let flying = InFlight { batch, flags, given_up: false, requests: taken };
         if member.in_flight.is_empty() {
             record::request_pending(&self.series, -flying.count());
         }
         member.in_flight.push(flying);
-        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps });
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
     /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a

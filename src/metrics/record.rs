@@ -45,6 +45,17 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.journal().touch();
 }
 
+/// A request of an iterative sequence was executed, and waits to be executed once more: what it took so far of queue and
+/// instance, so that the sums over all its executions are right. It counts when it is done.
+pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    series.queue_ns.add(timeline.queue_ns());
+    series.compute_input_ns.add(input);
+    series.compute_infer_ns.add(infer);
+    series.compute_output_ns.add(output);
+    series.journal().touch();
+}
+
 /// A request was answered by the response cache, which was asked for `lookup_ns`. Its compute stamps all tell when the
 /// lookup began; it counts as no inference.
 ///

@@ -86,6 +86,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether a request may be executed any number of times (`iterative_sequence`).
+    pub fn has_iterative_sequences(&self) -> bool {
+        matches!(&self.scheduling, Scheduling::Sequence(sequence) if sequence.iterative)
+    }
+
     /// The refusal of a correlation id that is not of the type of the model's control; Triton's text. `None`: it fits.
     pub(super) fn wrong_id_type(&self, id: &CorrelationId) -> Option<String> {
         let control = self.controls().iter().find(|control| control.kind == ControlKind::CorrelationId)?;
@@ -130,22 +135,22 @@ pub(super) fn controls(
                 return error(format!("sequence batching specifies multiple {kind} tensors for {name}"));
             }
             kinds.push(control.kind());
-            let (datatype, kind) = kind(control).map_err(|text| ConfigError::new(format!("{text} for {name}")))?;
+            let (datatype, kind) = kind(control, name).map_err(ConfigError::new)?;
             all.push(ControlInput { name: input.name.clone(), datatype, kind });
         }
     }
     Ok(all)
 }
 
-/// The datatype and the meaning of a control; the error still wants the model's name.
-fn kind(control: &ProtoControl) -> Result<(DataType, ControlKind), String> {
+/// The datatype and the meaning of a control of the model.
+fn kind(control: &ProtoControl, model: &str) -> Result<(DataType, ControlKind), String> {
     let made: fn(FalseTrue) -> ControlKind = match control.kind() {
         Kind::ControlSequenceStart => ControlKind::Start,
         Kind::ControlSequenceEnd => ControlKind::End,
         Kind::ControlSequenceReady => ControlKind::Ready,
-        Kind::ControlSequenceCorrid => return correlation_id(control),
+        Kind::ControlSequenceCorrid => return correlation_id(control, model),
     };
-    let (datatype, values) = false_true(control)?;
+    let (datatype, values) = false_true(control).map_err(|text| format!("{text} for {model}"))?;
     Ok((datatype, made(values)))
 }
 
@@ -174,12 +179,14 @@ fn false_true(control: &ProtoControl) -> Result<(DataType, FalseTrue), String> {
     Ok((datatype, FalseTrue(values)))
 }
 
-fn correlation_id(control: &ProtoControl) -> Result<(DataType, ControlKind), String> {
+fn correlation_id(control: &ProtoControl, model: &str) -> Result<(DataType, ControlKind), String> {
     let kind = control.kind().as_str_name();
     let counts = [control.int32_false_true.len(), control.fp32_false_true.len(), control.bool_false_true.len()];
     if counts != [0, 0, 0] {
         let [int, fp, boolean] = CHOICES;
-        return Err(format!("sequence batching must not specify either '{int}', '{fp}' or '{boolean}' for {kind}"));
+        return Err(format!(
+            "sequence batching must not specify either '{int}', '{fp}' or '{boolean}' for {kind} for {model}"
+        ));
     }
     let datatype = match control.data_type() {
         proto::DataType::TypeUint64 => DataType::Uint64,
@@ -189,8 +196,8 @@ fn correlation_id(control: &ProtoControl) -> Result<(DataType, ControlKind), Str
         proto::DataType::TypeString => DataType::Bytes,
         _ => {
             return Err(format!(
-                "unexpected control data type, expected TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, or TYPE_STRING \
-                 for {kind}"
+                "unexpected data type for control {kind} for {model}. Allowed data types are TYPE_UINT64, TYPE_INT64, \
+                 TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
             ));
         }
     };

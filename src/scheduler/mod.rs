@@ -325,11 +325,13 @@ pub trait Scheduler: Send {
         self.batch_done(instance, now);
     }
     /// A request in flight wants to be executed once more (iterative sequences): to be told before
-    /// [`Scheduler::batch_done`] of its batch. `false`: this scheduler or model does no such thing, and the request must
-    /// be answered.
-    fn reschedule(&mut self, _request: RequestId, _now: Instant) -> bool {
+    /// [`Scheduler::batch_done`] of its batch. With `hold` it waits for [`Scheduler::resume`], in its place. `false`: this
+    /// scheduler or model does no such thing, and the request must be answered.
+    fn reschedule(&mut self, _request: RequestId, _hold: bool) -> bool {
         false
     }
+    /// A request that was held may be executed; one that was not, or is not known any more, changes nothing.
+    fn resume(&mut self, _request: RequestId) {}
     /// What there is of sequences, for a model with them.
     fn sequences(&self) -> Option<SequenceCounts> {
         None

@@ -1,8 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Response, SequenceStep,
-    ToFrontend, ToWorker, WireError,
+    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Response, Resumed,
+    SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -190,14 +190,15 @@ fields!(Load {
     metrics,
     auto_detect
 });
-fields!(Execute { batch, requests, inputs, outputs, released, flags });
+fields!(Execute { batch, requests, inputs, outputs, released, flags, resumed });
+fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len });
 fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs, parameters });
+fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
-fields!(Credits { batch, request, responses, released });
+fields!(Credits { batch, request, taken, released });
 fields!(WireError { code, message });
 fields!(OutputBlock { output, requests, datatype, shape, offset, len });
 fields!(ComputeStamps { start, input_end, output_start, end });
@@ -372,6 +373,7 @@ mod tests {
             outputs: vec![0, 3],
             released: vec![128],
             flags: 1,
+            resumed: vec![Resumed { request: 1, sent: 40, taken: 33 }],
         })
     }
 
@@ -388,6 +390,7 @@ mod tests {
             failed: vec![(1, error)],
             outputs: vec![output],
             parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
+            rescheduled: vec![2],
         })
     }
 
@@ -433,7 +436,7 @@ mod tests {
         });
         let metrics = ToWorker::Metrics("mode: both".into());
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
-        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, responses: 16, released: vec![64] });
+        let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
         let frames = [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended, credits];
         for frame in frames {
             let mut bytes = Vec::new();

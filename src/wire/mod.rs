@@ -16,7 +16,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -84,6 +84,19 @@ pub struct Execute {
     pub released: Vec<u64>,
     /// Which of the two rows of [`flags`] in the arena of the inputs tells which of these requests are given up.
     pub flags: u8,
+    /// The requests that have had responses of a decoupled model in an earlier batch and were rescheduled.
+    pub resumed: Vec<Resumed>,
+}
+
+/// How far the responses of a rescheduled request are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// The request's position in the batch.
+    pub request: u32,
+    /// Responses that were sent and need [`Credits`].
+    pub sent: u64,
+    /// How many of them its client has taken.
+    pub taken: u64,
 }
 
 /// One request of a batch, as a worker sees it.
@@ -129,15 +142,16 @@ pub struct InputBlock {
 /// reader costs bounded memory. What only ends a request (an empty final response, an error) is not counted.
 pub const CREDITS: u32 = 32;
 
-/// Responses of a request that its client has taken: so many more may be sent.
+/// How many responses of a request its client has taken: so many more may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credits {
     /// The batch's number. One that is over is meant no more.
     pub batch: u64,
     /// The request's position in it.
     pub request: u32,
-    /// How many; 0 only wakes a worker that waits, so that it looks at its [`flags`].
-    pub responses: u32,
+    /// How many of its responses its client has taken so far, in earlier batches too: a sum, so that it does not matter
+    /// how often it is told. A sum that is known already only wakes a worker that waits, so that it looks at its [`flags`].
+    pub taken: u64,
     /// As [`ToWorker::Release`], to save a frame.
     pub released: Vec<u64>,
 }
@@ -200,6 +214,8 @@ pub struct Done {
     pub outputs: Vec<OutputBlock>,
     /// Parameters of the responses that have any, by position in the batch.
     pub parameters: Vec<(u32, Parameters)>,
+    /// Requests that are to be executed once more, by position in the batch, ascending: iterative sequences.
+    pub rescheduled: Vec<u32>,
 }
 
 /// An error as it crosses the wire.

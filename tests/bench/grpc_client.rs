@@ -12,9 +12,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, PATIENCE, Turns};
 use crate::messages::ModelInferResponse;
-use crate::workload::{GRPC_PATH, Workload};
+use crate::workload::GRPC_PATH;
 
 /// Room for responses: flow control shall never be what is measured.
 const WINDOW: u32 = 16 << 20;
@@ -24,7 +24,7 @@ pub(crate) struct GrpcClient {
     runtime: Runtime,
     sender: SendRequest<Bytes>,
     request: Request<()>,
-    message: Bytes,
+    messages: Turns,
     /// Length of the first response, with its prefix.
     expected: Option<usize>,
 }
@@ -34,7 +34,7 @@ impl GrpcClient {
     ///
     /// # Errors
     /// No connection.
-    pub(crate) fn connect(workload: Workload, address: SocketAddr) -> Result<Self, String> {
+    pub(crate) fn connect(messages: Turns, address: SocketAddr) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("the client's runtime: {error}"))?;
         let sender = runtime.block_on(async {
@@ -46,12 +46,12 @@ impl GrpcClient {
             .header("te", "trailers")
             .body(())
             .map_err(|error| format!("gRPC request: {error}"))?;
-        Ok(Self { runtime, sender, request, message: workload.grpc_request(), expected: None })
+        Ok(Self { runtime, sender, request, messages, expected: None })
     }
 
     /// One request: `keep` decides whether the response's bytes are collected; their number is always given.
     fn round_trip(&mut self, keep: bool) -> Result<(usize, BytesMut), String> {
-        let call = call(&mut self.sender, self.request.clone(), self.message.clone(), keep);
+        let call = call(&mut self.sender, self.request.clone(), self.messages.next(), keep);
         let result = self.runtime.block_on(async { timeout(PATIENCE, call).await });
         result.unwrap_or_else(|_| Err(format!("gRPC: no response in {} s", PATIENCE.as_secs())))
     }
@@ -65,6 +65,10 @@ impl Client for GrpcClient {
             return Ok(());
         }
         Err(format!("gRPC: a response of {length} bytes where the first one had {expected}"))
+    }
+
+    fn has_first(&self) -> bool {
+        self.messages.has_first()
     }
 
     fn probe(&mut self) -> Result<Vec<Bytes>, String> {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use bytes::Bytes;
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, PATIENCE, Turns};
 use crate::workload::Workload;
 
 /// The head of a response may be this long.
@@ -15,7 +15,7 @@ const HEAD_LIMIT: usize = 16 << 10;
 pub(crate) struct HttpClient {
     workload: Workload,
     stream: TcpStream,
-    request: Bytes,
+    requests: Turns,
     /// The response as it arrives; grows to the largest response, then stays.
     buffer: Vec<u8>,
     /// Length of the first response's body.
@@ -36,15 +36,14 @@ impl HttpClient {
     ///
     /// # Errors
     /// No connection.
-    pub(crate) fn connect(workload: Workload, address: SocketAddr) -> Result<Self, String> {
+    pub(crate) fn connect(workload: Workload, requests: Turns, address: SocketAddr) -> Result<Self, String> {
         let stream = open(address).map_err(|error| format!("HTTP to {address}: {error}"))?;
-        let request = workload.http_request();
-        Ok(Self { workload, stream, request, buffer: vec![0; HEAD_LIMIT], expected: None })
+        Ok(Self { workload, stream, requests, buffer: vec![0; HEAD_LIMIT], expected: None })
     }
 
     /// Sends the request and reads the response into the buffer; gives where its body is.
     fn round_trip(&mut self) -> Result<(usize, usize), String> {
-        self.stream.write_all(&self.request).map_err(|error| format!("HTTP write: {error}"))?;
+        self.stream.write_all(&self.requests.next()).map_err(|error| format!("HTTP write: {error}"))?;
         let (head, filled) = read_head(&mut self.stream, &mut self.buffer)?;
         let end = head.end + head.body;
         if self.buffer.len() < end {
@@ -70,6 +69,10 @@ impl Client for HttpClient {
             return Ok(());
         }
         Err(format!("HTTP: a body of {} bytes where the first one had {expected}", end - begin))
+    }
+
+    fn has_first(&self) -> bool {
+        self.requests.has_first()
     }
 
     fn probe(&mut self) -> Result<Vec<Bytes>, String> {

@@ -181,9 +181,13 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
     Ok(rows.into_iter().flatten().filter(is_measured).collect())
 }
 
-/// What metrics cost shows where requests are small.
+/// What metrics cost shows where requests are small; what sequences cost, beside the dynamic batcher of the same server.
 fn is_measured(row: &Row) -> bool {
-    row.kind != Kind::Bare || row.case.workload == Workload::Simple
+    match row.case.workload {
+        Workload::Simple => true,
+        Workload::Identity => row.kind != Kind::Bare,
+        Workload::Sequences => row.kind == Kind::Pharos,
+    }
 }
 
 #[cfg(test)]
@@ -199,10 +203,10 @@ mod tests {
 
     #[test]
     fn selections() {
-        check("", 4, 8);
-        check("echo", 1, 8);
+        check("", 4, 10);
+        check("echo", 1, 10);
         check("simple/http", 4, 2);
-        check("echo, pharos, grpc/8", 2, 2);
+        check("echo, pharos, grpc/8", 2, 3);
         assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
     }
 }

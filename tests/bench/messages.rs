@@ -2,6 +2,8 @@
 //!
 //! Written by hand, so that the benchmark depends on nothing that it measures. Field numbers: `proto/grpc_service.proto`.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 
 /// `inference.ModelInferRequest`.
@@ -9,12 +11,23 @@ use bytes::Bytes;
 pub(crate) struct ModelInferRequest {
     #[prost(string, tag = "1")]
     pub(crate) model_name: String,
+    #[prost(map = "string, message", tag = "4")]
+    pub(crate) parameters: HashMap<String, Parameter>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) inputs: Vec<TensorHead>,
     #[prost(message, repeated, tag = "6")]
     pub(crate) outputs: Vec<RequestedOutput>,
     #[prost(bytes = "bytes", repeated, tag = "7")]
     pub(crate) raw_input_contents: Vec<Bytes>,
+}
+
+/// `inference.InferParameter`; one of its fields is set.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Parameter {
+    #[prost(bool, optional, tag = "1")]
+    pub(crate) boolean: Option<bool>,
+    #[prost(int64, optional, tag = "2")]
+    pub(crate) int64: Option<i64>,
 }
 
 /// `inference.ModelInferResponse`.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::workload::Workload;
+use crate::workload::{OPEN_SEQUENCES, Workload};
 
 const SIMPLE_TENSORS: &str = r#"max_batch_size: 8
 input [
@@ -22,6 +22,14 @@ const IDENTITY_TENSORS: &str = r#"max_batch_size: 0
 input [ { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 "#;
+
+/// The same with sequences, none of which ends.
+fn sequence_tensors() -> String {
+    let batching = format!(
+        "sequence_batching {{ max_sequence_idle_microseconds: 600000000 oldest {{ max_candidate_sequences: {OPEN_SEQUENCES} }} }}"
+    );
+    SIMPLE_TENSORS.replace("dynamic_batching { }", &batching)
+}
 
 /// As little Python as the backend allows.
 const SIMPLE_PYTHON: &str = r#"import triton_python_backend_utils as pb_utils
@@ -83,8 +91,9 @@ impl Drop for Scratch {
 pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
     for workload in Workload::ALL {
         let (tensors, function) = match workload {
-            Workload::Simple => (SIMPLE_TENSORS, "add_sub"),
-            Workload::Identity => (IDENTITY_TENSORS, "identity"),
+            Workload::Simple => (SIMPLE_TENSORS.to_owned(), "add_sub"),
+            Workload::Identity => (IDENTITY_TENSORS.to_owned(), "identity"),
+            Workload::Sequences => (sequence_tensors(), "add_sub"),
         };
         let parameter = format!("parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n");
         write_model(repository, workload, &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
@@ -101,6 +110,7 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
         let (tensors, program) = match workload {
             Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
             Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
+            Workload::Sequences => continue,
         };
         let config = format!("backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n");
         let version = write_model(repository, workload, &config)?;

@@ -82,8 +82,15 @@ fn wire_paths(criterion: &mut Criterion) {
     let input = InputBlock { input: 0, datatype: DataType::Int32, shape: vec![8, 16], offset: 0, len: 512 };
     let requests = vec![BatchRequest { id: String::new(), rows: 1, parameters: Vec::new(), sequence: None }; 8];
     let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
-    let frame =
-        ToWorker::Execute(Execute { batch: 1, requests, inputs, outputs: vec![], released: vec![0, 64], flags: 0 });
+    let frame = ToWorker::Execute(Execute {
+        batch: 1,
+        requests,
+        inputs,
+        outputs: vec![],
+        released: vec![0, 64],
+        flags: 0,
+        resumed: vec![],
+    });
     let mut bytes = Vec::new();
     criterion.bench_function("wire: encode and decode a batch of 8", |bencher| {
         bencher.iter(|| {

@@ -3,13 +3,23 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
-use crate::messages::{ModelInferRequest, ModelInferResponse, RequestedOutput, TensorHead};
+use crate::messages::{ModelInferRequest, ModelInferResponse, Parameter, RequestedOutput, TensorHead};
 
 /// Bytes of the large tensor.
 const MIB: usize = 1 << 20;
 
 /// The path of the one gRPC method that is measured.
 pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// Sequences that are open at once.
+pub(crate) const OPEN_SEQUENCES: u64 = 10_000;
+
+/// A step of a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Step {
+    pub(crate) sequence: u64,
+    pub(crate) start: bool,
+}
 
 /// A model and a request to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +28,8 @@ pub(crate) enum Workload {
     Simple,
     /// 1 MiB of UINT8 in, the same out: what a byte costs.
     Identity,
+    /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`], which take turns: what a sequence costs.
+    Sequences,
 }
 
 /// A tensor of a request or of a response.
@@ -29,14 +41,15 @@ pub(crate) struct Tensor {
 }
 
 impl Workload {
-    /// Both.
-    pub(crate) const ALL: [Self; 2] = [Self::Simple, Self::Identity];
+    /// All.
+    pub(crate) const ALL: [Self; 3] = [Self::Simple, Self::Identity, Self::Sequences];
 
     /// The model's name, also the name of the workload in the report.
     pub(crate) fn model(self) -> &'static str {
         match self {
             Self::Simple => "simple",
             Self::Identity => "identity_1mib",
+            Self::Sequences => "sequences_10000",
         }
     }
 
@@ -47,7 +60,7 @@ impl Workload {
 
     fn inputs(self) -> Vec<Tensor> {
         match self {
-            Self::Simple => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
+            Self::Simple | Self::Sequences => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
             Self::Identity => vec![uint8("INPUT0")],
         }
     }
@@ -57,7 +70,7 @@ impl Workload {
             left().iter().zip(right()).map(|(left, right)| operation(*left, right)).collect()
         };
         match self {
-            Self::Simple => {
+            Self::Simple | Self::Sequences => {
                 let (sum, difference) = (combine(i32::wrapping_add), combine(i32::wrapping_sub));
                 vec![int32("OUTPUT0", &sum), int32("OUTPUT1", &difference)]
             }
@@ -70,11 +83,24 @@ impl Workload {
         self.outputs().into_iter().map(|tensor| tensor.data).collect()
     }
 
+    /// The steps that one of so many clients takes: first it starts each of its sequences, then it goes on with them in turn.
+    pub(crate) fn steps(self, client: usize, clients: usize) -> (Vec<Option<Step>>, Vec<Option<Step>>) {
+        if self != Self::Sequences {
+            return (Vec::new(), vec![None]);
+        }
+        let own = (1..=OPEN_SEQUENCES).filter(|id| *id as usize % clients == client);
+        let steps = |start: bool| own.clone().map(|sequence| Some(Step { sequence, start })).collect();
+        (steps(true), steps(false))
+    }
+
     /// A whole HTTP/1.1 request with binary tensor data in and out.
-    pub(crate) fn http_request(self) -> Bytes {
+    pub(crate) fn http_request(self, step: Option<Step>) -> Bytes {
         let inputs = self.inputs();
         let wanted: Vec<_> = self.outputs().iter().map(|output| wanted_json(output.name)).collect();
-        let json = format!(r#"{{"inputs":[{}],"outputs":[{}]}}"#, tensors_json(&inputs), wanted.join(","));
+        let parameters = step.map_or_else(String::new, |Step { sequence, start }| {
+            format!(r#""parameters":{{"sequence_id":{sequence},"sequence_start":{start}}},"#)
+        });
+        let json = format!(r#"{{{parameters}"inputs":[{}],"outputs":[{}]}}"#, tensors_json(&inputs), wanted.join(","));
         let mut request = BytesMut::new();
         let head = format!(
             "POST /v2/models/{}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n\
@@ -101,11 +127,16 @@ impl Workload {
     }
 
     /// The gRPC request message with its five-byte prefix.
-    pub(crate) fn grpc_request(self) -> Bytes {
+    pub(crate) fn grpc_request(self, step: Option<Step>) -> Bytes {
         let inputs = self.inputs();
         let wanted = |output: &Tensor| RequestedOutput { name: output.name.to_owned() };
         framed(&ModelInferRequest {
             model_name: self.model().to_owned(),
+            parameters: step.map_or_else(Default::default, |Step { sequence, start }| {
+                let id = Parameter { int64: Some(sequence as i64), boolean: None };
+                let start = Parameter { boolean: Some(start), int64: None };
+                [("sequence_id".to_owned(), id), ("sequence_start".to_owned(), start)].into()
+            }),
             inputs: inputs.iter().map(head).collect(),
             outputs: self.outputs().iter().map(wanted).collect(),
             raw_input_contents: inputs.into_iter().map(|tensor| tensor.data).collect(),
@@ -181,7 +212,7 @@ mod tests {
     #[test]
     fn the_http_request_states_its_own_lengths() {
         for workload in Workload::ALL {
-            let request = workload.http_request();
+            let request = workload.http_request(None);
             let end = request.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
             let head = std::str::from_utf8(&request[..end]).unwrap();
             let number = |name: &str| -> usize {
@@ -197,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_grpc_message_is_the_one_that_was_meant() {
-        let framed = Workload::Simple.grpc_request();
+        let framed = Workload::Simple.grpc_request(None);
         assert_eq!(framed[..5], [0, 0, 0, 0, (framed.len() - 5) as u8]);
         let message = ModelInferRequest::decode(framed.slice(5..)).unwrap();
         assert_eq!(message.inputs[1].shape, [1, 16]);

@@ -15,11 +15,14 @@ import pytest
 import tritonclient.grpc
 
 import prometheus
+import test_iterative
 from conftest import copy_models
 from peers import free_ports
 from prometheus import RULE_TESTS, RULES, Prometheus, promtool
 from request_table import one, simple
 from server import EXAMPLES, ROOT, Server, eventually
+from test_ragged import write
+from test_state import TWO, builtin, sequences, tensors
 
 DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 COLUMNS = 24
@@ -33,10 +36,8 @@ NOT_SHOWN = {}
 
 NO_DATA = {
     r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_memory_bytes": "there is no GPU on this machine",
-    r"nv_inference_first_response_histogram_ms": "no decoupled model is loaded",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
-    r"pharos_sequences?_\w+|pharos_sequences": "no model has sequences",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
 """Families that may have no series in this test -> why. A family that has series must have them in every expression."""
@@ -212,8 +213,8 @@ class Load:
     """Good, bad and refused requests over HTTP and gRPC and StatsD datagrams, until it is stopped."""
 
     def __init__(self, server, statsd: str):
-        self.server, self.statsd, self.over = server, statsd, threading.Event()
-        steps = (self.good, self.bad, self.grpc, self.datagrams)
+        self.server, self.statsd, self.over, self.begun = server, statsd, threading.Event(), 0
+        steps = (self.good, self.bad, self.grpc, self.datagrams, self.sequences, self.stream)
         self.threads = [threading.Thread(target=self.repeat, args=(step,)) for step in steps]
         self.threads += [threading.Thread(target=self.repeat, args=(self.full,)) for _ in range(6)]
 
@@ -247,6 +248,16 @@ class Load:
         self.server.ask("POST", "/v2/models/simple/infer", "{")
         self.server.infer("fail", one("FP32", [4], [1, 2, 3, 4]))
 
+    def sequences(self):
+        # Each begins, and none ends but by its idle time; the last request belongs to none.
+        self.begun += 1
+        tensor = {"name": "X", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
+        for parameters in ({"sequence_id": self.begun, "sequence_start": True}, {"sequence_id": 10**9}):
+            self.server.infer("sums", {"inputs": [tensor], "parameters": parameters})
+
+    def stream(self):
+        self.server.ask("POST", "/v2/models/stream/generate_stream", '{"COUNT":3}')
+
     def full(self):
         self.server.infer("queue_limit", one("FP32", [1, 1], [1]))
 
@@ -265,6 +276,8 @@ def scraped(tmp_path_factory):
     """A loaded server and the Prometheus that scrapes it; ends the load after the module."""
     folder = tmp_path_factory.mktemp("prometheus")
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
+    write(models, "sums", builtin("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
+    write(models, "stream", test_iterative.MODELS["stream"])
     cached = models / "identity_fp32" / "config.pbtxt"
     cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
     statsd = f"127.0.0.1:{free_ports(1)[0]}"

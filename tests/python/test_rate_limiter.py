@@ -7,9 +7,12 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 
 from request_table import one
+from sequence_models import config as sequence_config
 from server import Server, eventually, total
 
 ON = "--rate-limit=execution_count"
@@ -289,3 +292,35 @@ def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve
         os.kill(min(workers), signal.SIGKILL)
         assert {request.result()[0] for request in requests} == {200}
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
+
+
+def test_sequences_take_turns_for_a_resource(serve):
+    """Two instances with sequences and one resource: never two batches at once, every sequence gets its own sum, and the
+    resource is free in the end."""
+    delay_ms, clients, steps = 20, 6, 5
+    model = sequence_config(
+        "max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 }",
+        instances=2,
+        delay_ms=delay_ms,
+    ).replace("count: 2", 'count: 2 rate_limiter { resources [ { name: "R" count: 1 global: true } ] }')
+    server = serve({"sums": model}, ON)
+
+    def sequence(number: int) -> list:
+        sums = []
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            for turn in range(steps):
+                tensor = tritonclient.grpc.InferInput("VALUE", [1, 1], "INT32")
+                tensor.set_data_from_numpy(np.array([[number]], np.int32))
+                flags = {"sequence_start": turn == 0, "sequence_end": turn == steps - 1}
+                result = client.infer("sums", [tensor], sequence_id=number, **flags)
+                sums.append(result.as_numpy("SUM").item())
+        return sums
+
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        got = list(pool.map(sequence, range(1, clients + 1)))
+    took = time.monotonic() - begin
+    assert got == [[number * (turn + 1) for turn in range(steps)] for number in range(1, clients + 1)]
+    executions = server.statistics("sums")["execution_count"]
+    assert took >= executions * delay_ms / 1000, "two batches ran at once"
+    assert total(server.scrape(), "pharos_rate_limiter_resource_used", resource="R") == 0

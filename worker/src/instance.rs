@@ -136,9 +136,10 @@ impl Instance {
         let start = clock::now();
         let bytes = self.states.as_ref().map(States::bytes);
         let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
+        outputs.iterative = self.config.has_iterative_sequences();
         if self.config.decoupled {
             let flags = self.inputs.flags(execute.flags);
-            outputs.streams = Some(Streams::new(connection, flags, (execute.batch, execute.requests.len())));
+            outputs.streams = Some(Streams::new(connection, flags, execute));
         }
         let result = match batch_of(&self.config, &self.inputs, execute) {
             // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not
@@ -178,11 +179,14 @@ pub struct Outputs<'a> {
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
+    rescheduled: Vec<u32>,
     /// The positions of the requests that are executed now; empty for all of the batch.
     part: Vec<u32>,
     /// The first of `blocks` that is theirs.
     part_from: usize,
     parameters: Vec<(u32, Parameters)>,
+    /// Whether requests may be rescheduled.
+    iterative: bool,
     /// For a decoupled model.
     streams: Option<Streams<'a>>,
     start: Instant,
@@ -198,9 +202,11 @@ impl<'a> Outputs<'a> {
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
+            rescheduled: Vec::new(),
             part: Vec::new(),
             part_from: 0,
             parameters: Vec::new(),
+            iterative: false,
             streams: None,
             start,
             input_end: None,
@@ -272,6 +278,26 @@ impl<'a> Outputs<'a> {
         self.failed.push((self.position(request), wire_error(error)));
     }
 
+    /// Has a request executed once more, as soon as an instance can: for the iterative sequences of
+    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. What this batch gives as its answer is
+    /// thrown away; in a decoupled model it may have had responses, but not its last.
+    ///
+    /// # Errors
+    /// The model's sequences are not iterative; Triton's text.
+    pub fn reschedule(&mut self, request: usize) -> Result<(), InferError> {
+        if !self.iterative {
+            return Err(run_error(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to \
+                 handle such a flag.",
+            ));
+        }
+        let position = self.position(request);
+        if let Err(place) = self.rescheduled.binary_search(&position) {
+            self.rescheduled.insert(place, position);
+        }
+        Ok(())
+    }
+
     /// The position in the whole batch of a request of this part.
     fn position(&self, request: usize) -> u32 {
         let whole = u32::try_from(request).unwrap_or(u32::MAX);
@@ -302,11 +328,11 @@ impl<'a> Outputs<'a> {
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
-            let Self { failed, parameters, blocks: outputs, .. } = self;
-            return Done { batch, stamps, error: None, failed, outputs, parameters };
+            let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled };
         };
-        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
-        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters }
+        let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters, rescheduled }
     }
 }
 

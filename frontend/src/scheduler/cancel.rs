@@ -2,9 +2,9 @@
 
 use pharos::id::RequestId;
 
-use super::{Driver, State, stream};
+use super::stream::Place;
+use super::{Driver, State};
 use crate::clock;
-use crate::wire::SharedLink;
 
 /// Cancels a request when its client's future is dropped before the answer came.
 pub(super) struct CancelOnDrop<'a> {
@@ -42,22 +42,23 @@ impl Driver {
                 told = give_up(state, id);
             }
         });
-        if let Some((link, place)) = told.filter(|_| self.config.decoupled) {
+        if let Some(place) = told.filter(|_| self.config.decoupled) {
             // It may be waiting for this request's reader.
-            stream::pay(&link, place, 0);
+            place.tell(0);
         }
     }
 }
 
 /// Tells the instance that executes a request, or soon will, that nobody waits for it any more. Gives the batch and the place
 /// in it.
-fn give_up(state: &mut State, id: RequestId) -> Option<(SharedLink, (u64, u32))> {
+fn give_up(state: &mut State, id: RequestId) -> Option<Place> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {
             if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
                 member.link.arenas.inputs.give_up(batch.flags, position);
                 batch.given_up = true;
-                return Some((member.link.clone(), (batch.batch, u32::try_from(position).unwrap_or(u32::MAX))));
+                let request = u32::try_from(position).unwrap_or(u32::MAX);
+                return Some(Place { link: member.link.clone(), batch: batch.batch, request });
             }
         }
     }

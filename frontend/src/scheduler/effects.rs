@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use pharos::id::InstanceId;
 use pharos::timeline::Instant;
-use pharos::wire::SequenceStep;
+use pharos::wire::{Resumed, SequenceStep};
 
+use super::stream::Flow;
 use super::{Answer, Driver, Request, limits, sequence};
 use crate::clock;
 use crate::wire::{Part, SharedLink, ToSend};
@@ -22,6 +23,8 @@ pub(super) struct Send {
     pub(super) parts: Vec<Arc<Part>>,
     /// One for each part, for a model with sequences.
     pub(super) steps: Vec<Option<SequenceStep>>,
+    /// For a decoupled model: the requests that have had responses in an earlier batch, by position.
+    pub(super) flows: Vec<(u32, Arc<Flow>)>,
 }
 
 /// What is to be done once the lock is given back.
@@ -52,9 +55,14 @@ impl Driver {
         for (link, keys) in effects.ended {
             sequence::tell_ended(&link, keys);
         }
-        for Send { instance, link, batch, flags, parts, steps } in effects.sends {
-            if let Err(error) = link.execute(&self.config, &ToSend { batch, flags, parts: &parts, steps: &steps }) {
+        for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
+            let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
+            let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, resumed: resumed.clone() };
+            if let Err(error) = link.execute(&self.config, &to_send) {
                 self.send_failed(instance, batch, &error);
+            }
+            for ((_, flow), told) in flows.iter().zip(&resumed) {
+                flow.tell_since(told);
             }
         }
         for (request, answer) in effects.answers {

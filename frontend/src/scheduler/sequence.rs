@@ -33,7 +33,7 @@ impl InFlight {
 
 impl Request {
     /// A request that fills a place beside `like`, and that nobody waits for.
-    fn padding(part: Arc<Part>) -> (RequestId, Self) {
+    pub(super) fn padding(part: Arc<Part>) -> (RequestId, Self) {
         (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
     }
 }

@@ -6,8 +6,8 @@
 //! place in the instance is free when the whole batch is done.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use pharos::error::{ErrorCode, InferError};
@@ -16,7 +16,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record::{self, ResponseKind};
 use pharos::model::Checked;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{self, CREDITS, Credits, Done, ToWorker};
+use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Answer, Driver, Request, State, lost, ticket, traced};
@@ -34,27 +34,76 @@ pub struct Streamed {
     pub empty: bool,
 }
 
-/// How far a request's reader is.
-#[derive(Debug, Default)]
-struct Flow {
-    /// Responses that its worker has no credit back for.
-    unpaid: AtomicU32,
-    /// When credit was given last, nanoseconds of the clock of all stamps.
+/// How far the responses of a request and their reader are, over all the batches that it is in, one after the other.
+#[derive(Default)]
+pub(super) struct Flow {
+    /// Responses that have come and cost credit.
+    sent: AtomicU64,
+    /// How many of them the worker knows, or will be told, to have been taken.
+    taken: AtomicU64,
+    /// When that changed last, nanoseconds of the clock of all stamps.
     paid_at: AtomicU64,
+    /// The request is held until its reader has caught up.
+    held: AtomicBool,
+    /// Who has to be told: the instance that executes the request or did so last. Held to look at it only.
+    place: Mutex<Option<Place>>,
 }
 
-/// Where the credit for a response goes.
-struct Origin {
-    link: SharedLink,
-    batch: u64,
-    request: u32,
+/// A request in a batch of an instance.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) link: SharedLink,
+    pub(super) batch: u64,
+    pub(super) request: u32,
+}
+
+impl Flow {
+    fn unpaid(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::SeqCst))
+    }
+
+    /// Counts responses as taken, and tells the worker. Who reads the place after the sum has changed cannot miss a batch
+    /// that did not know the new sum when it was made: see [`Flow::tell_since`].
+    fn pay(&self, responses: u64) {
+        let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
+        self.paid_at.store(clock::now().0, Ordering::Relaxed);
+        if let Some(place) = &*self.place() {
+            place.tell(taken);
+        }
+    }
+
+    /// How far it is, for the batch that is about to be sent.
+    pub(super) fn resumed(&self, request: u32) -> Resumed {
+        Resumed { request, sent: self.sent.load(Ordering::Relaxed), taken: self.taken.load(Ordering::SeqCst) }
+    }
+
+    /// Tells the batch that has been sent what was taken since [`Flow::resumed`]: if the worker was told before it had the
+    /// batch, it has not listened. Sums may be told twice.
+    pub(super) fn tell_since(&self, told: &Resumed) {
+        let taken = self.taken.load(Ordering::SeqCst);
+        if let Some(place) = self.place().as_ref().filter(|_| taken != told.taken) {
+            place.tell(taken);
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Place>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Tells the worker how many responses have been taken; 0 only wakes it up.
+    pub(super) fn tell(&self, taken: u64) {
+        let &Self { ref link, batch, request } = self;
+        let released = link.arenas.outputs.take_released();
+        link.send(&ToWorker::Credits(Credits { batch, request, taken, released }));
+    }
 }
 
 /// A response on its way to the reader.
 struct Item {
     streamed: Streamed,
-    /// `None` for one that cost no credit.
-    origin: Option<Origin>,
+    costs_credit: bool,
 }
 
 /// Who waits for the answers of a request.
@@ -82,7 +131,7 @@ impl Reply {
         match self {
             Self::One(reply) => drop(reply.send(answer)),
             Self::Many(sink) => {
-                let item = Item { streamed: Streamed { answer, last: true, empty: false }, origin: None };
+                let item = Item { streamed: Streamed { answer, last: true, empty: false }, costs_credit: false };
                 if let Some(sender) = sink.sender {
                     // There is always room for what ends a request.
                     let _ = sender.try_send(item);
@@ -109,10 +158,27 @@ impl Reply {
         matches!(self, Self::Many(sink) if sink.sender.is_none())
     }
 
+    /// Whether its reader has so much to take that another response would have to wait. If so, the request is to be held,
+    /// and [`Responses::poll_next`] resumes it.
+    pub(super) fn is_behind(&self) -> bool {
+        let Self::Many(sink) = self else { return false };
+        sink.flow.held.store(true, Ordering::SeqCst);
+        // Asked for after it was marked: a reader who pays in between either sees the mark or is seen here.
+        let behind = sink.flow.unpaid() >= CREDITS.into();
+        behind || !sink.flow.held.swap(false, Ordering::SeqCst)
+    }
+
+    /// It is in a batch of this instance now. Gives its flow if it has had responses that cost credit.
+    pub(super) fn placed(&self, link: &SharedLink, batch: u64, request: u32) -> Option<Arc<Flow>> {
+        let Self::Many(sink) = self else { return None };
+        *sink.flow.place() = Some(Place { link: link.clone(), batch, request });
+        (sink.flow.sent.load(Ordering::Relaxed) > 0).then(|| sink.flow.clone())
+    }
+
     /// When its worker or its reader moved on last; `None` while the worker has to wait for the reader.
     pub(super) fn moved_at(&self) -> Option<Instant> {
         let Self::Many(sink) = self else { return Some(Instant(0)) };
-        let waits = sink.sender.is_some() && sink.flow.unpaid.load(Ordering::Relaxed) >= CREDITS;
+        let waits = sink.sender.is_some() && sink.flow.unpaid() >= CREDITS.into();
         (!waits).then(|| Instant(sink.flow.paid_at.load(Ordering::Relaxed)).max(sink.latest_end))
     }
 }
@@ -123,10 +189,10 @@ pub(crate) struct Responses {
     id: RequestId,
     receiver: mpsc::Receiver<Item>,
     flow: Arc<Flow>,
-    /// The response that was given out last: who asks for the next has taken it.
-    given: Option<Origin>,
+    /// The response that was given out last cost credit: who asks for the next has taken it.
+    given: bool,
     /// Taken since credit was given.
-    taken: u32,
+    taken: u64,
     ended: bool,
 }
 
@@ -136,24 +202,20 @@ impl Responses {
         if self.ended {
             return Poll::Ready(None);
         }
-        if let Some(origin) = self.given.take() {
+        if std::mem::take(&mut self.given) {
             self.taken += 1;
-            if self.taken >= CREDITS / 2 {
-                self.pay(&origin);
+            if self.taken >= u64::from(CREDITS / 2) {
+                self.flow.pay(std::mem::take(&mut self.taken));
+                if self.flow.held.swap(false, Ordering::SeqCst) {
+                    self.driver.resume(self.id);
+                }
             }
         }
-        let lost = || Item { streamed: Streamed { answer: lost(), last: true, empty: false }, origin: None };
-        let Item { streamed, origin } = ready!(self.receiver.poll_recv(cx)).unwrap_or_else(lost);
+        let lost = || Item { streamed: Streamed { answer: lost(), last: true, empty: false }, costs_credit: false };
+        let Item { streamed, costs_credit } = ready!(self.receiver.poll_recv(cx)).unwrap_or_else(lost);
         self.ended = streamed.last;
-        self.given = origin;
+        self.given = costs_credit;
         Poll::Ready(Some(streamed))
-    }
-
-    fn pay(&mut self, origin: &Origin) {
-        let responses = std::mem::take(&mut self.taken);
-        self.flow.unpaid.fetch_sub(responses, Ordering::Relaxed);
-        self.flow.paid_at.store(clock::now().0, Ordering::Relaxed);
-        pay(&origin.link, (origin.batch, origin.request), responses);
     }
 }
 
@@ -164,12 +226,6 @@ impl Drop for Responses {
             self.driver.cancel(self.id);
         }
     }
-}
-
-/// Tells a worker that it may send so many more responses to a request of a batch.
-pub(super) fn pay(link: &SharedLink, (batch, request): (u64, u32), responses: u32) {
-    let released = link.arenas.outputs.take_released();
-    link.send(&ToWorker::Credits(Credits { batch, request, responses, released }));
 }
 
 /// A response that has come, and to whom it goes.
@@ -202,9 +258,10 @@ impl State {
         let Reply::Many(sink) = &mut request.reply else {
             return Err("more than one response to a request of a model that is not decoupled");
         };
-        if costs_credit(frame) && sink.flow.unpaid.fetch_add(1, Ordering::Relaxed) >= CREDITS {
+        if costs_credit(frame) && sink.flow.unpaid() >= CREDITS.into() {
             return Err("more responses than their readers have asked for");
         }
+        sink.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
         let arrival = sink.book(part, frame.stamps, frame.last);
         arrival.map(Some).ok_or("a response after the last one")
     }
@@ -243,7 +300,7 @@ impl Driver {
             record::request_pending(&self.series, 1);
             state.scheduler.enqueue(ticket, now);
         });
-        Responses { driver: self.clone(), id, receiver, flow, given: None, taken: 0, ended: false }
+        Responses { driver: self.clone(), id, receiver, flow, given: false, taken: 0, ended: false }
     }
 
     /// A worker has sent a response of a batch that goes on.
@@ -258,15 +315,14 @@ impl Driver {
         };
         let parts = std::slice::from_ref(&arrival.part);
         let scattered = link.scatter(&self.config, self.model.version, parts, &frame.outputs);
-        let request = frame.request;
-        let origin = costs_credit(&frame).then(|| Origin { link: link.clone(), batch: frame.batch, request });
+        let costs_credit = costs_credit(&frame);
         let answer = match frame.error {
             Some(error) => Err(error.into()),
             None => scattered.and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response"))),
         };
         let answer = answer.map(|response| InferResponse { parameters: frame.parameters, ..response });
         let kind = Kind { stamps: frame.stamps, last: frame.last, empty: frame.empty };
-        self.pass_on(arrival, answer, &kind, origin);
+        self.pass_on(arrival, answer, &kind, costs_credit);
         link.send_released_if_many();
         Ok(())
     }
@@ -276,11 +332,12 @@ impl Driver {
         for block in &frame.outputs {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
-        pay(link, (frame.batch, frame.request), u32::from(costs_credit(frame)));
+        // Whatever else it sends of this request will be taken as well.
+        Place { link: link.clone(), batch: frame.batch, request: frame.request }.tell(u64::MAX);
     }
 
     /// Records a response, and sends it to its reader.
-    fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, origin: Option<Origin>) {
+    fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, costs_credit: bool) {
         let Arrival { part, sender, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
         let mut timeline = part.request.timeline;
@@ -304,7 +361,7 @@ impl Driver {
         if last {
             self.record_one(&part, &answer, &timeline);
         }
-        let item = Item { streamed: Streamed { answer, last, empty }, origin };
+        let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };
         // Room is what credit stands for; a client that has gone away does not take its response.
         let _ = sender.try_send(item);
     }
@@ -332,7 +389,7 @@ impl Driver {
                     arrival,
                     answer.map(|response| if empty { bare(response) } else { response }),
                     &kind,
-                    None,
+                    false,
                 );
             }
         }

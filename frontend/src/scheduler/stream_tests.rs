@@ -81,8 +81,7 @@ impl World {
     }
 
     fn done(&self, batch: u64, error: Option<WireError>) {
-        let (failed, outputs, parameters) = (Vec::new(), Vec::new(), Vec::new());
-        let done = Done { batch, stamps: ComputeStamps::default(), error, failed, outputs, parameters };
+        let done = Done { error, ..done(batch) };
         self.driver.batch_done(INSTANCE, &self.link, done);
     }
 
@@ -121,13 +120,19 @@ fn last() -> wire::Response {
     wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
 }
 
+/// A batch without outputs.
+fn done(batch: u64) -> Done {
+    let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled }
+}
+
 async fn next(responses: &mut Responses) -> Option<Streamed> {
     poll_fn(|cx| responses.poll_next(cx)).await
 }
 
-fn credits(frames: &[ToWorker]) -> Vec<u32> {
+fn credits(frames: &[ToWorker]) -> Vec<u64> {
     let of = |frame: &ToWorker| match frame {
-        ToWorker::Credits(Credits { batch: 0, request: 0, responses, .. }) => *responses,
+        ToWorker::Credits(Credits { batch: 0, request: 0, taken, .. }) => *taken,
         other => panic!("not credits: {other:?}"),
     };
     frames.iter().map(of).collect()
@@ -146,9 +151,9 @@ async fn credit_goes_back_as_the_reader_takes_responses() {
     for _ in 0..CREDITS / 2 {
         assert!(next(&mut responses).await.unwrap().answer.is_ok());
     }
-    assert_eq!(credits(&world.sent()), Vec::<u32>::new(), "the last one given out may not have been taken");
+    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last one given out may not have been taken");
     assert!(!next(&mut responses).await.unwrap().last);
-    assert_eq!(credits(&world.sent()), [CREDITS / 2]);
+    assert_eq!(credits(&world.sent()), [u64::from(CREDITS / 2)]);
     assert!(world.driver.executing_since(INSTANCE).is_some());
     world.say(last()).unwrap();
     world.done(0, None);

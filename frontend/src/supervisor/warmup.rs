@@ -77,7 +77,8 @@ impl Instance {
         let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
         let since = clock::now();
         let parts = warm_up.parts(since);
-        let to_send = ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts, steps: &[] };
+        let to_send =
+            ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts, steps: &[], resumed: Vec::new() };
         match running.link.execute(&self.driver.config, &to_send) {
             Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
             Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),

@@ -7,7 +7,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Execute, InputBlock, SequenceStep, ToWorker};
+use pharos::wire::{BatchRequest, Execute, InputBlock, Resumed, SequenceStep, ToWorker};
 
 use super::{Link, lock};
 use crate::memory::CAPACITY;
@@ -31,6 +31,8 @@ pub(crate) struct ToSend<'a> {
     pub(crate) parts: &'a [Arc<Part>],
     /// For a model with sequences: one for each of its requests, `None` for padding. Empty: each is a sequence of its own.
     pub(crate) steps: &'a [Option<SequenceStep>],
+    /// The requests that have been executed before and have had responses.
+    pub(crate) resumed: Vec<Resumed>,
 }
 
 /// The inputs of a batch, as far as they are gathered.
@@ -46,7 +48,7 @@ impl Link {
     /// # Errors
     /// The inputs do not fit in the arena; nothing was sent.
     pub(crate) fn execute(&self, config: &ModelConfig, to_send: &ToSend<'_>) -> Result<(), InferError> {
-        let &ToSend { batch, flags, parts, .. } = to_send;
+        let &ToSend { batch, flags, parts, ref resumed, .. } = to_send;
         let steps = steps(config, to_send);
         let mut gathered = Gathered::default();
         let all = self.gather_given(config, parts, &mut gathered);
@@ -61,7 +63,8 @@ impl Link {
         let step = |position: usize| steps.get(position).copied().flatten();
         let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
         let outputs = wanted(config, parts);
-        let frame = ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags });
+        let frame =
+            ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags, resumed: resumed.clone() });
         if self.send(&frame) {
             return Ok(());
         }

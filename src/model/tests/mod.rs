@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod complete;
+mod controls;
 mod request;
 mod state;
 mod text;

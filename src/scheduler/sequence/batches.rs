@@ -208,7 +208,7 @@ impl SequenceBatcher {
         let Some(sequence) = self.table.get(number) else { return };
         let Place::Slot(instance, _) = sequence.place else { return };
         let Some(instance) = self.instances.get_mut(&instance) else { return };
-        if sequence.current.is_some() || instance.batcher.is_none() {
+        if sequence.current.is_some() || sequence.held || instance.batcher.is_none() {
             return;
         }
         if let Some(step) = self.table.issue(number) {
@@ -225,7 +225,7 @@ impl SequenceBatcher {
         let owners = self.table.owners(id);
         let front = |owner: &Option<Number>| {
             let number = (*owner)?;
-            self.table.get(number)?.queue.front().map(|step| (number, step))
+            self.table.get(number)?.next().map(|step| (number, step))
         };
         let mut fronts: Vec<_> = owners.iter().map(front).collect();
         let last = fronts.iter().rposition(Option::is_some)?;
@@ -278,7 +278,7 @@ impl SequenceBatcher {
             return batcher.poll_timeout().filter(|_| instance.hold.is_none());
         }
         let (delay, _) = self.direct_wait().filter(|_| self.hold.is_none())?;
-        let front = |owner: &Option<Number>| self.table.get((*owner)?)?.queue.front().map(|step| step.queued);
+        let front = |owner: &Option<Number>| self.table.get((*owner)?)?.next().map(|step| step.queued);
         self.table.owners(id).iter().filter_map(front).min().map(|oldest| oldest + delay)
     }
 
@@ -299,8 +299,8 @@ impl SequenceBatcher {
         true
     }
 
-    /// A request in flight waits again, before all others of its sequence.
-    pub(super) fn push_back_current(&mut self, request: RequestId) -> bool {
+    /// A request in flight waits again, before all others of its sequence, which may be held.
+    pub(super) fn push_back_current(&mut self, request: RequestId, hold: bool) -> bool {
         let executing = self.instances.values().flat_map(|instance| &instance.executing);
         let found = executing.copied().find_map(|number| {
             let current = self.table.get(number)?.current.filter(|current| current.request == request)?;
@@ -308,6 +308,9 @@ impl SequenceBatcher {
         });
         let Some((number, Current { key, shape_key, queued, end, .. })) = found else { return false };
         self.table.push_front(number, Step { request, key, shape_key, queued, end });
+        if let Some(sequence) = self.table.get_mut(number) {
+            sequence.held = hold;
+        }
         true
     }
 }

@@ -420,8 +420,16 @@ impl Scheduler for SequenceBatcher {
         self.decided.pop_front().or_else(|| self.next_batch(now))
     }
 
-    fn reschedule(&mut self, request: RequestId, _now: Instant) -> bool {
-        self.sequences.iterative && self.push_back_current(request)
+    fn reschedule(&mut self, request: RequestId, hold: bool) -> bool {
+        self.sequences.iterative && self.push_back_current(request, hold)
+    }
+
+    fn resume(&mut self, request: RequestId) {
+        let Some(number) = self.table.waiting_in(request) else { return };
+        if let Some(sequence) = self.table.get_mut(number) {
+            sequence.held = false;
+            self.issue(number);
+        }
     }
 
     fn waiting(&self) -> Waiting {

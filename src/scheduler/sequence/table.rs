@@ -57,6 +57,8 @@ pub(super) struct Sequence {
     pub(super) running: Option<u64>,
     /// Nothing more can come.
     pub(super) closed: bool,
+    /// What waits in it must not go yet.
+    pub(super) held: bool,
     /// When it is given up: the timeout in the backlog, else the end of its idle time.
     alarm: Option<Instant>,
 }
@@ -65,6 +67,11 @@ impl Sequence {
     /// Whether nothing of it waits or executes.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.current.is_none()
+    }
+
+    /// Its next request, if that may go.
+    pub(super) fn next(&self) -> Option<&Step> {
+        self.queue.front().filter(|_| !self.held)
     }
 
     /// When its oldest request that waits came.
@@ -207,7 +214,8 @@ impl Table {
         let number = self.fresh();
         self.by_id.insert(id.clone(), number);
         let (queue, closed) = (VecDeque::new(), false);
-        let sequence = Sequence { id, place, queue, current: None, key: number, running: None, closed, alarm: None };
+        let sequence =
+            Sequence { id, place, queue, current: None, key: number, running: None, closed, held: false, alarm: None };
         self.sequences.insert(number, sequence);
         number
     }

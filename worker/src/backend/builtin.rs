@@ -13,6 +13,7 @@
 //! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
 //! | `repeat` | for decoupled models: one response for each element; see `repeat.rs` for its parameters |
 //! | `silent` | for decoupled models: no response at all |
+//! | `countdown` | executes a request as often as it says, each batch after `delay_ms`; see `countdown.rs` |
 //! | `sequence_sum` | a sum for each sequence, each batch after `delay_ms`; see `sequence.rs` for its outputs |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
@@ -30,11 +31,10 @@ use super::elements::{self, Operation};
 use super::emit::Emitter;
 use super::repeat::Repeat;
 use super::stateful::Stateful;
-use super::{Backend, Batch, Context, Input, Outputs, load_error, run_error, sequence};
+use super::{Backend, Batch, Context, Input, Outputs, countdown, load_error, run_error, sequence};
 use crate::clock;
 
-const FUNCTIONS: &str =
-    "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, accumulate, append, emit";
+const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, countdown, accumulate, append, emit";
 
 /// How often [`delay`] looks whether its batch is cancelled.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
@@ -69,6 +69,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
         Some("add_sub") => Function::AddSub,
         Some("delay") => Function::Delay(delay_of(parameter("delay_ms"))?),
         Some("sequence_sum") => return sequence::create(context.config, delay_of(parameter("delay_ms"))?),
+        Some("countdown") => return countdown::create(context.config, delay_of(parameter("delay_ms"))?),
         Some("fail") => Function::Fail(parameter("message").unwrap_or("requested failure").to_owned()),
         Some("crash") => Function::Crash,
         Some("panic") => Function::Panic,

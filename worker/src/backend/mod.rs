@@ -4,6 +4,7 @@
 //! other requests' bookkeeping. One file per backend; [`create`] chooses by name.
 
 mod builtin;
+mod countdown;
 mod elements;
 mod emit;
 #[allow(unsafe_code)]

@@ -9,7 +9,7 @@ use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{self, CREDITS, Credits, OutputBlock, ToFrontend, ToWorker};
+use pharos::wire::{self, CREDITS, Credits, Execute, OutputBlock, Resumed, ToFrontend, ToWorker};
 
 use super::{Outputs, new_block, wire_error};
 use crate::backend::run_error;
@@ -30,14 +30,22 @@ pub(super) struct Streams<'a> {
 /// The responses of one request.
 #[derive(Clone, Default)]
 struct Stream {
-    /// Sent and, as far as is known, not taken by the client.
-    unread: u32,
+    /// In earlier batches too.
+    sent: u64,
+    /// How many of them the client has taken, as far as is known.
+    taken: u64,
     ended: bool,
 }
 
 impl<'a> Streams<'a> {
-    pub(super) fn new(connection: &'a mut Connection, flags: Flags<'a>, (batch, requests): (u64, usize)) -> Self {
-        Self { connection, flags, batch, requests: vec![Stream::default(); requests], stopping: false }
+    pub(super) fn new(connection: &'a mut Connection, flags: Flags<'a>, execute: &Execute) -> Self {
+        let mut requests = vec![Stream::default(); execute.requests.len()];
+        for &Resumed { request, sent, taken } in &execute.resumed {
+            if let Some(stream) = requests.get_mut(request as usize) {
+                *stream = Stream { sent, taken, ended: false };
+            }
+        }
+        Self { connection, flags, batch: execute.batch, requests, stopping: false }
     }
 
     fn stream(&mut self, request: usize) -> Result<&mut Stream, InferError> {
@@ -55,7 +63,7 @@ impl<'a> Streams<'a> {
         if credits.batch == self.batch
             && let Some(stream) = self.requests.get_mut(credits.request as usize)
         {
-            stream.unread = stream.unread.saturating_sub(credits.responses);
+            stream.taken = stream.taken.max(credits.taken);
         }
     }
 
@@ -129,11 +137,11 @@ impl<'a> Outputs<'a> {
     fn wait_for_credit(&mut self, request: usize) -> Result<(), InferError> {
         let streams = self.streams.as_mut().ok_or_else(not_decoupled)?;
         loop {
-            let unread = streams.stream(request)?.unread;
+            let &mut Stream { sent, taken, .. } = streams.stream(request)?;
             if streams.stopping || streams.flags.is_set(request) {
                 return Err(InferError::cancelled());
             }
-            if unread < CREDITS {
+            if sent.saturating_sub(taken) < CREDITS.into() {
                 return Ok(());
             }
             match streams.connection.read() {
@@ -223,7 +231,7 @@ impl Response<'_, '_> {
         let stamps = self.outputs.response_stamps(self.output_start, clock::now());
         let streams = self.outputs.streams.as_mut().ok_or_else(not_decoupled)?;
         let stream = streams.stream(self.request as usize)?;
-        stream.unread += 1;
+        stream.sent += 1;
         stream.ended = last;
         let (outputs, parameters) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.parameters));
         let (batch, request, error) = (streams.batch, self.request, error.map(wire_error));

@@ -13,7 +13,7 @@ use pharos::metrics::channel;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::{
-    BatchRequest, Done, Execute, InputBlock, Load, PREFIX, VERSION, decode_to_frontend, flags, payload_length,
+    BatchRequest, Done, Execute, InputBlock, Load, PREFIX, Resumed, VERSION, decode_to_frontend, flags, payload_length,
 };
 
 use super::*;
@@ -37,6 +37,11 @@ struct Frontend {
 /// Starts an instance that executes one batch of one request with [`ELEMENTS`] elements, and then reads until
 /// the connection is closed.
 fn start() -> Frontend {
+    resume(Vec::new())
+}
+
+/// As [`start`], for a request that may have been executed before.
+fn resume(resumed: Vec<Resumed>) -> Frontend {
     let draft = Draft::from_text(CONFIG, "config.pbtxt").unwrap();
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
     let (inputs, outputs) = (shm::create("inputs", BYTES).unwrap(), shm::create("outputs", BYTES).unwrap());
@@ -65,8 +70,9 @@ fn start() -> Frontend {
         len: data.len() as u64,
     };
     let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
-    let (outputs_wanted, released) = (Vec::new(), Vec::new());
-    let execute = Execute { batch: 7, requests, inputs: vec![input], outputs: outputs_wanted, released, flags: 1 };
+    let (inputs_given, outputs_wanted, released) = (vec![input], Vec::new(), Vec::new());
+    let execute =
+        Execute { batch: 7, requests, inputs: inputs_given, outputs: outputs_wanted, released, flags: 1, resumed };
     let (socket, theirs) = UnixStream::pair().unwrap();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell };
     let worker = thread::spawn(move || {
@@ -111,8 +117,9 @@ impl Frontend {
         self.socket.write_all(&bytes).unwrap();
     }
 
-    fn credits(&mut self, batch: u64, responses: u32, released: Vec<u64>) {
-        self.send(&ToWorker::Credits(Credits { batch, request: 0, responses, released }));
+    /// Tells how many responses have been taken so far.
+    fn credits(&mut self, batch: u64, taken: u32, released: Vec<u64>) {
+        self.send(&ToWorker::Credits(Credits { batch, request: 0, taken: taken.into(), released }));
     }
 
     /// Whether the worker says nothing for a while.
@@ -151,8 +158,11 @@ fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
     let next = frontend.responses(3);
     assert!(frontend.is_quiet());
     assert!(next.stamps.output_start <= next.stamps.end && first.stamps.start == next.stamps.start);
-    for count in [CREDITS, CREDITS, ELEMENTS - 3 * CREDITS - 3] {
-        frontend.credits(7, CREDITS, Vec::new());
+    // A sum that is told again is no further credit.
+    frontend.credits(7, 3, Vec::new());
+    assert!(frontend.is_quiet());
+    for (taken, count) in [(3 + CREDITS, CREDITS), (3 + 2 * CREDITS, CREDITS), (ELEMENTS, ELEMENTS - 3 * CREDITS - 3)] {
+        frontend.credits(7, taken, Vec::new());
         frontend.responses(count);
     }
     let ToFrontend::Response(end) = frontend.read() else { panic!("no end") };
@@ -160,6 +170,20 @@ fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
     let (done, received) = frontend.end();
     assert_eq!((done.error, done.outputs.len()), (None, 0));
     assert_eq!(received, [ToWorker::Metrics("mode: both".into())], "released memory and credits are used at once");
+}
+
+#[test]
+fn a_resumed_request_has_the_credit_that_is_left() {
+    let mut frontend = resume(vec![Resumed { request: 0, sent: 70, taken: 40 }]);
+    frontend.responses(2);
+    assert!(frontend.is_quiet());
+    frontend.credits(7, 70, Vec::new());
+    frontend.responses(30);
+    assert!(frontend.is_quiet());
+    frontend.credits(7, 70 + ELEMENTS, Vec::new());
+    frontend.responses(ELEMENTS - 32);
+    let (done, _) = frontend.end();
+    assert_eq!(done.error, None);
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl World {
         let inputs = blocks.collect();
         self.batches += 1;
         let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
-        let execute = Execute { batch: self.batches, requests, inputs, outputs, released, flags: 0 };
+        let execute =
+            Execute { batch: self.batches, requests, inputs, outputs, released, flags: 0, resumed: Vec::new() };
         let (worker, _frontend) = UnixStream::pair().unwrap();
         let (done, panicked) = self.instance.execute(&execute, &mut Connection::new(worker));
         assert!(!panicked);

@@ -156,6 +156,7 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
         failed: vec![],
         outputs: vec![],
         parameters: vec![],
+        rescheduled: vec![],
     };
     world.metrics.batch_executed(&done(None), Instant(0));
     series.add_or_update(7.0);
@@ -272,8 +273,15 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
     };
     let executed = || {
         let stamps = ComputeStamps { start: Instant(0), end: Instant(2_000_000), ..ComputeStamps::default() };
-        let done =
-            Done { batch: 0, stamps, error: None, failed: Vec::new(), outputs: Vec::new(), parameters: Vec::new() };
+        let done = Done {
+            batch: 0,
+            stamps,
+            error: None,
+            failed: Vec::new(),
+            outputs: Vec::new(),
+            parameters: Vec::new(),
+            rescheduled: Vec::new(),
+        };
         world.metrics.batch_executed(&done, Instant(0));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {

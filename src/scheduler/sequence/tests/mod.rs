@@ -366,18 +366,48 @@ fn an_iterative_request_runs_until_it_is_not_rescheduled() {
         let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
         bench.send(&["(a)"]);
         bench.check(["1: (1"]);
-        assert!(bench.scheduler.reschedule(RequestId(1), bench.now));
+        assert!(bench.scheduler.reschedule(RequestId(1), false));
         bench.done(1);
         bench.check(["1: 1"]);
         bench.done(1);
         bench.check(["1 ended [1]"]);
-        assert!(!bench.scheduler.reschedule(RequestId(1), bench.now));
+        assert!(!bench.scheduler.reschedule(RequestId(1), false));
         assert_eq!(bench.scheduler.sequences().unwrap().active, 0);
     }
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a"]);
     bench.check(["1: (1"]);
-    assert!(!bench.scheduler.reschedule(RequestId(1), bench.now), "of iterative sequences only");
+    assert!(!bench.scheduler.reschedule(RequestId(1), false), "of iterative sequences only");
+}
+
+#[test]
+fn a_held_request_waits_while_others_go_on() {
+    let mut waits = settings(4, SequenceStrategy::Direct { minimum_slot_utilization: 0.25 });
+    waits.max_queue_delay_us = 1000;
+    for (settings, other, reason) in [(direct(), "- 2", ""), (waits, "- 2", " preferred"), (oldest(2), "2", "")] {
+        let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
+        let check = |bench: &mut Bench, slots: &str| assert_eq!(bench.actions(), [format!("1: {slots}{reason}")]);
+        bench.send(&["(a)", "(b)"]);
+        check(&mut bench, "(1 (2");
+        assert!(bench.scheduler.reschedule(RequestId(1), true));
+        assert!(bench.scheduler.reschedule(RequestId(2), false));
+        bench.done(1);
+        check(&mut bench, other);
+        bench.done(1);
+        bench.check(["1 ended [2]"]);
+        assert_eq!(bench.scheduler.poll_timeout(), None, "nothing goes without an event");
+        bench.at(5 * IDLE);
+        bench.check([]);
+        bench.scheduler.resume(RequestId(1));
+        bench.scheduler.resume(RequestId(2));
+        check(&mut bench, "1");
+        assert!(bench.scheduler.reschedule(RequestId(1), true));
+        bench.done(1);
+        bench.check([]);
+        bench.scheduler.cancel(RequestId(1), bench.now);
+        bench.check(["1 Cancelled", "1 ended [1]"]);
+        assert_eq!(bench.scheduler.sequences().unwrap().active, 0);
+    }
 }
 
 #[test]
