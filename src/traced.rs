@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
 use crate::infer::InferOutput;
 use crate::tensor::Tensor;
-use crate::timeline::{Instant, Timeline};
+use crate::timeline::{ComputeStamps, Instant, Timeline};
 
 /// The most tensors and stamps that one request or step collects: a stream of responses may be endless.
 const MOST: usize = 10_000;
@@ -285,13 +285,22 @@ impl Traced {
 
     /// It was executed and is over.
     pub fn executed(&self, timeline: &Timeline) {
-        let compute = &timeline.compute;
+        self.computed(&timeline.compute);
+        self.stamp(Activity::RequestEnd, timeline.request_end);
+    }
+
+    /// It was executed and has entered the queue again.
+    pub fn executed_again(&self, compute: &ComputeStamps, queue_start: Instant) {
+        self.computed(compute);
+        self.stamp(Activity::QueueStart, queue_start);
+    }
+
+    fn computed(&self, compute: &ComputeStamps) {
         self.stamps(&[
             (Activity::ComputeStart, compute.start),
             (Activity::ComputeInputEnd, compute.input_end),
             (Activity::ComputeOutputStart, compute.output_start),
             (Activity::ComputeEnd, compute.end),
-            (Activity::RequestEnd, timeline.request_end),
         ]);
     }
 

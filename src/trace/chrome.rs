@@ -77,13 +77,15 @@ impl Events {
         }
         self.slice((&trace.model, &about), (process, thread), (start, end));
         for (name, from, to) in INNER {
-            if let (Some(from), Some(to)) = (trace.at(from), trace.last(to)) {
+            for (from, to) in trace.spans(from, to) {
                 self.slice((name, ""), (process, thread), (from, to));
             }
         }
-        let transfers =
-            TRANSFERS.iter().filter_map(|(name, from, to)| Some((*name, trace.at(*from)?, trace.last(*to)?)));
-        let transfers: Vec<_> = transfers.collect();
+        let spans = |(name, from, to): &(&'static str, Activity, Activity)| {
+            let name = *name;
+            trace.spans(*from, *to).map(move |(from, to)| (name, from, to)).collect::<Vec<_>>()
+        };
+        let transfers: Vec<_> = TRANSFERS.iter().flat_map(spans).collect();
         let first = transfers.iter().map(|(_, from, _)| *from).min();
         if let (Some(first), Some(last)) = (first, transfers.iter().map(|(_, _, to)| *to).max()) {
             let thread = self.row((CLIENTS, "requests".to_owned()), (first, last));

@@ -191,11 +191,11 @@ fn is_compute(activity: Activity) -> bool {
     compute.contains(&activity)
 }
 
-/// When a part's span begins and ends; what has no stamp for its end was given up when the trace ended.
+/// When a part's span begins and ends, from the first stamp to the last; what has no stamp for its end was given up when the
+/// trace ended.
 fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
-    let at = |wanted: Activity| part.stamps.iter().find(|(activity, _)| *activity == wanted).map(|(_, at)| *at);
-    let start = at(from).unwrap_or(ended);
-    (start, at(to).unwrap_or(ended))
+    let all = |wanted: Activity| part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at);
+    (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
 }
 
 fn status(part: &Part) -> Option<proto::Status> {

@@ -51,9 +51,19 @@ impl Trace {
         self.stamps.iter().rev().find(|(known, _)| *known == activity).map(|(_, ns)| *ns)
     }
 
-    /// The time from one activity's first stamp to another's last; `None` if one is missing or the second was earlier.
+    /// From when to when it went from one activity to another: each time, for a request is executed several times where its
+    /// backend wants that, and answered several times by a decoupled model. What has no end, or one before its start, is left
+    /// out.
+    pub fn spans(&self, from: Activity, to: Activity) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let all =
+            move |wanted: Activity| self.stamps.iter().filter(move |(known, _)| *known == wanted).map(|(_, ns)| *ns);
+        all(from).zip(all(to)).filter(|(start, end)| start <= end)
+    }
+
+    /// The time from one activity to another, all times together; `None` if there is none.
     pub fn between(&self, from: Activity, to: Activity) -> Option<u64> {
-        self.last(to)?.checked_sub(self.at(from)?)
+        let times = self.spans(from, to).map(|(start, end)| end - start);
+        times.reduce(u64::saturating_add)
     }
 }
 

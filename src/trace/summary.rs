@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::read::Trace;
 use crate::traced::Activity;
 
-/// The stages, each from the first stamp of one activity to the last of another, in the order in which they are shown.
+/// The stages, each from one activity to another, in the order in which they are shown.
 const STAGES: &[(&str, &[(Activity, Activity)])] = &[
     ("request", &[(Activity::RequestStart, Activity::RequestEnd)]),
     (

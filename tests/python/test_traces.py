@@ -20,6 +20,8 @@ from server import Server, binary, eventually, total
 from stream_models import COMPARED
 from stream_models import build as build_streams
 from test_connections import connect, post, read_response
+from test_iterative import MODELS, count_of
+from test_ragged import write
 from trace_requests import GOLDEN, OPTIONS, ask_all, build, collect, structure
 
 WHY_NOT = missing("perf_analyzer", "perf")
@@ -298,3 +300,21 @@ def test_refused_updates_are_told_by_the_client(traced):
     with tritonclient.http.InferenceServerClient(server.http) as client:
         with pytest.raises(InferenceServerException, match="sample rate must be non-zero"):
             client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "0"})
+
+
+def test_a_request_that_is_executed_several_times(traced, tmp_path):
+    """An iterative sequence: a queue and a computation for each time, and both commands count all of them."""
+    repository = write(tmp_path / "iterative", "direct", MODELS["direct"])
+    server, file = traced("level=TIMESTAMPS", "rate=1", repository=repository)
+    with tritonclient.http.InferenceServerClient(server.http) as client:
+        client.infer("direct", count_of(tritonclient.http, 4), sequence_id=7, sequence_start=True, sequence_end=True)
+    server.stop()
+    (trace,) = collect(json.loads(file.read_text())).values()
+    times = trace["stamps"]
+    executions = len(times["COMPUTE_START"])
+    assert executions > 1 and {len(times[name]) for name in ("QUEUE_START", *COMPUTED)} == {executions}
+    infer = sum(end - start for start, end in zip(times["COMPUTE_INPUT_END"], times["COMPUTE_OUTPUT_START"]))
+    stage = next(stage for stage in summary(file)["direct"]["stages"] if stage["stage"] == "compute infer")
+    assert (stage["count"], round(stage["max_us"] * 1000)) == (1, infer)
+    slices = [event["name"] for event in json.loads(pharos_trace("chrome", file))["traceEvents"] if event["ph"] == "X"]
+    assert slices.count("queue") == slices.count("infer") == executions

@@ -3,7 +3,7 @@
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
 use pharos::infer::{InferOutput, InferRequest};
-use pharos::timeline::{Instant, Timeline};
+use pharos::timeline::{ComputeStamps, Instant, Timeline};
 use pharos::traced::TensorActivity;
 
 use super::Answer;
@@ -34,6 +34,13 @@ pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option
     }
     if let Some(timeline) = timeline {
         traced.executed(timeline);
+    }
+}
+
+/// A request was executed, and its backend wants it executed again.
+pub(super) fn rescheduled(request: &InferRequest, compute: &ComputeStamps, queue_start: Instant) {
+    if let Some(traced) = &request.traced {
+        traced.executed_again(compute, queue_start);
     }
 }
 
