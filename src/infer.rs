@@ -3,6 +3,7 @@
 use crate::data::Data;
 pub use crate::id::CorrelationId;
 use crate::id::TraceId;
+use crate::region::Slice;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
 use crate::traced::Traced;
@@ -30,7 +31,7 @@ pub type Parameters = Vec<(String, Parameter)>;
 pub struct InferInput {
     /// The input's name in the model's configuration.
     pub name: String,
-    /// Its tensor.
+    /// Its tensor; the data may be in the client's shared memory ([`Data::region`]).
     pub tensor: Tensor,
 }
 
@@ -43,6 +44,8 @@ pub struct RequestedOutput {
     pub binary_data: Option<bool>,
     /// The number of classes to return instead of the tensor; 0 for the tensor.
     pub classification: u64,
+    /// Where in the client's shared memory it is to be written, in place of being sent.
+    pub region: Option<Slice>,
 }
 
 /// An inference request, free of protocols.
@@ -84,7 +87,16 @@ pub struct InferRequest {
     pub timeline: Timeline,
 }
 
-/// One output of a response. Its `tensor.data` may point into a worker's arena.
+impl InferRequest {
+    /// Whether an input or an output is in the client's shared memory.
+    pub fn uses_regions(&self) -> bool {
+        let inputs = self.inputs.iter().any(|input| input.tensor.data.region().is_some());
+        inputs || self.outputs.iter().any(|output| output.region.is_some())
+    }
+}
+
+/// One output of a response. Its `tensor.data` may point into a worker's arena, or say where in the client's shared memory
+/// the worker has written it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InferOutput {
     /// The output's name.

@@ -7,6 +7,7 @@ pub mod access;
 pub mod arena;
 pub mod cache;
 pub mod classification;
+pub mod cut;
 pub mod data;
 pub mod ensemble;
 pub mod error;
@@ -14,8 +15,10 @@ pub mod id;
 pub mod infer;
 pub mod metrics;
 pub mod model;
+pub mod region;
 pub mod repository;
 pub mod scheduler;
+pub mod shared_memory;
 #[allow(unsafe_code)]
 pub mod shm;
 pub mod supervisor;

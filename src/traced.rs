@@ -172,7 +172,7 @@ impl Finished {
     /// Bytes that its tensors take.
     pub fn tensor_bytes(&self) -> usize {
         let tensors = self.parts.iter().flat_map(|part| &part.tensors);
-        tensors.map(|seen| seen.tensor.data.len()).sum()
+        tensors.map(|seen| seen.tensor.data.bytes_here()).sum()
     }
 }
 
@@ -328,7 +328,7 @@ impl Traced {
         let collected = &mut *collected;
         let Some(part) = collected.parts.get_mut(&self.id) else { return };
         for (name, tensor) in tensors {
-            let bytes = tensor.data.len();
+            let bytes = tensor.data.bytes_here();
             if part.tensors.len() < MOST && collected.bytes + bytes <= MOST_BYTES {
                 collected.bytes += bytes;
                 part.tensors.push(Seen { activity, name: name.to_owned(), tensor: tensor.clone() });

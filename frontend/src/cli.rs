@@ -6,9 +6,12 @@
 //! beside Triton's `key=value` settings.
 
 mod cache;
+mod clients;
 mod definition;
 mod logging;
 mod rate_limit;
+mod shared_memory;
+mod tls;
 mod trace;
 
 use std::ffi::{OsStr, OsString};
@@ -21,9 +24,12 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
 pub use cache::{Cache, CacheConfig, Redis, Store};
+pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use shared_memory::SharedMemory;
+pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
 pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
 
 const GENERAL: &str = "Server";
@@ -54,6 +60,9 @@ pub struct Options {
     /// Of the server as a whole.
     #[command(flatten)]
     pub general: General,
+    /// Memory that clients share.
+    #[command(flatten)]
+    pub shared_memory: SharedMemory,
     /// Which models.
     #[command(flatten)]
     pub models: Models,
@@ -70,12 +79,33 @@ pub struct Options {
     /// The HTTP listener.
     #[command(flatten)]
     pub http: Http,
+    /// TLS of HTTP.
+    #[command(flatten)]
+    pub http_tls: HttpTls,
+    /// The clients of HTTP.
+    #[command(flatten)]
+    pub http_clients: HttpClients,
     /// The gRPC listener.
     #[command(flatten)]
     pub grpc: Grpc,
+    /// TLS of gRPC.
+    #[command(flatten)]
+    pub grpc_tls: GrpcTls,
+    /// The clients of gRPC.
+    #[command(flatten)]
+    pub grpc_clients: GrpcClients,
+    /// Who may ask.
+    #[command(flatten)]
+    pub tokens: Tokens,
+    /// How long clients may take.
+    #[command(flatten)]
+    pub patience: Patience,
     /// The metrics listener and what it shows.
     #[command(flatten)]
     pub metrics: Metrics,
+    /// TLS of the metrics listener.
+    #[command(flatten)]
+    pub metrics_tls: MetricsTls,
     /// Metrics as log lines.
     #[command(flatten)]
     pub tslog: Tslog,
@@ -96,9 +126,12 @@ pub struct General {
     /// The server's name in its metadata; clients of Triton expect "triton"
     #[arg(long, value_name = "NAME", default_value = "triton", env = "PHAROS_ID", help_heading = GENERAL)]
     pub id: String,
-    /// Seconds to wait at exit for requests in flight
+    /// Seconds to wait at exit for requests in flight and for running sequences
     #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_EXIT_TIMEOUT_SECS", value_parser = seconds, help_heading = GENERAL)]
     pub exit_timeout_secs: Duration,
+    /// Seconds at exit for which the server is no longer ready and still serves, so that load balancers notice
+    #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_EXIT_DELAY_SECS", value_parser = seconds, help_heading = GENERAL)]
+    pub exit_delay_secs: Duration,
     /// Exit if a model cannot be loaded at start
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_EXIT_ON_ERROR", value_parser = boolean, help_heading = GENERAL)]
     pub exit_on_error: bool,

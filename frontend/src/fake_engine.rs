@@ -16,16 +16,25 @@ use pharos::traced::Traced;
 
 use crate::cli::Tracing;
 use crate::engine::{Endpoint, Protocol, Responses, Route, Shown, Streamed};
+use crate::shared_memory::{self, SharedMemory};
 use crate::trace::shown;
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
 
 /// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
+    shared_memory: Arc<SharedMemory>,
     traces: Arc<Mutex<Option<Settings>>>,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        let settings = shared_memory::Settings { allowed: true, worker: "/nowhere".into() };
+        Self { records: Arc::default(), traces: Arc::default(), shared_memory: Arc::new(SharedMemory::new(settings)) }
+    }
 }
 
 /// Counts nothing.
@@ -34,6 +43,9 @@ pub struct OpenStream;
 impl Engine {
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().map(|records| records.clone()).unwrap_or_default()
+    }
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.shared_memory
     }
     pub fn live(&self) -> bool {
         true
@@ -77,8 +89,9 @@ impl Engine {
         bytes.extend_from_slice(name.as_bytes());
         Ok(bytes)
     }
-    pub async fn infer(&self, request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
+        self.shared_memory.lend(&mut request)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
             return Err(InferError::internal("the request was not stamped"));
         }

@@ -2,9 +2,11 @@
 //!
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
+mod drain;
 mod ensemble;
 mod gauges;
 mod load;
+mod responses;
 mod scan;
 mod serving;
 
@@ -25,6 +27,8 @@ use crate::cli;
 use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
+pub use drain::Unfinished;
+pub(crate) use responses::Responses;
 pub(crate) use serving::Serving;
 
 /// Where models come from and how they are loaded.

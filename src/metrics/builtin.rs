@@ -111,6 +111,10 @@ builtins! {
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    Connections = "pharos_connections_total" Counter ["listener"] Family;
+    ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
+    ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;
+    CredentialReloads = "pharos_credential_reloads_total" Counter ["file", "result"] Family;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
@@ -125,6 +129,7 @@ builtins! {
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
     EnsembleStep = "pharos_ensemble_step_duration_us" Histogram ["model", "version", "step", "member"] Family;
     EnsembleOverhead = "pharos_ensemble_overhead_duration_us" Histogram ["model", "version"] Family;
+    EnsembleInflight = "pharos_ensemble_inflight_requests" Gauge ["model", "version", "step", "member"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
     CacheEntries = "pharos_cache_entries" Gauge [] Family;
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
@@ -132,6 +137,11 @@ builtins! {
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
     Traces = "pharos_traces_total" Counter ["result"] Family;
     TraceSpans = "pharos_trace_spans_total" Counter ["result"] Family;
+    SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
+    SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
+    SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;
+    SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
+    SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
     SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;

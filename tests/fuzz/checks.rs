@@ -22,6 +22,7 @@ use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
+        "regions" => regions,
         "wire" => wire,
         "ring" => ring,
         "config" => config,
@@ -36,6 +37,15 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
 /// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_frontend::http::codec::fuzz_decode(data);
+}
+
+/// Names, keys and ranges of memory that clients share, and packets about it.
+pub(crate) fn regions(data: &[u8]) {
+    pharos::shared_memory::fuzz(data);
+    if let Ok(regions) = pharos::wire::regions::decode(data) {
+        let again = pharos::wire::regions::decode(&pharos::wire::regions::encode(&regions));
+        assert_eq!(again, Ok(regions));
+    }
 }
 
 /// Frames from the other process: decoding never panics, and what decodes encodes to something that decodes equally.

@@ -37,6 +37,7 @@ NOT_SHOWN = {}
 NO_DATA = {
     r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_memory_bytes": "there is no GPU on this machine",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
+    r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }

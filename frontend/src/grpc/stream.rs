@@ -24,7 +24,7 @@ use super::OpenStream;
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use super::seen::status;
+use super::seen::{Forwarded, status};
 use super::trace;
 use crate::clock;
 use crate::engine::{Protocol, Responses, Route, Streamed};
@@ -122,6 +122,8 @@ pub(super) struct Wishes {
     pub(super) wants_status: bool,
     /// How long it waits.
     pub(super) limit: Option<Duration>,
+    /// The stream's headers that are parameters of each of its requests.
+    pub(super) forwarded: Forwarded,
     /// What came with the call.
     pub(super) metadata: MetadataMap,
 }
@@ -131,9 +133,9 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
     let (producer, produced) = mpsc::channel(WAITING);
     let open = engine.stream_open(Protocol::Grpc);
-    let Wishes { wants_status, limit, metadata } = wishes;
+    let Wishes { wants_status, limit, forwarded, metadata } = wishes;
     let streams = Arc::new(Semaphore::new(STREAMS));
-    let reading = Reading { engine, queue: sender, producer, streams, metadata };
+    let reading = Reading { engine, queue: sender, producer, streams, forwarded, metadata };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -156,6 +158,7 @@ struct Reading {
     queue: mpsc::Sender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
     streams: Arc<Semaphore>,
+    forwarded: Forwarded,
     metadata: MetadataMap,
 }
 
@@ -209,6 +212,7 @@ impl Reading {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.engine, &message.model_name, &self.metadata);
         let mut decoded = codec::decode_for(message, &self.engine)?;
+        self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
         trace::received(traced.as_ref(), self.engine.now(), &mut decoded);
         decoded.timeline.request_start = self.engine.now();

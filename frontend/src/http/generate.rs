@@ -21,7 +21,7 @@ use super::Edge;
 use super::answer;
 use super::body::{self, Read};
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, on_a_thread_if, text};
+use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
 use super::model::ModelPath;
 use super::trace;
 use crate::engine::{Protocol, Responses, Route, Streamed};
@@ -40,7 +40,7 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
         traced = sampled;
         let response = only(&mut responses).await?;
         trace::complete(traced.as_ref());
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok(answer::json(json))
     };
@@ -139,6 +139,7 @@ async fn begin(
         Ok(request)
     })
     .await?;
+    forward(edge, &parts.headers, &mut request)?;
     trace::received(traced.as_ref(), &mut request);
     request.timeline.request_start = edge.engine.now();
     Ok((edge.engine.stream(request)?, traced))

@@ -258,46 +258,6 @@ impl Repository {
         let pids = instances.processes().filter_map(|(_, pid)| pid).collect();
         system::gpu_memory(gpus.clone(), pids).await
     }
-
-    /// Refuses new requests, finishes the accepted ones for at most `patience`, and ends all workers.
-    ///
-    /// Returns how many requests were left unanswered.
-    pub(crate) async fn shut_down(&self, patience: Duration) -> usize {
-        let all = self.all();
-        let drivers = || all.iter().filter_map(|serving| serving.driver());
-        let give_up = tokio::time::Instant::now() + patience;
-        let ensembles = || all.iter().filter(|serving| serving.ensemble().is_some()).map(|s| s.unanswered()).sum();
-        // What an ensemble has begun needs its members for the steps to come.
-        let needed = |name: &str| all.iter().filter_map(|s| s.ensemble()).any(|e| e.plan().members().contains(name));
-        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
-        until_none(ensembles, give_up).await;
-        drivers().for_each(|driver| driver.stop());
-        let left = until_none(|| all.iter().map(|serving| serving.unanswered()).sum(), give_up).await;
-        drivers().for_each(|driver| driver.no_instances_left());
-        let stopping: Vec<_> = all
-            .iter()
-            .cloned()
-            .map(|serving| {
-                tokio::spawn(async move {
-                    if let Some(instances) = serving.instances() {
-                        instances.stop().await;
-                    }
-                })
-            })
-            .collect();
-        for task in stopping {
-            let _ = task.await;
-        }
-        left
-    }
-}
-
-/// Waits until nothing is counted any more, or the time is over; gives what is left.
-async fn until_none(count: impl Fn() -> usize, give_up: tokio::time::Instant) -> usize {
-    while count() > 0 && tokio::time::Instant::now() < give_up {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    count()
 }
 
 /// The response cache for a version with these files, the first of them its own.

@@ -35,7 +35,7 @@ impl Driver {
                 done.failed.push((position, cancelled()));
             } else if !state.scheduler.reschedule(id, request.reply.is_behind()) {
                 let message = NOT_ITERATIVE.to_owned();
-                done.failed.push((position, WireError { code: ErrorCode::Internal, message }));
+                done.failed.push((position, WireError { code: ErrorCode::Internal, message, of_region: false }));
             } else {
                 let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
                 let part = &request.part;
@@ -63,7 +63,7 @@ impl Driver {
 
 fn cancelled() -> WireError {
     let InferError { code, message, .. } = InferError::cancelled();
-    WireError { code, message }
+    WireError { code, message, of_region: false }
 }
 
 /// What the batch's outputs are taken apart by in the place of a request: its shapes, without its data.

@@ -329,7 +329,7 @@ impl Driver {
 
     /// Gives back what a response holds that nobody reads.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
-        for block in &frame.outputs {
+        for block in frame.outputs.iter().filter(|block| !block.placed) {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Whatever else it sends of this request will be taken as well.

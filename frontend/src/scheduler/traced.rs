@@ -4,7 +4,7 @@ use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
 use pharos::infer::{InferOutput, InferRequest};
 use pharos::timeline::{ComputeStamps, Instant, Timeline};
-use pharos::traced::TensorActivity;
+use pharos::traced::{TensorActivity, Traced};
 
 use super::Answer;
 use crate::wire::Part;
@@ -44,17 +44,29 @@ pub(super) fn rescheduled(request: &InferRequest, compute: &ComputeStamps, queue
     }
 }
 
-/// A request was answered without being executed itself: by the cache, or by steps.
-pub(crate) fn found(request: &InferRequest, outputs: &[InferOutput], at: Instant) {
+/// A request was answered by the cache.
+pub(super) fn found(request: &InferRequest, found: &[InferOutput], at: Instant) {
+    outputs(request, found);
+    ended(request, at);
+}
+
+/// These came of a request that was answered by steps.
+pub(crate) fn outputs(request: &InferRequest, outputs: &[InferOutput]) {
     if let Some(traced) = &request.traced {
         traced.outputs(outputs);
+    }
+}
+
+/// A request that was answered by steps is over.
+pub(crate) fn ended(request: &InferRequest, at: Instant) {
+    if let Some(traced) = &request.traced {
         traced.ended(at);
     }
 }
 
 /// A request has failed without an answer from an instance.
-pub(crate) fn failed(request: &InferRequest, error: &InferError, at: Instant) {
-    if let Some(traced) = &request.traced {
+pub(crate) fn failed(traced: Option<&Traced>, error: &InferError, at: Instant) {
+    if let Some(traced) = traced {
         traced.failed(if error.message.is_empty() { "cancelled" } else { &error.message });
         traced.ended(at);
     }

@@ -1,0 +1,70 @@
+//! The end of all models: what has begun is finished, then the workers are ended.
+
+use std::time::Duration;
+
+use super::Repository;
+
+/// What was not finished in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Requests that were not answered by a model.
+    pub requests: usize,
+    /// Sequences that had begun and not ended.
+    pub sequences: usize,
+}
+
+impl Unfinished {
+    fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl Repository {
+    /// Refuses new requests, apart from those of running sequences; finishes the accepted ones and the sequences for at
+    /// most `patience`, and ends all workers. Returns what was left.
+    ///
+    /// A sequence whose client has gone ends when it has been idle for as long as its model allows.
+    pub(crate) async fn shut_down(&self, patience: Duration) -> Unfinished {
+        let all = self.all();
+        let drivers = || all.iter().filter_map(|serving| serving.driver());
+        let give_up = tokio::time::Instant::now() + patience;
+        // What an ensemble has begun needs its members for the steps to come.
+        let needed = |name: &str| all.iter().filter_map(|s| s.ensemble()).any(|e| e.plan().members().contains(name));
+        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
+        let ensembles = || Unfinished {
+            requests: all.iter().filter(|serving| serving.ensemble().is_some()).map(|s| s.unanswered()).sum(),
+            sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.running_sequences()).sum(),
+        };
+        until_none(ensembles, give_up).await;
+        drivers().for_each(|driver| driver.stop());
+        let everything = || Unfinished {
+            requests: all.iter().map(|serving| serving.unanswered()).sum(),
+            sequences: drivers().map(|driver| driver.running_sequences()).sum(),
+        };
+        let left = until_none(everything, give_up).await;
+        drivers().for_each(|driver| driver.give_up());
+        let stopping: Vec<_> = all
+            .iter()
+            .cloned()
+            .map(|serving| {
+                tokio::spawn(async move {
+                    if let Some(instances) = serving.instances() {
+                        instances.stop().await;
+                    }
+                })
+            })
+            .collect();
+        for task in stopping {
+            let _ = task.await;
+        }
+        left
+    }
+}
+
+/// Waits until nothing is left, or the time is over; gives what is left.
+async fn until_none(left: impl Fn() -> Unfinished, give_up: tokio::time::Instant) -> Unfinished {
+    while !left().is_none() && tokio::time::Instant::now() < give_up {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    left()
+}
