@@ -1,6 +1,7 @@
 """Memory that clients share with the server, through tritonclient's own functions: in every form of request, while it is
 unregistered, cut off, removed and registered again, and what it costs."""
 
+import base64
 import concurrent.futures
 import os
 import queue
@@ -17,9 +18,10 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+import onnx_file
 from peers import missing, script
 from sequence_models import config as sequence_model
-from server import Server, eventually
+from server import Server, binary, eventually
 from stream_models import REPEAT, build, model, pair, tensor
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -767,3 +769,85 @@ def test_perf_analyzer(server, protocol):
     assert result.returncode == 0, result.stdout + result.stderr
     assert sample(server, "pharos_shared_memory_tensors_total", direction="input") > before + 20
     assert sample(server, "pharos_shared_memory_regions") == 0
+
+
+def test_an_engine_of_its_own(tmp_path, memory):
+    """An ONNX model is given copies, which the client cannot change any more, and its outputs are written once it is done."""
+    (tmp_path / "models/double/1").mkdir(parents=True)
+    graph = onnx_file.model(
+        [onnx_file.node("Add", ["X", "X"], ["Y"])], [("X", "FP32", ["n", 4])], [("Y", "FP32", ["n", 4])]
+    )
+    (tmp_path / "models/double/1/model.onnx").write_bytes(graph)
+    text = (
+        'backend: "onnxruntime" max_batch_size: 4\n'
+        + tensor("input", "X", "FP32", [4])
+        + tensor("output", "Y", "FP32", [4])
+    )
+    (tmp_path / "models/double/config.pbtxt").write_text(text)
+    handle = memory("double", 4096)
+    array = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with (
+        Server(tmp_path, [tmp_path / "models"]) as server,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+    ):
+        client.kind = tritonclient.grpc
+        give(client, handle, "double", 4000, 13)
+        fill(handle, array, offset=14)
+        infer(client, "double", [put(client, "X", array, "double", 1, "FP32")], [want(client, "Y", "double", 32, 103)])
+        assert (shm.get_contents_as_numpy(handle, np.float32, [2, 4], 116) == 2 * array).all()
+
+
+PROBE = """#!/bin/sh
+if [ "$1" = --look-at-cuda-memory ]; then
+  handle=$(head -c 64 | od -An -tx1 | tr -d ' \\n')
+  case $handle in
+    00*) echo "refused invalid resource handle" ;;
+    *) echo "a library says something"; echo "bytes 4096" ;;
+  esac
+  exit 0
+fi
+exec "{worker}" "$@"
+"""
+"""A worker that has a GPU as long as it is only asked about one."""
+
+
+def test_cuda_regions_beside_a_made_up_gpu(tmp_path, memory):
+    """Registering, status and unregistering as with a GPU; a worker that then has none says so to the request alone."""
+    worker = tmp_path / "worker"
+    worker.write_text(PROBE.format(worker=binary().with_name("pharos-worker")))
+    worker.chmod(0o755)
+    good, bad = (base64.b64encode(bytes([first]) * 64) for first in (1, 0))
+    handle = memory("beside", 64)
+    repository = build(tmp_path / "models", {"rows": OWN["rows"]})
+    with Server(tmp_path, [repository], [f"--worker-binary={worker}"]) as server:
+        for protocol, kind in CLIENTS.items():
+            with kind.InferenceServerClient(getattr(server, protocol)) as client:
+                client.kind = kind
+                client.register_cuda_shared_memory("c", good, 0, 4096)
+                give(client, handle, "s", 64)
+                for name, args, text in [
+                    ("c", (good, 0, 64), "shared memory region 'c' already in manager"),
+                    ("s", (good, 0, 64), "shared memory region 's' already in manager"),
+                    ("d", (good, 0, 4097), "'d': 4097 bytes are asked for, the memory has 4096"),
+                    ("d", (good, 0, 0), "'d': 0 bytes are asked for, the memory has 4096"),
+                    ("d", (bad, 0, 64), "'d': invalid resource handle"),
+                    ("d", (b"AAAA", 0, 64), "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"),
+                ]:
+                    with pytest.raises(InferenceServerException, match=re.escape(text)):
+                        client.register_cuda_shared_memory(name, *args)
+                status = client.get_cuda_shared_memory_status("c")
+                status = status[0] if protocol == "http" else status.regions["c"]
+                told = [
+                    status[key] if protocol == "http" else getattr(status, key)
+                    for key in ("name", "device_id", "byte_size")
+                ]
+                assert told == ["c", 0, 4096]
+                assert list(regions(client)) == ["s"]
+                with pytest.raises(InferenceServerException, match="registered as CUDA shared memory, not system"):
+                    client.get_system_shared_memory_status("c")
+                fails(client, "shared memory region 'c' cannot be used", "rows", [put(client, "I0", TEN, "c")])
+                infer(client, "rows", [put(client, "I0", TEN)], [want(client, "O0")])
+                assert server.scrape()["pharos_shared_memory_region_bytes", (("kind", "cuda"),)] == 4096
+                client.unregister_cuda_shared_memory()
+                assert list(regions(client)) == ["s"]
+                client.unregister_system_shared_memory()
