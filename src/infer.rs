@@ -6,6 +6,7 @@ use crate::id::TraceId;
 use crate::region::Slice;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
+use crate::traced::Traced;
 
 /// The value of a request's or response's parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +78,8 @@ pub struct InferRequest {
     pub sequence_end: bool,
     /// The trace that the client's `traceparent` names.
     pub trace: Option<TraceId>,
+    /// Collects what becomes of the request, if it was sampled for tracing.
+    pub traced: Option<Traced>,
     /// The client wants to be told, by a response without outputs, when a decoupled model's last response did not say that
     /// it was the last (`triton_enable_empty_final_response`).
     pub empty_final_response: bool,

@@ -24,4 +24,6 @@ pub mod shm;
 pub mod supervisor;
 pub mod tensor;
 pub mod timeline;
+pub mod trace;
+pub mod traced;
 pub mod wire;

@@ -13,6 +13,7 @@ mod models;
 mod rate_limit;
 mod shared_memory;
 mod tls;
+mod trace;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -31,6 +32,7 @@ pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
+pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -41,6 +43,7 @@ const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
 const TSLOG: &str = "Metric logs";
 const LOG: &str = "Log";
+const TRACE: &str = "Traces";
 
 /// Everything that the server is told at start.
 #[derive(Clone, Debug, Parser)]
@@ -111,6 +114,9 @@ pub struct Options {
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
+    /// What is traced.
+    #[command(flatten)]
+    pub trace: TraceOptions,
     /// What to do in place of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -328,7 +334,8 @@ impl Options {
         let command = definition::with_torchserves_variables(Self::command(), is_set);
         let mut matches = command.clone().try_get_matches_from(args)?;
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
-        match options.cache().and(options.models.check()) {
+        let checked = options.cache().map(drop).and_then(|()| options.models.check());
+        match checked.and_then(|()| options.tracing().map(drop)) {
             Ok(()) => Ok(options),
             Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
         }
@@ -342,6 +349,14 @@ impl Options {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
+    }
+
+    /// What is traced from the start, and where traces go.
+    ///
+    /// # Errors
+    /// A value is not allowed; [`Options::from_args`] refuses that.
+    pub fn tracing(&self) -> Result<Tracing, String> {
+        trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
     }
 
     /// Whether the cache is given by the flag that Triton has given up.

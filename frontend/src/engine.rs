@@ -2,6 +2,7 @@
 
 mod repository_control;
 mod responses;
+mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -23,13 +24,17 @@ use pharos::timeline::Instant;
 pub use crate::repository::Unfinished;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
+pub use trace::Shown;
+pub(crate) use trace::unchangeable_trace_setting;
 
+use crate::cli;
 use crate::clock;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
 use crate::shared_memory::{self, SharedMemory};
 use crate::system;
+use crate::trace::Traces;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
@@ -42,6 +47,8 @@ pub struct Settings {
     pub shared_memory: shared_memory::Settings,
     /// The models.
     pub repository: repository::Settings,
+    /// What is traced from the start.
+    pub trace: cli::Tracing,
 }
 
 /// What a request gets while the server exits.
@@ -78,6 +85,7 @@ struct Inner {
     settings: Settings,
     cache: Arc<Cache>,
     repository: Arc<Repository>,
+    traces: Traces,
     shared_memory: SharedMemory,
     phase: AtomicU8,
 }
@@ -118,7 +126,8 @@ impl Engine {
         let repository =
             Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
-        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, phase: AtomicU8::new(LOADING) })))
+        let traces = Traces::start(&settings.trace, &cache)?;
+        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase: AtomicU8::new(LOADING) })))
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.

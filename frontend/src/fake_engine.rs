@@ -11,9 +11,13 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
+use pharos::trace::settings::{Mode, Settings, Update, Values};
+use pharos::traced::Traced;
 
-use crate::engine::{Endpoint, Protocol, Responses, Route, Streamed};
+use crate::cli::Tracing;
+use crate::engine::{Endpoint, Protocol, Responses, Route, Shown, Streamed};
 use crate::shared_memory::{self, SharedMemory};
+use crate::trace::shown;
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
@@ -23,12 +27,13 @@ pub type Record = (Protocol, Route, u16, Option<Reason>);
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
     shared_memory: Arc<SharedMemory>,
+    traces: Arc<Mutex<Option<Settings>>>,
 }
 
 impl Default for Engine {
     fn default() -> Self {
         let settings = shared_memory::Settings { allowed: true, worker: "/nowhere".into() };
-        Self { records: Arc::default(), shared_memory: Arc::new(SharedMemory::new(settings)) }
+        Self { records: Arc::default(), traces: Arc::default(), shared_memory: Arc::new(SharedMemory::new(settings)) }
     }
 }
 
@@ -160,6 +165,23 @@ impl Engine {
             return String::new();
         }
         if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+    /// Never samples; settings can be changed all the same.
+    pub fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+        None
+    }
+    pub(crate) fn trace_settings(&self, model: &str) -> Result<Shown, InferError> {
+        self.update_trace_settings(model, &Update::default())
+    }
+    pub(crate) fn update_trace_settings(&self, model: &str, update: &Update) -> Result<Shown, InferError> {
+        if !model.is_empty() {
+            self.known(model)?;
+        }
+        let tracing = Tracing { file: "f".into(), ..Tracing::default() };
+        let mut traces = self.traces.lock().map_err(|_| InferError::internal("poisoned"))?;
+        let settings = traces.get_or_insert_with(|| Settings::new(Mode::Triton, Values::default(), true));
+        settings.update(model, update)?;
+        Ok(shown(&settings.of(model), &tracing))
     }
     pub fn stream_open(&self, _: Protocol) -> OpenStream {
         OpenStream

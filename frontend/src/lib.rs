@@ -32,5 +32,6 @@ pub mod start;
 mod statsd;
 mod supervisor;
 mod system;
+mod trace;
 pub mod tslog;
 mod wire;

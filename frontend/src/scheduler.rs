@@ -18,6 +18,7 @@ mod sequence;
 pub(crate) mod settings;
 mod stream;
 mod timer;
+pub(crate) mod traced;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -182,6 +183,7 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
+        traced::queued(&self.model, &request);
         let mut miss = None;
         // Memory of the client's may change between the look at it and the execution: then another's answer would be wrong.
         if let Some(cache) = self.cache.as_ref().filter(|_| !request.uses_regions()) {
@@ -290,6 +292,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
+            batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
     }

@@ -19,11 +19,14 @@ use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
-use crate::{log, onnxruntime, repository, shared_memory, tslog};
+use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
 use listen::Listeners;
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long traces that wait may take to be written or sent after that.
+const LAST_TRACES: Duration = Duration::from_secs(5);
 
 /// Runs the server until a signal ends it.
 pub fn main() -> ExitCode {
@@ -31,8 +34,10 @@ pub fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => error.exit(),
     };
-    if let Some(Command::Metrics(command)) = &options.command {
-        return metrics::run(command);
+    match &options.command {
+        Some(Command::Metrics(command)) => return metrics::run(command),
+        Some(Command::Trace(command)) => return trace::run(command),
+        None => {}
     }
     if let Err(reason) = log::start(&options.log) {
         return failed(&reason);
@@ -100,6 +105,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
     }
+    engine.stop_tracing(LAST_TRACES).await;
     tslog.stop();
     loaded?;
     match unfinished {
@@ -230,6 +236,7 @@ fn settings(
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
+        trace: options.tracing()?,
         shared_memory,
         repository: repository::Settings {
             repositories: options.models.repositories.clone(),

@@ -137,6 +137,8 @@ builtins! {
     CacheBytes = "pharos_cache_bytes" Gauge [] Family;
     CacheEvictions = "pharos_cache_evictions_total" Counter [] Family;
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
+    Traces = "pharos_traces_total" Counter ["result"] Family;
+    TraceSpans = "pharos_trace_spans_total" Counter ["result"] Family;
     SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
     SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
     SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;

@@ -15,6 +15,7 @@ mod service;
 mod shared_memory;
 mod statistics;
 mod stream;
+mod trace;
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
 
-use super::Engine;
+use super::{Engine, trace};
 use crate::access::{Access, Forward};
 use crate::engine::{EXITING_TEXT, Protocol, Route};
 use crate::log;
@@ -188,6 +188,7 @@ where
                 (None, refused) => refused.unwrap_or_default(),
             };
             let code = running.end(&response);
+            let response = trace::sent(response);
             if let Some(path) = path {
                 log::answered("grpc", &path, code as u16, running.engine.now().ns_since(running.seen.received));
             }

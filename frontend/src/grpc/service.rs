@@ -21,6 +21,7 @@ use super::seen::{Forwarded, Seen};
 use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
+use super::trace;
 use crate::engine::Endpoint;
 
 /// The extensions advertised, in Triton's order.
@@ -60,12 +61,6 @@ impl Service {
         let seen = Seen::of(&request, &self.0);
         let answer = verb(self.0.clone(), request.into_inner()).await;
         answer.map(Response::new).map_err(|error| seen.fail(error))
-    }
-
-    /// Refuses what this version does not have.
-    fn refuse<Q, A>(&self, request: Request<Q>, feature: &str) -> Answer<A> {
-        let text = format!("{feature} is not supported by this version of the server");
-        self.answer(request, |_, _| Err(InferError::unsupported(text)))
     }
 }
 
@@ -149,6 +144,8 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
+        let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
+        let read = self.0.now();
         let forwarded = Forwarded::of(&request);
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
@@ -157,11 +154,15 @@ impl GrpcInferenceService for Service {
             request.trace = trace;
             forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
+            trace::received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
-            self.0.infer(request, Endpoint::GrpcInfer).await
+            let response = self.0.infer(request, Endpoint::GrpcInfer).await?;
+            trace::complete(traced.as_ref());
+            Ok(response)
         };
         let answer = deadline::within(limit, infer).await;
-        answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
+        let answer = answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error));
+        trace::carry(traced, answer)
     }
 
     type ModelStreamInferStream = Answers;
@@ -173,7 +174,8 @@ impl GrpcInferenceService for Service {
         Seen::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        let wishes = stream::Wishes { wants_status, limit, forwarded: Forwarded::of(&request) };
+        let metadata = request.metadata().clone();
+        let wishes = stream::Wishes { wants_status, limit, forwarded: Forwarded::of(&request), metadata };
         Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wishes)))
     }
 
@@ -275,7 +277,7 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::TraceSettingRequest>,
     ) -> Answer<proto::TraceSettingResponse> {
-        self.refuse(request, "the trace extension")
+        self.answer(request, trace::settings)
     }
 
     async fn log_settings(

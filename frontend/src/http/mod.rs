@@ -22,7 +22,7 @@ mod repository;
 mod restrict;
 mod server;
 mod shared_memory;
-mod unbuilt;
+mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,11 +126,11 @@ fn routes(edge: Edge) -> Router {
     let router = model_route(router, "/infer", || post(infer::infer));
     let router = model_route(router, "/generate", || post(generate::generate));
     let router = model_route(router, "/generate_stream", || post(generate::generate_stream));
-    let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
     let router = router
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{*operation}", post(repository::operate))
-        .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
+        .route("/v2/trace/setting", get(trace::get).post(trace::post))
+        .route("/v2/models/{model}/trace/setting", get(trace::get_of).post(trace::post_of))
         .route("/v2/logging", get(logging::get).post(logging::post));
     shared_memory::routes(router).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
 }

@@ -46,8 +46,8 @@ const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype
 #[tokio::test]
 #[allow(clippy::too_many_lines)] // a table
 async fn every_route_answers_and_is_counted_once() {
+    const TRACE: &str = r#"{"trace_rate":7,"trace_level":["OFF"]}"#;
     let dir = r#"{"name":"echo","versions":["1"],"platform":"builtin","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[-1]}],"outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[-1]}]}"#;
-    let unbuilt = "is not supported by this version of the server\"}";
     let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
     for (method, path, body, status, expected, route, reason) in [
         ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
@@ -199,8 +199,9 @@ async fn every_route_answers_and_is_counted_once() {
             Route::SystemSharedMemoryRegister,
             Some(Reason::Malformed),
         ),
-        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
-        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("GET", "/v2/trace/setting", "", 200, r#""trace_mode":"triton""#, Route::TraceSetting, None),
+        ("POST", "/v2/models/echo/trace/setting", TRACE, 200, r#""trace_rate":"7""#, Route::TraceSetting, None),
+        ("POST", "/v2/trace/setting", r#"{"a":1}"#, 400, "'a'", Route::TraceSetting, Some(Reason::Invalid)),
         ("POST", "/v2/logging", "{}", 200, "\"log_format\"", Route::LogSettings, None),
         ("POST", "/v2/models/nope/generate", "", 400, unknown, Route::Generate, Some(Reason::UnknownModel)),
         (

@@ -23,11 +23,12 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record::{self, EnsembleDone};
 use pharos::model::Checked;
 use pharos::timeline::{Instant, Timeline};
+use pharos::traced::Traced;
 
 use super::{Repository, Serving};
 use crate::cache::{Found, ModelCache};
 use crate::clock;
-use crate::scheduler::{Answer, answer_found};
+use crate::scheduler::{Answer, answer_found, traced};
 pub(super) use load::hopeless;
 pub(crate) use responses::Responses;
 use slots::Slots;
@@ -66,14 +67,17 @@ struct Unanswered {
     serving: Arc<Serving>,
     in_flight: Arc<AtomicUsize>,
     begun: Instant,
+    traced: Option<Traced>,
     answered: bool,
 }
 
 impl Unanswered {
     fn new((serving, ensemble): (&Arc<Serving>, &Ensemble), request: &InferRequest) -> Self {
         ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
-        let in_flight = ensemble.in_flight.clone();
-        Self { serving: serving.clone(), in_flight, begun: request.timeline.request_start, answered: false }
+        traced::queued(&serving.model, request);
+        let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
+        let begun = request.timeline.request_start;
+        Self { serving: serving.clone(), in_flight, begun, traced, answered: false }
     }
 }
 
@@ -137,6 +141,7 @@ impl Repository {
         let id = under_way.request.id.clone();
         let (outputs, parameters): Made =
             made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
+        traced::outputs(&under_way.request, &outputs);
         let timeline = succeeded(&under_way, checked);
         let model_version = serving.model.version.to_string();
         Ok(InferResponse { model_name: serving.config.name.clone(), model_version, id, parameters, outputs, timeline })
@@ -156,6 +161,7 @@ impl Repository {
 fn succeeded(under_way: &UnderWay, checked: &Checked) -> Timeline {
     let UnderWay { serving, request, .. } = under_way;
     let timeline = Timeline { compute: under_way.stamps(), request_end: clock::now(), ..request.timeline };
+    traced::ended(request, timeline.request_end);
     let now_ms = clock::wall_ms();
     let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns: under_way.overhead_ns(), now_ms };
     record::ensemble_done(under_way.metrics(), &serving.series, &timeline, done);

@@ -5,7 +5,7 @@ use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::metrics::record;
 use pharos::scheduler::RejectReason;
 
-use super::{Driver, Request, State, ticket};
+use super::{Driver, Request, State, ticket, traced};
 use crate::clock;
 
 impl Driver {
@@ -47,6 +47,7 @@ impl Driver {
                             () => lost_twice(&self.model),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
+                        traced::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
                 }
@@ -67,6 +68,7 @@ impl Driver {
         let named = [RejectReason::QueueFull, RejectReason::Stopping, RejectReason::NoInstance, RejectReason::Exiting];
         let nameless = !named.contains(&reason);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
+        traced::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of turn, as Triton does: what was not executed waits for nobody.
             order.forget(id);
@@ -95,6 +97,7 @@ impl Driver {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
                 record::inference_failed(&self.series, error.reason, ns);
                 let error = error.clone().with_request_id(&request.part.request.id);
+                traced::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));
             }
         });

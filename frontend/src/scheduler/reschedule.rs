@@ -12,7 +12,7 @@ use pharos::tensor::Tensor;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, WireError};
 
-use super::{Driver, InFlight, Request, State};
+use super::{Driver, InFlight, Request, State, traced};
 use crate::clock;
 use crate::wire::Part;
 
@@ -41,6 +41,7 @@ impl Driver {
                 let part = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..part.request.timeline };
                 record::inference_rescheduled(&self.series, &timeline);
+                traced::rescheduled(&part.request, &done.stamps, now);
                 record::request_pending(&self.series, 1);
                 let again = InferRequest {
                     timeline: Timeline { queue_start: now, ..part.request.timeline },

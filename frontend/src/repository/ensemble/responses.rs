@@ -13,7 +13,7 @@ use pharos::timeline::Instant;
 use super::under_way::{Made, UnderWay};
 use super::{Ensemble, Repository, Serving, Unanswered, succeeded};
 use crate::clock;
-use crate::scheduler::Streamed;
+use crate::scheduler::{Streamed, traced};
 
 /// Any number of responses. Dropped before the last of them, they cancel the steps.
 pub(crate) struct Responses {
@@ -104,6 +104,7 @@ impl Responses {
         last: bool,
     ) -> Result<InferResponse, InferError> {
         let Some(under_way) = &self.under_way else { return Err(InferError::internal("a request has ended twice")) };
+        traced::outputs(&under_way.request, &outputs);
         let timeline = match last {
             true => {
                 self.unanswered.answered = true;
@@ -126,6 +127,7 @@ impl Unanswered {
     /// The request has failed: records that, and gives what is told of it.
     pub(super) fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
+        traced::failed(self.traced.as_ref(), &error, clock::now());
         record::ensemble_failed(&self.serving.series, error.reason, clock::now().ns_since(self.begun));
         let message = in_ensemble(&self.serving.model.name, &error.message);
         InferError { message, ..error }

@@ -7,6 +7,7 @@ use pharos::infer::{
 };
 use pharos::region::Slice;
 use pharos::tensor::Tensor;
+use pharos::traced::Traced;
 
 use super::Serving;
 
@@ -97,6 +98,7 @@ pub(super) fn step_request(
         sequence_start: sequence.start,
         sequence_end: sequence.end,
         trace: request.trace,
+        traced: request.traced.as_ref().map(Traced::step),
         timeline: request.timeline,
         empty_final_response: false,
         raw_body: None,
