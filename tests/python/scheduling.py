@@ -39,7 +39,7 @@ GOLDEN = HERE / "golden_scheduling.json"
 VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 PENDING = "nv_inference_pending_request_count"
 FAILURES = "nv_inference_request_failure"
-DEADLINE_S = 20
+DEADLINE_S = 90
 """No answer within this time is a failure: a queue delay of `FAR` was waited for."""
 APART_S = 0.12
 """Answers that come within this time come together; a gauge that has a value for so long has come to rest."""

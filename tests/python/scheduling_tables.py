@@ -10,7 +10,7 @@ not depend on the machine. `hold` is TRITONSERVER_DELAY_SCHEDULER: so many reque
 
 from dataclasses import dataclass
 
-FAR = 20_000_000
+FAR = 100_000_000
 """A queue delay in microseconds that no row waits for: what goes, goes for another reason."""
 
 
