@@ -115,7 +115,7 @@ impl Repository {
 
     /// The version that is on its way out and has begun the sequence of this request.
     pub(super) fn with_sequence(table: &Table, request: &InferRequest) -> Option<Arc<Serving>> {
-        let all = table.ending.get(&request.model_name)?;
+        let all = table.ending.get(table.called(&request.model_name).ok()?)?;
         if request.correlation_id.is_none() || request.sequence_start {
             return None;
         }
