@@ -219,14 +219,25 @@ impl Reading {
     fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.engine, &message.model_name, &self.metadata);
+        let begun = self.begin_traced(message, received, traced.as_ref());
+        let (responses, wants_empty) = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
+    }
+
+    /// The responses to a request, and whether an end without outputs is told too.
+    fn begin_traced(
+        &self,
+        message: ModelInferRequest,
+        received: Instant,
+        traced: Option<&Traced>,
+    ) -> Result<(Responses, bool), InferError> {
         let mut decoded = codec::decode_for(message, &self.engine)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
-        trace::received(traced.as_ref(), self.engine.now(), &mut decoded);
+        trace::received(traced, self.engine.now(), &mut decoded);
         decoded.timeline.request_start = self.engine.now();
         let wants_empty = decoded.empty_final_response;
-        let responses = self.engine.stream(decoded)?;
-        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
+        Ok((self.engine.stream(decoded)?, wants_empty))
     }
 
     fn counting(&self) -> Counting {
@@ -276,9 +287,7 @@ impl Begun {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model gave no answer"), true),
             };
-            if answer.failed.is_none() {
-                trace::complete(self.traced.as_ref());
-            }
+            trace::complete(self.traced.as_ref());
             window.saw(answer.bytes());
             Answer { traced: self.traced, ..answer }
         }
