@@ -9,6 +9,7 @@ mod cache;
 mod definition;
 mod logging;
 mod models;
+mod place;
 mod rate_limit;
 
 use std::ffi::{OsStr, OsString};
@@ -24,6 +25,7 @@ pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
+pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};
 
 const GENERAL: &str = "Server";
@@ -445,7 +447,7 @@ mod tests {
             "--worker-threads=2",
         ]);
         let options = options.unwrap();
-        assert_eq!(options.models.repositories, [PathBuf::from("models"), PathBuf::from("more")]);
+        assert_eq!(options.models.places(), ["models", "more"].map(|path| Place::Directory(path.into())));
         assert!(!options.grpc.allow && !options.general.exit_on_error);
         assert!(options.models.disable_auto_complete_config);
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 16);

@@ -109,7 +109,8 @@ impl Engine {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
         let repository =
-            Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
+            Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer);
+        let repository = Arc::new(repository.map_err(std::io::Error::other)?);
         Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
     }
 

@@ -8,6 +8,7 @@ mod ensemble;
 mod gauges;
 mod given;
 mod load;
+mod objects;
 mod poll;
 mod prepare;
 mod retire;
@@ -66,8 +67,10 @@ pub enum AtStart {
 /// Where models come from and how they are loaded.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Directories of models.
-    pub repositories: Vec<PathBuf>,
+    /// Where models come from.
+    pub repositories: Vec<cli::Place>,
+    /// Where copies of what stores have are kept; in temporary directories if nowhere.
+    pub cache_directory: Option<PathBuf>,
     /// How workers are started.
     pub program: Program,
     /// Whether configurations are completed from the models' files.
@@ -156,13 +159,22 @@ pub(crate) struct Repository {
 
 impl Repository {
     /// A repository that has loaded nothing yet. Needs the runtime.
-    pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
+    ///
+    /// # Errors
+    /// A store cannot be used as it is configured.
+    pub(crate) fn new(
+        settings: Settings,
+        cache: Arc<Cache>,
+        metrics: Arc<str>,
+        timer: Arc<Timer>,
+    ) -> Result<Self, String> {
+        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref())?;
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
         let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
         let (metrics, table) = (watch::Sender::new(metrics), RwLock::default());
-        Self {
-            sources: Sources::of_directories(&settings.repositories),
+        Ok(Self {
+            sources,
             locks: Locks::default(),
             retired: Mutex::default(),
             next_directory: AtomicU64::new(0),
@@ -174,7 +186,7 @@ impl Repository {
             limits,
             responses,
             table,
-        }
+        })
     }
 
     /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is

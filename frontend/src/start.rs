@@ -273,7 +273,8 @@ fn settings(
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
         repository: repository::Settings {
-            repositories: options.models.repositories.clone(),
+            repositories: options.models.places(),
+            cache_directory: options.models.cache_directory.clone(),
             program: Program { worker, onnxruntime },
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),

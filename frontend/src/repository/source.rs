@@ -1,10 +1,17 @@
-//! Where models come from. A repository is a thing that can be listed and whose models can be made local: today that is a
-//! directory, and a store somewhere else can be one by keeping copies here.
+//! Where models come from. A repository is a thing that can be listed and whose models can be made local: a directory, or a
+//! store somewhere else of which copies are kept here.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
+
+use pharos::repository::Stamp;
+
+use super::objects::Objects;
+use super::scan;
+use crate::cli::Place;
 
 /// A repository.
 pub(crate) trait Source: Debug + Send + Sync {
@@ -17,6 +24,12 @@ pub(crate) trait Source: Debug + Send + Sync {
     /// It cannot be listed.
     fn list(&self) -> io::Result<Vec<String>>;
 
+    /// Its models, each with a fingerprint of its files. Asked at each poll.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn look(&self) -> io::Result<Vec<(String, Stamp)>>;
+
     /// The files of a model as they are now; `None` if there is no such model. Of what is given out nothing may change
     /// while anybody holds it, unless it is the repository itself. May take long: never called on a task of the runtime.
     ///
@@ -25,22 +38,33 @@ pub(crate) trait Source: Debug + Send + Sync {
     fn local(&self, model: &str) -> io::Result<Option<Local>>;
 }
 
+/// What has to stay while a model's files are used.
+pub(crate) trait Keeper: Debug + Send + Sync {}
+
 /// A model's files: a directory of this machine.
 #[derive(Debug)]
 pub(crate) struct Local {
     path: PathBuf,
-    temporary: bool,
+    /// What is removed, with all that is in it, when nobody holds this any more.
+    removed: Option<PathBuf>,
+    /// Goes after that.
+    _keeper: Option<Arc<dyn Keeper>>,
 }
 
 impl Local {
     /// A directory that stays when nobody holds it.
     pub(crate) fn lasting(path: PathBuf) -> Self {
-        Self { path, temporary: false }
+        Self { path, removed: None, _keeper: None }
     }
 
     /// A directory that is removed, with all that is in it, when nobody holds it any more.
     pub(crate) fn temporary(path: PathBuf) -> Self {
-        Self { path, temporary: true }
+        Self { removed: Some(path.clone()), path, _keeper: None }
+    }
+
+    /// A directory that is removed with the one `above` it when nobody holds it any more, and the keeper needed until then.
+    pub(crate) fn kept(path: PathBuf, above: PathBuf, keeper: Arc<dyn Keeper>) -> Self {
+        Self { path, removed: Some(above), _keeper: Some(keeper) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -50,10 +74,10 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        if self.temporary
-            && let Err(error) = fs::remove_dir_all(&self.path)
+        if let Some(path) = &self.removed
+            && let Err(error) = fs::remove_dir_all(path)
         {
-            tracing::warn!("'{}' cannot be removed: {error}", self.path.display());
+            tracing::warn!("'{}' cannot be removed: {error}", path.display());
         }
     }
 }
@@ -68,12 +92,18 @@ impl Source for Directory {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(super::scan::directories(&self.0)?.into_iter().map(|(name, _)| name).collect())
+        Ok(scan::directories(&self.0)?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+        // Whatever is wrong with a model, it is told when it is loaded.
+        let seen = |(name, path): (String, PathBuf)| (name, scan::stamp(&path).unwrap_or_default());
+        Ok(scan::directories(&self.0)?.into_iter().map(seen).collect())
     }
 
     fn local(&self, model: &str) -> io::Result<Option<Local>> {
         let path = self.0.join(model);
-        Ok((!super::scan::is_hidden(model) && path.is_dir()).then(|| Local::lasting(path)))
+        Ok((!scan::is_hidden(model) && path.is_dir()).then(|| Local::lasting(path)))
     }
 }
 
@@ -82,8 +112,18 @@ impl Source for Directory {
 pub(crate) struct Sources(Arc<[Box<dyn Source>]>);
 
 impl Sources {
-    pub(crate) fn of_directories(paths: &[PathBuf]) -> Self {
-        Self(paths.iter().map(|path| Box::new(Directory(path.clone())) as Box<dyn Source>).collect())
+    /// Needs the runtime. Copies of stores' models are kept in `cache`, or in directories that go with the server.
+    ///
+    /// # Errors
+    /// A store cannot be used.
+    pub(crate) fn new(places: &[Place], cache: Option<&Path>) -> Result<Self, String> {
+        let source = |place: &Place| -> Result<Box<dyn Source>, String> {
+            Ok(match place {
+                Place::Directory(path) => Box::new(Directory(path.clone())),
+                Place::Objects(address) => Box::new(Objects::new(address.clone(), cache)?),
+            })
+        };
+        Ok(Self(places.iter().map(source).collect::<Result<_, _>>()?))
     }
 
     /// The names of all models, by name, each once.
@@ -97,6 +137,20 @@ impl Sources {
         }
         all.sort_unstable();
         all.dedup();
+        Ok(all)
+    }
+
+    /// All models, each with a fingerprint of its files; one that is in several repositories, of all of them.
+    ///
+    /// # Errors
+    /// A repository cannot be read; the text names it.
+    pub(crate) fn look(&self) -> io::Result<BTreeMap<String, Stamp>> {
+        let mut all = BTreeMap::new();
+        for source in self.0.iter() {
+            for (name, stamp) in source.look().map_err(|error| unreadable(&source.name(), &error))? {
+                all.entry(name).and_modify(|other| *other = Stamp::of(&(*other, stamp))).or_insert(stamp);
+            }
+        }
         Ok(all)
     }
 
