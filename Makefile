@@ -75,5 +75,5 @@ bench: build
 SECONDS_EACH ?= 60
 fuzz: tools
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }
-	for target in http wire ring config statsd legacy metrics repository; do \
+	for target in http wire ring config statsd legacy metrics repository regions trace; do \
 	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(SECONDS_EACH) -max_len=65536 || exit 1; done

@@ -1,5 +1,6 @@
-//! Compiles the model configuration's schema with a protobuf compiler written in Rust, so that no `protoc` is needed:
-//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with.
+//! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: the model configuration's,
+//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, and what
+//! is said to trace collectors, types for `src/trace/otlp.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use prost::Message;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto/model_config.proto");
+    println!("cargo:rerun-if-changed=proto/otlp_trace.proto");
     let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
     for file in &mut descriptors.file {
         // Comments and positions are of no use at run time.
@@ -18,5 +20,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::write(out.join("model_config.bin"), descriptors.encode_to_vec())?;
     // Sorted maps: the same configuration always has the same bytes and the same JSON.
     prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
+    prost_build::Config::new().compile_fds(protox::compile(["proto/otlp_trace.proto"], ["proto"])?)?;
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Who may use which part of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`; spec 1.11): a part is
-//! restricted to those who send a key with its value.
+//! restricted to those who send a key with its value. Bearer tokens: [`tokens`].
+
+pub mod tokens;
 
 use std::fmt;
 

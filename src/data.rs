@@ -1,13 +1,16 @@
-//! A tensor's bytes: in one piece, or in the pieces in which they came from a socket.
+//! A tensor's bytes: in one piece, in the pieces in which they came from a socket, or in memory of the client's.
 //!
 //! Whatever is copied to its place anyway (a worker's arena) is copied from the pieces; joining them first would move
-//! every byte of a large body once more.
+//! every byte of a large body once more. What is in a client's shared memory is not here at all: it has a length and no
+//! pieces, and only workers look at it.
 
 use std::borrow::Cow;
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes in one or several pieces. Cloning is cheap: the pieces are shared.
+use crate::region::Slice;
+
+/// Bytes in one or several pieces, or elsewhere. Cloning is cheap: the pieces are shared.
 #[derive(Clone, Debug)]
 pub struct Data(Repr);
 
@@ -16,6 +19,8 @@ enum Repr {
     One(Bytes),
     /// In order; none is empty.
     Many(Vec<Bytes>),
+    /// In the client's shared memory.
+    Region(Box<Slice>),
 }
 
 impl Data {
@@ -24,25 +29,50 @@ impl Data {
         Self(Repr::One(Bytes::new()))
     }
 
-    /// How many bytes there are.
+    /// How many bytes there are, here or in the client's shared memory.
     pub fn len(&self) -> usize {
+        match &self.0 {
+            Repr::Region(slice) => usize::try_from(slice.len).unwrap_or(usize::MAX),
+            _ => self.bytes_here(),
+        }
+    }
+
+    /// How many bytes are here: none of those in the client's shared memory.
+    pub fn bytes_here(&self) -> usize {
         self.pieces().iter().map(Bytes::len).sum()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.pieces().iter().all(Bytes::is_empty)
+        self.len() == 0
     }
 
-    /// The pieces in order.
+    /// Where in the client's shared memory the bytes are; `None` if they are here.
+    pub fn region(&self) -> Option<&Slice> {
+        match &self.0 {
+            Repr::Region(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// As [`Data::region`].
+    pub fn region_mut(&mut self) -> Option<&mut Slice> {
+        match &mut self.0 {
+            Repr::Region(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// The pieces in order; none of what is in the client's shared memory.
     pub fn pieces(&self) -> &[Bytes] {
         match &self.0 {
             Repr::One(piece) => std::slice::from_ref(piece),
             Repr::Many(pieces) => pieces,
+            Repr::Region(_) => &[],
         }
     }
 
-    /// Takes off the first `at` bytes; all of them if there are fewer.
+    /// Takes off the first `at` bytes; all of them if there are fewer. Nothing of what is in the client's shared memory.
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         match &mut self.0 {
@@ -66,22 +96,25 @@ impl Data {
                 *self = rest.into();
                 first.into()
             }
+            Repr::Region(_) => Self::new(),
         }
     }
 
-    /// All bytes in one piece; a copy only if there are several.
+    /// All bytes that are here in one piece; a copy only if there are several.
     pub fn join(self) -> Bytes {
         match self.0 {
             Repr::One(piece) => piece,
             Repr::Many(pieces) => pieces.concat().into(),
+            Repr::Region(_) => Bytes::new(),
         }
     }
 
-    /// All bytes in one slice; a copy only if there are several pieces.
+    /// All bytes that are here in one slice; a copy only if there are several pieces.
     pub fn as_slice(&self) -> Cow<'_, [u8]> {
         match &self.0 {
             Repr::One(piece) => Cow::Borrowed(piece),
             Repr::Many(pieces) => Cow::Owned(pieces.concat()),
+            Repr::Region(_) => Cow::Borrowed(&[]),
         }
     }
 }
@@ -115,16 +148,22 @@ impl From<Vec<Bytes>> for Data {
     }
 }
 
+impl From<Slice> for Data {
+    fn from(slice: Slice) -> Self {
+        Self(Repr::Region(Box::new(slice)))
+    }
+}
+
 impl PartialEq<[u8]> for Data {
     fn eq(&self, other: &[u8]) -> bool {
         *self.as_slice() == *other
     }
 }
 
-/// Equal are equal bytes, however they are cut.
+/// Equal are equal bytes, however they are cut; in shared memory, the same place.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
-        self.len() == other.len() && self.as_slice() == other.as_slice()
+        self.region() == other.region() && self.len() == other.len() && self.as_slice() == other.as_slice()
     }
 }
 

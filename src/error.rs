@@ -112,13 +112,15 @@ pub enum Reason {
     Unsupported,
     /// Who asks may not: the part of the protocol is restricted.
     Restricted,
+    /// Who asks has not shown a token that is valid for this.
+    Unauthenticated,
     /// A fault of the server itself.
     Internal,
 }
 
 impl Reason {
     /// Every reason, in the order in which they are documented.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 15] = [
         Self::Malformed,
         Self::Invalid,
         Self::UnknownModel,
@@ -132,6 +134,7 @@ impl Reason {
         Self::SharedMemory,
         Self::Unsupported,
         Self::Restricted,
+        Self::Unauthenticated,
         Self::Internal,
     ];
 
@@ -151,6 +154,7 @@ impl Reason {
             Self::SharedMemory => "SHARED_MEMORY",
             Self::Unsupported => "UNSUPPORTED",
             Self::Restricted => "RESTRICTED",
+            Self::Unauthenticated => "UNAUTHENTICATED",
             Self::Internal => "INTERNAL",
         }
     }

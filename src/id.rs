@@ -53,8 +53,56 @@ impl fmt::Display for CorrelationId {
 pub struct TraceId(u128);
 
 impl TraceId {
+    /// A trace's id of random bits; `None` for zero, which is no id.
+    pub fn new(bits: u128) -> Option<Self> {
+        (bits != 0).then_some(Self(bits))
+    }
+
     /// The trace of a `traceparent` header (W3C Trace Context, 3.2); `None` if it is not valid.
     pub fn from_traceparent(header: &str) -> Option<Self> {
+        Traceparent::parse(header).map(|parent| parent.trace)
+    }
+
+    /// Its 16 bytes.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+}
+
+/// The id of a span (W3C Trace Context, `parent-id`): 8 bytes, not all zero. Displayed as 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SpanId(u64);
+
+impl SpanId {
+    /// A span's id of random bits; `None` for zero, which is no id.
+    pub fn new(bits: u64) -> Option<Self> {
+        (bits != 0).then_some(Self(bits))
+    }
+
+    /// Its 8 bytes.
+    pub fn to_bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+}
+
+impl fmt::Display for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What a `traceparent` header says (W3C Trace Context, 3.2). Displayed as such a header, with the flag "sampled".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traceparent {
+    /// The trace.
+    pub trace: TraceId,
+    /// The span of the caller.
+    pub span: SpanId,
+}
+
+impl Traceparent {
+    /// Reads a header; `None` if it is not valid.
+    pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
         let hex =
             |text: &&str, len: usize| text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -63,10 +111,18 @@ impl TraceId {
         let parent = parts.next().filter(|parent| hex(parent, 16))?;
         parts.next().filter(|flags| hex(flags, 2))?;
         // Version 00 has exactly four parts; later ones may have more.
-        if (version == "00" && parts.next().is_some()) || parent.bytes().all(|digit| digit == b'0') {
+        if version == "00" && parts.next().is_some() {
             return None;
         }
-        u128::from_str_radix(trace, 16).ok().filter(|id| *id != 0).map(Self)
+        let trace = u128::from_str_radix(trace, 16).ok().and_then(TraceId::new)?;
+        let span = u64::from_str_radix(parent, 16).ok().and_then(SpanId::new)?;
+        Some(Self { trace, span })
+    }
+}
+
+impl fmt::Display for Traceparent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{}-{}-01", self.trace, self.span)
     }
 }
 

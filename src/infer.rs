@@ -3,8 +3,10 @@
 use crate::data::Data;
 pub use crate::id::CorrelationId;
 use crate::id::TraceId;
+use crate::region::Slice;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
+use crate::traced::Traced;
 
 /// The value of a request's or response's parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +31,7 @@ pub type Parameters = Vec<(String, Parameter)>;
 pub struct InferInput {
     /// The input's name in the model's configuration.
     pub name: String,
-    /// Its tensor.
+    /// Its tensor; the data may be in the client's shared memory ([`Data::region`]).
     pub tensor: Tensor,
 }
 
@@ -42,6 +44,8 @@ pub struct RequestedOutput {
     pub binary_data: Option<bool>,
     /// The number of classes to return instead of the tensor; 0 for the tensor.
     pub classification: u64,
+    /// Where in the client's shared memory it is to be written, in place of being sent.
+    pub region: Option<Slice>,
 }
 
 /// An inference request, free of protocols.
@@ -74,6 +78,8 @@ pub struct InferRequest {
     pub sequence_end: bool,
     /// The trace that the client's `traceparent` names.
     pub trace: Option<TraceId>,
+    /// Collects what becomes of the request, if it was sampled for tracing.
+    pub traced: Option<Traced>,
     /// The client wants to be told, by a response without outputs, when a decoupled model's last response did not say that
     /// it was the last (`triton_enable_empty_final_response`).
     pub empty_final_response: bool,
@@ -81,7 +87,16 @@ pub struct InferRequest {
     pub timeline: Timeline,
 }
 
-/// One output of a response. Its `tensor.data` may point into a worker's arena.
+impl InferRequest {
+    /// Whether an input or an output is in the client's shared memory.
+    pub fn uses_regions(&self) -> bool {
+        let inputs = self.inputs.iter().any(|input| input.tensor.data.region().is_some());
+        inputs || self.outputs.iter().any(|output| output.region.is_some())
+    }
+}
+
+/// One output of a response. Its `tensor.data` may point into a worker's arena, or say where in the client's shared memory
+/// the worker has written it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InferOutput {
     /// The output's name.

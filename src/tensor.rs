@@ -181,6 +181,60 @@ pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
     true
 }
 
+/// What is wrong with the framing of a BYTES tensor, in Triton's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongStrings {
+    /// The text.
+    pub message: String,
+    /// Whether the request's id stands in front of it.
+    pub prefixed: bool,
+}
+
+/// Checks that `data` is `expected` elements of an input of a model, walking over them once.
+///
+/// # Errors
+/// It is not.
+pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -> Result<(), WrongStrings> {
+    let wrong = |prefixed: bool, message: String| Err(WrongStrings { message, prefixed });
+    let mut rest = data;
+    let mut count = 0u64;
+    while let Some((prefix, after)) = rest.split_first_chunk::<4>() {
+        count += 1;
+        if count > expected {
+            let text = format!(
+                "unexpected number of string elements {count} for inference input '{input}' for model '{model}', \
+                 expecting {expected}"
+            );
+            return wrong(true, text);
+        }
+        let length = u32::from_le_bytes(*prefix);
+        let Some(next) = after.get(length as usize..) else {
+            let text = format!(
+                "incomplete string data for inference input '{input}', expecting string of length {length} but only {} \
+                 bytes available",
+                after.len()
+            );
+            return wrong(false, text);
+        };
+        rest = next;
+    }
+    if !rest.is_empty() {
+        let text = format!(
+            "incomplete string length indicator for inference input '{input}' for model '{model}', expecting 4 bytes but \
+             only {} bytes available. Please make sure the string length indicator is in one buffer.",
+            rest.len()
+        );
+        return wrong(true, text);
+    }
+    if count != expected {
+        let text = format!(
+            "expected {expected} string elements for inference input '{input}' for model '{model}', got {count}"
+        );
+        return wrong(true, text);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,11 +6,15 @@
 //! beside Triton's `key=value` settings.
 
 mod cache;
+mod clients;
 mod definition;
 mod logging;
 mod models;
 mod place;
 mod rate_limit;
+mod shared_memory;
+mod tls;
+mod trace;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -22,11 +26,15 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
 pub use cache::{Cache, CacheConfig, Redis, Store};
+pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
 pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use shared_memory::SharedMemory;
+pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
+pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -37,6 +45,7 @@ const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
 const TSLOG: &str = "Metric logs";
 const LOG: &str = "Log";
+const TRACE: &str = "Traces";
 
 /// Everything that the server is told at start.
 #[derive(Clone, Debug, Parser)]
@@ -55,6 +64,9 @@ pub struct Options {
     /// Of the server as a whole.
     #[command(flatten)]
     pub general: General,
+    /// Memory that clients share.
+    #[command(flatten)]
+    pub shared_memory: SharedMemory,
     /// Which models.
     #[command(flatten)]
     pub models: Models,
@@ -71,18 +83,42 @@ pub struct Options {
     /// The HTTP listener.
     #[command(flatten)]
     pub http: Http,
+    /// TLS of HTTP.
+    #[command(flatten)]
+    pub http_tls: HttpTls,
+    /// The clients of HTTP.
+    #[command(flatten)]
+    pub http_clients: HttpClients,
     /// The gRPC listener.
     #[command(flatten)]
     pub grpc: Grpc,
+    /// TLS of gRPC.
+    #[command(flatten)]
+    pub grpc_tls: GrpcTls,
+    /// The clients of gRPC.
+    #[command(flatten)]
+    pub grpc_clients: GrpcClients,
+    /// Who may ask.
+    #[command(flatten)]
+    pub tokens: Tokens,
+    /// How long clients may take.
+    #[command(flatten)]
+    pub patience: Patience,
     /// The metrics listener and what it shows.
     #[command(flatten)]
     pub metrics: Metrics,
+    /// TLS of the metrics listener.
+    #[command(flatten)]
+    pub metrics_tls: MetricsTls,
     /// Metrics as log lines.
     #[command(flatten)]
     pub tslog: Tslog,
     /// What is logged.
     #[command(flatten)]
     pub log: Log,
+    /// What is traced.
+    #[command(flatten)]
+    pub trace: TraceOptions,
     /// What to do in place of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -94,9 +130,12 @@ pub struct General {
     /// The server's name in its metadata; clients of Triton expect "triton"
     #[arg(long, value_name = "NAME", default_value = "triton", env = "PHAROS_ID", help_heading = GENERAL)]
     pub id: String,
-    /// Seconds to wait at exit for requests in flight
+    /// Seconds to wait at exit for requests in flight and for running sequences
     #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_EXIT_TIMEOUT_SECS", value_parser = seconds, help_heading = GENERAL)]
     pub exit_timeout_secs: Duration,
+    /// Seconds at exit for which the server is no longer ready and still serves, so that load balancers notice
+    #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_EXIT_DELAY_SECS", value_parser = seconds, help_heading = GENERAL)]
+    pub exit_delay_secs: Duration,
     /// Exit if a model cannot be loaded at start
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_EXIT_ON_ERROR", value_parser = boolean, help_heading = GENERAL)]
     pub exit_on_error: bool,
@@ -297,7 +336,8 @@ impl Options {
         let command = definition::with_torchserves_variables(Self::command(), is_set);
         let mut matches = command.clone().try_get_matches_from(args)?;
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
-        match options.cache().and(options.models.check()) {
+        let checked = options.cache().map(drop).and_then(|()| options.models.check());
+        match checked.and_then(|()| options.tracing().map(drop)) {
             Ok(()) => Ok(options),
             Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
         }
@@ -311,6 +351,14 @@ impl Options {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
+    }
+
+    /// What is traced from the start, and where traces go.
+    ///
+    /// # Errors
+    /// A value is not allowed; [`Options::from_args`] refuses that.
+    pub fn tracing(&self) -> Result<Tracing, String> {
+        trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
     }
 
     /// Whether the cache is given by the flag that Triton has given up.

@@ -11,6 +11,13 @@ pub(crate) fn now() -> Instant {
     Instant(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Wall-clock time, nanoseconds since 1970; for what other machines compare with theirs.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn wall_ns() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// Wall-clock time, milliseconds since 1970; for what people read, never for durations.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn wall_ms() -> u64 {

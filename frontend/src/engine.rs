@@ -2,6 +2,7 @@
 
 mod repository_control;
 mod responses;
+mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,18 +17,24 @@ use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::ModelMetadata;
+use pharos::model::{ModelMetadata, Scheduling};
 use pharos::repository::parse_version;
 use pharos::timeline::Instant;
 
+pub use crate::repository::Unfinished;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
+pub use trace::Shown;
+pub(crate) use trace::unchangeable_trace_setting;
 
+use crate::cli;
 use crate::clock;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
+use crate::shared_memory::{self, SharedMemory};
 use crate::system;
+use crate::trace::Traces;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
@@ -36,8 +43,12 @@ pub struct Settings {
     pub name: String,
     /// Whether readiness asks for every model (`--strict-readiness`).
     pub strict_readiness: bool,
+    /// Memory that clients share.
+    pub shared_memory: shared_memory::Settings,
     /// The models.
     pub repository: repository::Settings,
+    /// What is traced from the start.
+    pub trace: cli::Tracing,
 }
 
 /// What a request gets while the server exits.
@@ -66,12 +77,16 @@ impl Endpoint {
 /// Where the server is in its life.
 const LOADING: u8 = 0;
 const SERVING: u8 = 1;
-const EXITING: u8 = 2;
+/// It serves, and tells load balancers that it soon will not.
+const LEAVING: u8 = 2;
+const EXITING: u8 = 3;
 
 struct Inner {
     settings: Settings,
     cache: Arc<Cache>,
     repository: Arc<Repository>,
+    traces: Traces,
+    shared_memory: SharedMemory,
     phase: AtomicU8,
 }
 
@@ -108,10 +123,11 @@ impl Engine {
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
-        let repository =
-            Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer);
+        let repository = Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer);
         let repository = Arc::new(repository.map_err(std::io::Error::other)?);
-        Ok(Self(Arc::new(Inner { settings, cache, repository, phase: AtomicU8::new(LOADING) })))
+        let shared_memory = SharedMemory::new(settings.shared_memory.clone());
+        let traces = Traces::start(&settings.trace, &cache)?;
+        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase: AtomicU8::new(LOADING) })))
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.
@@ -150,10 +166,20 @@ impl Engine {
         system::Polling::start(settings, self.0.cache.clone(), move || repository.workers())
     }
 
-    /// Refuses new work, finishes what was accepted for at most `patience`, ends all workers. Returns the number of
-    /// requests that were left unanswered.
-    pub async fn shut_down(&self, patience: Duration) -> usize {
-        self.0.phase.store(EXITING, Ordering::Relaxed);
+    /// The server is no longer ready, and answers as before.
+    pub fn leave(&self) {
+        self.0.phase.fetch_max(LEAVING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work from now on: what is let in belongs to a sequence that runs.
+    pub fn refuse(&self) {
+        self.0.phase.fetch_max(EXITING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work, finishes what was accepted and the sequences that run for at most `patience`, ends all workers.
+    /// Returns what was left.
+    pub async fn shut_down(&self, patience: Duration) -> Unfinished {
+        self.refuse();
         self.0.repository.shut_down(patience).await
     }
 
@@ -195,7 +221,7 @@ impl Engine {
     /// # Errors
     /// The model or version is unknown or not ready.
     pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
-        let serving = self.serving(name, version)?;
+        let serving = self.at_any_time(name, version)?;
         // Who asks about one version is told of that one, as by Triton.
         let versions = match version {
             "" => self.0.repository.ready_versions(name),
@@ -225,8 +251,9 @@ impl Engine {
     /// # Errors
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let serving = self.able(&request)?;
+        self.0.shared_memory.lend(&mut request)?;
         if serving.config.decoupled {
             return Err(endpoint.refuse_decoupled());
         }
@@ -241,22 +268,25 @@ impl Engine {
     /// As [`Engine::infer`]; those of executing the request are among its answers.
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
         let serving = self.able(&request)?;
+        self.0.shared_memory.lend(&mut request)?;
         check_text(&request)?;
-        let (checked, classified) = serving.admit(&mut request)?;
-        let Some(driver) = serving.driver().filter(|_| serving.config.decoupled) else {
-            let repository = self.0.repository.clone();
-            return Ok(Responses::one(
-                async move { repository.execute(&serving, request, (checked, classified)).await },
-            ));
-        };
-        let responses = driver.stream(request, checked);
-        Ok(Responses::many(responses, serving, classified))
+        let admitted = serving.admit(&mut request)?;
+        let repository = self.0.repository.clone();
+        match serving.config.decoupled {
+            true => Ok(Responses::many(repository.stream(&serving, request, admitted))),
+            false => Ok(Responses::one(async move { repository.execute(&serving, request, admitted).await })),
+        }
     }
 
     /// The model that a request is for, if it can answer.
     fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
-        self.open()?;
+        if !self.exiting() {
+            self.open()?;
+        }
         let serving = self.0.repository.serving_for(request)?;
+        if self.exiting() && !continues(request, &serving) {
+            return Err(InferError::not_ready(EXITING_TEXT));
+        }
         serving.check_ready()?;
         Ok(serving)
     }
@@ -288,6 +318,11 @@ impl Engine {
         Ok(chosen)
     }
 
+    /// Memory that clients share.
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.0.shared_memory
+    }
+
     /// Where every series lives.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.0.cache
@@ -296,6 +331,7 @@ impl Engine {
     /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
         self.0.repository.observe();
+        self.0.shared_memory.observe(&self.0.cache);
         exposition::render_named(&self.0.cache, format, names)
     }
 
@@ -320,14 +356,28 @@ impl Engine {
         self.0.repository.serving(name, version)
     }
 
+    /// A model, also while the server exits.
+    fn at_any_time(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        if !self.exiting() {
+            self.open()?;
+        }
+        self.0.repository.serving(name, version)
+    }
+
     /// Refuses while models are being loaded and when the server exits.
     fn open(&self) -> Result<(), InferError> {
         match self.phase() {
-            SERVING => Ok(()),
+            SERVING | LEAVING => Ok(()),
             LOADING => Err(InferError::not_ready("Server not ready")),
             _ => Err(InferError::not_ready(EXITING_TEXT)),
         }
     }
+}
+
+/// Whether a request may belong to a sequence that runs; whether it does, the model's scheduler knows.
+fn continues(request: &InferRequest, serving: &Serving) -> bool {
+    let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
+    sequences && !request.correlation_id.is_none() && !request.sequence_start
 }
 
 /// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the

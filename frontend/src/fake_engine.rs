@@ -11,16 +11,30 @@ use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
+use pharos::trace::settings::{Mode, Settings, Update, Values};
+use pharos::traced::Traced;
 
-use crate::engine::{Endpoint, Protocol, Responses, Route, Streamed};
+use crate::cli::Tracing;
+use crate::engine::{Endpoint, Protocol, Responses, Route, Shown, Streamed};
+use crate::shared_memory::{self, SharedMemory};
+use crate::trace::shown;
 
 /// One recorded answer.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
 
 /// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Engine {
     records: Arc<Mutex<Vec<Record>>>,
+    shared_memory: Arc<SharedMemory>,
+    traces: Arc<Mutex<Option<Settings>>>,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        let settings = shared_memory::Settings { allowed: true, worker: "/nowhere".into() };
+        Self { records: Arc::default(), traces: Arc::default(), shared_memory: Arc::new(SharedMemory::new(settings)) }
+    }
 }
 
 /// Counts nothing.
@@ -29,6 +43,9 @@ pub struct OpenStream;
 impl Engine {
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().map(|records| records.clone()).unwrap_or_default()
+    }
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.shared_memory
     }
     pub fn live(&self) -> bool {
         true
@@ -72,8 +89,9 @@ impl Engine {
         bytes.extend_from_slice(name.as_bytes());
         Ok(bytes)
     }
-    pub async fn infer(&self, request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
+    pub async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
+        self.shared_memory.lend(&mut request)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
             return Err(InferError::internal("the request was not stamped"));
         }
@@ -147,6 +165,23 @@ impl Engine {
             return String::new();
         }
         if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+    /// Never samples; settings can be changed all the same.
+    pub fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+        None
+    }
+    pub(crate) fn trace_settings(&self, model: &str) -> Result<Shown, InferError> {
+        self.update_trace_settings(model, &Update::default())
+    }
+    pub(crate) fn update_trace_settings(&self, model: &str, update: &Update) -> Result<Shown, InferError> {
+        if !model.is_empty() {
+            self.known(model)?;
+        }
+        let tracing = Tracing { file: "f".into(), ..Tracing::default() };
+        let mut traces = self.traces.lock().map_err(|_| InferError::internal("poisoned"))?;
+        let settings = traces.get_or_insert_with(|| Settings::new(Mode::Triton, Values::default(), true));
+        settings.update(model, update)?;
+        Ok(shown(&settings.of(model), &tracing))
     }
     pub fn stream_open(&self, _: Protocol) -> OpenStream {
         OpenStream

@@ -1,5 +1,6 @@
 //! The frontend: protocols in, worker processes out.
 
+mod access;
 mod cache;
 pub mod cli;
 mod clock;
@@ -19,12 +20,18 @@ mod metrics;
 mod onnxruntime;
 mod process;
 mod repository;
+// In unit tests nobody starts it.
+#[cfg_attr(test, allow(dead_code))]
+mod reread;
 mod scheduler;
+pub mod shared_memory;
+mod slow;
 // Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
 #[cfg(not(test))]
 pub mod start;
 mod statsd;
 mod supervisor;
 mod system;
+mod trace;
 pub mod tslog;
 mod wire;

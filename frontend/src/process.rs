@@ -52,6 +52,7 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Pr
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics, bell) = Ring::create(instance)?;
+    let (told, hears) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let mut command = Command::new(&program.worker);
@@ -74,13 +75,21 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Pr
         (outputs, descriptors::OUTPUTS),
         (metrics, descriptors::METRICS),
         (bell, descriptors::BELL),
+        (hears, descriptors::REGIONS),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = command.spawn().map_err(|error| cannot_start(&program.worker, &error))?;
     forward_output(child.stdout.take(), instance, printed);
     forward_errors(child.stderr.take(), instance);
-    Ok(Worker { child, link: Link::new(ours, arenas, ring) })
+    Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
+}
+
+/// The two ends of the socket over which a worker is told of memory of clients; neither waits.
+fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 fn cannot_start(worker: &Path, error: &io::Error) -> io::Error {

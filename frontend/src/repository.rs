@@ -4,6 +4,7 @@
 
 mod change;
 mod control;
+mod drain;
 mod ensemble;
 mod gauges;
 mod given;
@@ -11,6 +12,7 @@ mod load;
 mod objects;
 mod poll;
 mod prepare;
+mod responses;
 mod retire;
 mod scan;
 mod serving;
@@ -38,8 +40,10 @@ use crate::process::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
 use control::{Locks, Wanted};
+pub use drain::Unfinished;
 use given::Given;
 use poll::{Look, Poll};
+pub(crate) use responses::Responses;
 use serving::Executor;
 pub(crate) use serving::Serving;
 use source::Sources;

@@ -18,6 +18,7 @@ mod sequence;
 pub(crate) mod settings;
 mod stream;
 mod timer;
+pub(crate) mod traced;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -182,8 +183,10 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
+        traced::queued(&self.model, &request);
         let mut miss = None;
-        if let Some(cache) = &self.cache {
+        // Memory of the client's may change between the look at it and the execution: then another's answer would be wrong.
+        if let Some(cache) = self.cache.as_ref().filter(|_| !request.uses_regions()) {
             match self.look_up(cache, id, &request, &checked).await {
                 Found::Hit(entry, times) => {
                     let part = Part { request, checked, padding: false };
@@ -219,13 +222,18 @@ impl Driver {
         });
     }
 
-    /// No instance will come back: everything that waits is answered.
-    pub(crate) fn no_instances_left(&self) {
+    /// The server has waited long enough: everything that waits is answered, and what is lost is not tried again.
+    pub(crate) fn give_up(&self) {
         let now = clock::now();
         self.turn(now, |state| {
             state.closed = true;
-            state.scheduler.reject_all(RejectReason::NoInstance, now);
+            state.scheduler.reject_all(RejectReason::Exiting, now);
         });
+    }
+
+    /// Sequences that have begun and not ended.
+    pub(crate) fn running_sequences(&self) -> usize {
+        self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
     }
 
     /// An instance is broken: if there is no other, nobody waits any longer.
@@ -284,6 +292,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
+            batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
     }

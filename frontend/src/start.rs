@@ -1,29 +1,32 @@
 //! The start and the end of the server, in order.
 
+mod listen;
+
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pharos::access::Restrictions;
 use pharos::metrics::cache;
 use pharos::metrics::catalog::{Mode, listing};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::sync::{Notify, watch};
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, Unfinished};
+use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
-use crate::{grpc, http, log, onnxruntime, repository, statsd, tslog};
+use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
+use listen::Listeners;
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long traces that wait may take to be written or sent after that.
+const LAST_TRACES: Duration = Duration::from_secs(5);
 
 /// Runs the server until a signal ends it.
 pub fn main() -> ExitCode {
@@ -31,14 +34,20 @@ pub fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => error.exit(),
     };
-    if let Some(Command::Metrics(command)) = &options.command {
-        return metrics::run(command);
+    match &options.command {
+        Some(Command::Metrics(command)) => return metrics::run(command),
+        Some(Command::Trace(command)) => return trace::run(command),
+        None => {}
     }
     if let Err(reason) = log::start(&options.log) {
         return failed(&reason);
     }
     raise_descriptor_limit();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = options.http_clients.threads {
+        runtime.worker_threads(threads as usize);
+    }
+    let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
     };
@@ -79,9 +88,10 @@ async fn serve(options: &Options) -> Result<(), String> {
     let tslog =
         tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
-    tokio::spawn(reload_metrics(hangup, engine.clone(), source));
-    let (stop, stopped) = watch::channel(false);
-    let listeners = listen(options, &engine, &stopped).await?;
+    let reread = Arc::new(Notify::new());
+    tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
+    let (phase, life) = watch::channel(Phase::Serving);
+    let listeners = Listeners { options, engine: &engine, life, reread }.open().await?;
     let loaded = tokio::select! {
         loaded = engine.load() => report(loaded.map_err(|error| error.to_string())?, options),
         () = ends.next() => Ok(()),
@@ -90,23 +100,28 @@ async fn serve(options: &Options) -> Result<(), String> {
         tracing::info!("ready");
         ends.next().await;
     }
-    let unanswered = end(options, &engine, &mut ends).await;
-    let _ = stop.send(true);
+    let unfinished = end(options, &engine, &mut ends, &phase).await;
+    phase.send_replace(Phase::Stopping);
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
     }
+    engine.stop_tracing(LAST_TRACES).await;
     tslog.stop();
     loaded?;
-    match unanswered {
-        0 => Ok(()),
-        count => Err(format!("Exit timeout expired. Exiting immediately. {count} requests were not answered")),
+    match unfinished {
+        Unfinished { requests: 0, sequences: 0 } => Ok(()),
+        Unfinished { requests, sequences } => Err(format!(
+            "Exit timeout expired. Exiting immediately. {requests} requests were not answered, {sequences} sequences not \
+             finished"
+        )),
     }
 }
 
-/// Reads the definition of the metrics again at every SIGHUP. A bad one changes nothing.
-async fn reload_metrics(mut hangup: Signal, engine: Engine, source: Source) {
+/// Reads the definition of the metrics, certificates and tokens again at every SIGHUP. A bad one changes nothing.
+async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
         log::reopen();
+        reread.notify_waiters();
         let (engine, read) = (engine.clone(), source.clone());
         let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
@@ -128,13 +143,23 @@ fn metric_logs(options: &Options) -> tslog::Settings {
     }
 }
 
-/// Refuses new requests and finishes the accepted ones. A second signal ends the patience.
-async fn end(options: &Options, engine: &Engine, ends: &mut Ends) -> usize {
-    let patience = options.general.exit_timeout_secs;
+/// Is no longer ready, then refuses new requests and finishes what has begun. A further signal ends the patience.
+async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
+    let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
+    if !delay.is_zero() {
+        tracing::info!("exiting: no longer ready, serving for {} s more", delay.as_secs());
+        engine.leave();
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = ends.next() => {}
+        }
+    }
     tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
+    engine.refuse();
+    phase.send_replace(Phase::Draining);
     let impatient = engine.clone();
     tokio::select! {
-        unanswered = engine.shut_down(patience) => unanswered,
+        unfinished = engine.shut_down(patience) => unfinished,
         () = ends.next() => impatient.shut_down(Duration::ZERO).await,
     }
 }
@@ -153,68 +178,6 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
     tracing::warn!("going on without {}", names.join(", "));
     Ok(())
-}
-
-/// Opens the listeners and serves on them.
-async fn listen(
-    options: &Options,
-    engine: &Engine,
-    stopped: &watch::Receiver<bool>,
-) -> Result<Vec<JoinHandle<()>>, String> {
-    let mut tasks = Vec::new();
-    let shutdown = || {
-        let mut stopped = stopped.clone();
-        async move {
-            // An error means that the sender is gone: the server ends too.
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        }
-    };
-    if options.http.allow {
-        let listener = bind("HTTP", "--http-port", options.http.address, options.http.port).await?;
-        let settings = http::Settings {
-            max_input_size: options.http.max_input_size,
-            restricted: restricted(&options.http.restricted, HTTP_RESTRICTED)?,
-        };
-        tasks.push(tokio::spawn(http::serve(listener, engine.clone(), settings, shutdown())));
-    }
-    if options.grpc.allow {
-        let listener = bind("gRPC", "--grpc-port", options.grpc.address, options.grpc.port).await?;
-        let settings = grpc::Settings { restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)? };
-        let (engine, shutdown) = (engine.clone(), shutdown());
-        tasks.push(tokio::spawn(async move {
-            if let Err(error) = grpc::serve(listener, engine, settings, shutdown).await {
-                tracing::error!("gRPC does not serve: {error}");
-            }
-        }));
-    }
-    if options.metrics.allow {
-        let listener = bind("metrics", "--metrics-port", options.metrics_address(), options.metrics.port).await?;
-        tasks.push(tokio::spawn(http::metrics::serve(listener, engine.clone(), shutdown())));
-    }
-    if let Some(address) = &options.metrics.statsd {
-        let socket = statsd::bind(address).await?;
-        tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), shutdown())));
-    }
-    Ok(tasks)
-}
-
-const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
-const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
-
-/// The restrictions of an edge.
-fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
-    let mut restrictions = Restrictions::default();
-    groups.iter().try_for_each(|group| restrictions.add(group, option))?;
-    Ok(Arc::new(restrictions))
-}
-
-async fn bind(what: &str, flag: &str, address: IpAddr, port: u16) -> Result<TcpListener, String> {
-    let wanted = SocketAddr::new(address, port);
-    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {flag} chooses another port");
-    let listener = TcpListener::bind(wanted).await.map_err(unusable)?;
-    let bound = listener.local_addr().map_err(unusable)?;
-    tracing::info!("{what} on {bound}");
-    Ok(listener)
 }
 
 /// The engine, and what of the system is to be measured for it.
@@ -269,9 +232,12 @@ fn settings(
     if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
         tracing::warn!("--rate-limit-resource means nothing without --rate-limit=execution_count");
     }
+    let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
+        trace: options.tracing()?,
+        shared_memory,
         repository: repository::Settings {
             repositories: options.models.places(),
             cache_directory: options.models.cache_directory.clone(),

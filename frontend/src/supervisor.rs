@@ -284,7 +284,7 @@ impl Instance {
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
-            running.link.send_released();
+            running.link.tidy();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();

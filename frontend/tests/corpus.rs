@@ -10,7 +10,7 @@ mod checks;
 #[test]
 fn every_file_of_every_corpus_passes_its_check() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz");
-    for target in ["http", "wire", "ring", "config", "statsd", "legacy", "metrics", "repository"] {
+    for target in ["http", "wire", "ring", "config", "statsd", "legacy", "metrics", "repository", "regions", "trace"] {
         let check = checks::of(target).expect("a check for each target");
         let mut files = 0;
         for folder in ["corpus", "findings"] {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{Completion, Draft, ModelConfig};
 
-fn config(text: &str) -> ModelConfig {
+pub(super) fn config(text: &str) -> ModelConfig {
     let completion = Completion {
         directory: "e",
         files: &[],
@@ -22,12 +22,12 @@ fn config(text: &str) -> ModelConfig {
     Draft::from_text(text, "config.pbtxt").unwrap().complete(&completion).unwrap()
 }
 
-fn tensor(kind: &str, name: &str) -> String {
+pub(super) fn tensor(kind: &str, name: &str) -> String {
     format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }}\n")
 }
 
 /// A step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
-fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
+pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
     let map = |kind: &str, key: &str, names: &[String]| -> String {
         let entry = |(n, name): (usize, &String)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ");
         names.iter().enumerate().map(entry).collect()
@@ -35,7 +35,7 @@ fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
     format!("step {{ model_name: 'm{number}' {}{}}}\n", map("input_map", "i", inputs), map("output_map", "o", outputs))
 }
 
-fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) -> ModelConfig {
+pub(super) fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) -> ModelConfig {
     let ends: String = inputs.iter().map(|name| tensor("input", name)).collect();
     let outputs: String = outputs.iter().map(|name| tensor("output", name)).collect();
     config(&format!("platform: 'ensemble' {ends}{outputs}ensemble_scheduling {{ {} }}", steps.concat()))
@@ -73,33 +73,40 @@ fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConf
     (ensemble(&used, &outputs, &texts), outputs)
 }
 
+/// A request of a plan without decoupled steps.
+fn begin<T: Clone>(plan: &Arc<Plan>, requested: &[usize], given: impl IntoIterator<Item = (usize, T)>) -> Flow<T> {
+    let stages = Stages::new("e", plan, &vec![false; plan.steps().len()]).unwrap();
+    Flow::new(plan.clone(), Arc::new(stages), requested, given)
+}
+
 /// Runs a plan step by step, in an order that `choices` decides, with names as tensors. Gives the outputs, the steps in
 /// their order, and the most that ran at the same time.
 fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Index]) -> (Vec<usize>, Vec<usize>) {
     let given: Vec<(usize, Arc<usize>)> = plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
-    let mut run = Run::new(plan.clone(), requested, given);
+    let mut flow = begin(plan, requested, given);
     let (mut running, mut order, mut finished) = (Vec::new(), Vec::new(), BTreeSet::new());
     let mut choices = choices.iter().cycle();
     loop {
-        while let Some((number, inputs)) = run.next_step() {
-            let expected: Vec<usize> = plan.steps()[number].inputs.iter().map(|(_, id)| *id).collect();
+        while let Some(Call { id, step, inputs, .. }) = flow.next_step() {
+            let expected: Vec<usize> = plan.steps()[step].inputs.iter().map(|(_, id)| *id).collect();
             let got: Vec<usize> = inputs.iter().map(|(_, value)| **value).collect();
-            assert_eq!(got, expected, "step {number} has its own inputs, all of them");
-            order.push(number);
-            running.push((number, inputs));
+            assert_eq!(got, expected, "step {step} has its own inputs, all of them");
+            order.push(step);
+            running.push((id, step, inputs));
         }
         expect_greedy(plan, requested, &finished, &order);
         if running.is_empty() {
             break;
         }
-        let (number, inputs) = running.swap_remove(choices.next().unwrap().index(running.len()));
+        let (id, number, inputs) = running.swap_remove(choices.next().unwrap().index(running.len()));
         drop(inputs);
         let made = plan.steps()[number].outputs.iter().enumerate().map(|(n, (_, id))| (n, Arc::new(*id)));
-        assert_eq!(run.done(number, made), Vec::<String>::new());
+        assert_eq!(flow.done(id, Ok(made.collect())), Vec::<String>::new());
         finished.insert(number);
-        expect_lean(plan, requested, &order, (&finished, run.kept()));
+        expect_lean(plan, requested, &order, (&finished, flow.kept()));
     }
-    let outputs = run.finish().unwrap();
+    let outputs = flow.next_output().unwrap().unwrap();
+    assert!(flow.next_output().is_none() && flow.is_over());
     assert!(outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1), "nobody else holds an output");
     (outputs.into_iter().map(|(position, _)| position).collect(), order)
 }
@@ -168,7 +175,7 @@ proptest! {
     }
 }
 
-fn names(list: &[&str]) -> Vec<String> {
+pub(super) fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
 }
 
@@ -177,22 +184,24 @@ fn what_stays_unset_is_passed_on_as_unset() {
     let steps = [step(0, &names(&["x", "w"]), &names(&["a", "b"])), step(1, &names(&["b"]), &names(&["c"]))];
     let config = ensemble(&names(&["x", "w"]), &names(&["a", "c"]), &steps);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
-    let mut run = Run::new(plan, &[0, 1], [(0, "x")]);
-    assert_eq!(run.next_step(), Some((0, vec![(0, "x")])), "the optional input is not there");
-    assert_eq!(run.wanted(0), [0, 1]);
-    assert_eq!(run.done(0, [(0, "a")]), ["o1"], "it says what the step has not made");
-    assert_eq!(run.next_step(), Some((1, vec![])), "and what takes it runs without");
-    assert_eq!(run.done(1, []), ["o0"]);
-    assert_eq!(run.finish(), Ok(vec![(0, "a")]), "the output is left out");
+    let mut flow = begin(&plan, &[0, 1], [(0, "x")]);
+    let first = flow.next_step().unwrap();
+    assert_eq!((first.step, first.inputs), (0, vec![(0, "x")]), "the optional input is not there");
+    assert_eq!(first.wanted, [0, 1]);
+    assert_eq!(flow.done(first.id, Ok(vec![(0, "a")])), ["o1"], "it says what the step has not made");
+    let second = flow.next_step().unwrap();
+    assert_eq!((second.step, second.inputs), (1, vec![]), "and what takes it runs without");
+    assert_eq!(flow.done(second.id, Ok(vec![])), ["o0"]);
+    assert_eq!(flow.next_output(), Some(Ok(vec![(0, "a")])), "the output is left out");
 }
 
 #[test]
-fn a_step_that_never_ends_is_a_deadlock() {
+fn a_step_that_never_ends_gives_no_output() {
     let config = ensemble(&names(&["x"]), &names(&["y"]), &[step(0, &names(&["x"]), &names(&["y"]))]);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
-    let mut run = Run::new(plan, &[0], [(0, ())]);
-    assert!(run.next_step().is_some() && run.next_step().is_none());
-    assert_eq!(run.finish(), Err(DEADLOCK_TEXT));
+    let mut flow = begin(&plan, &[0], [(0, ())]);
+    assert!(flow.next_step().is_some() && flow.next_step().is_none());
+    assert!(flow.next_output().is_none() && !flow.is_over());
 }
 
 #[test]
@@ -202,12 +211,13 @@ fn a_tensor_can_be_taken_twice_by_one_step_and_be_an_output() {
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     for (requested, holders) in [(&[0][..], 2), (&[0, 1], 3)] {
         let value = Arc::new(());
-        let mut run = Run::new(plan.clone(), requested, [(0, Arc::new(()))]);
-        assert_eq!(run.next_step().unwrap().0, 0);
-        run.done(0, [(0, value.clone())]);
-        let (_, inputs) = run.next_step().unwrap();
-        assert_eq!(inputs.len(), 2);
-        assert_eq!(Arc::strong_count(&value), holders + 1, "the step holds both, the run only what is asked for");
+        let mut flow = begin(&plan, requested, [(0, Arc::new(()))]);
+        let first = flow.next_step().unwrap();
+        assert_eq!(first.step, 0);
+        flow.done(first.id, Ok(vec![(0, value.clone())]));
+        let second = flow.next_step().unwrap();
+        assert_eq!(second.inputs.len(), 2);
+        assert_eq!(Arc::strong_count(&value), holders + 1, "the step holds both, the flow only what is asked for");
     }
 }
 
@@ -374,7 +384,7 @@ fn members_must_fit_and_both_ends_are_named() {
     }
 }
 
-fn config_of(name: &str, text: &str) -> ModelConfig {
+pub(super) fn config_of(name: &str, text: &str) -> ModelConfig {
     let text = format!("name: '{name}' backend: 'builtin' {text}");
     let completion = Completion {
         directory: name,

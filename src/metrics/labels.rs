@@ -1,6 +1,10 @@
 //! Closed lists of label values. Closed, so that the number of series is bounded whatever clients send.
 
+mod connections;
+
 use crate::error::Reason;
+
+pub use connections::{Credentials, Listener, Refused};
 
 /// How a request came in (label `protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -236,6 +240,7 @@ impl Failure {
             | Reason::TooLarge
             | Reason::QueueFull
             | Reason::Restricted
+            | Reason::Unauthenticated
             | Reason::Unsupported => None,
             Reason::Timeout | Reason::NotReady => Some(Self::Rejected),
             Reason::Cancelled => Some(Self::Canceled),
@@ -309,7 +314,8 @@ impl ModelChange {
     }
 }
 
-/// How a change of a model, or reading the definition of the metrics again (label `result`): well or not.
+/// How a change of a model, or reading a file again (the definition of the metrics, credentials), may end (label `result`):
+/// well or not.
 pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
 /// The names of the gRPC status codes, by number (`google.rpc.Code`).

@@ -5,6 +5,8 @@
 //! an execution is counted once, and a request refused before the queue touches no model's numbers, only
 //! [`request_answered`].
 
+mod connections;
+
 use std::sync::Arc;
 
 use super::builtin::Builtin;
@@ -17,6 +19,9 @@ pub use super::responses::ResponseKind;
 use crate::error::Reason;
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
+pub use connections::{
+    connection_accepted, connection_refused, connections_open, credentials_read, credentials_watched, listener_opened,
+};
 
 /// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
 pub fn inference_requested(series: &ModelSeries) {

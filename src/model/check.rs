@@ -9,7 +9,9 @@ use super::{ModelConfig, Scheduling, TensorSpec};
 use crate::data::Data;
 use crate::error::InferError;
 use crate::infer::{InferInput, InferRequest};
-use crate::tensor::{DataType, Tensor, byte_size, element_count, format_shape, push_bytes_element};
+use crate::tensor::{
+    DataType, Tensor, WrongStrings, byte_size, check_strings, element_count, format_shape, push_bytes_element,
+};
 
 const BATCH_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be \
 prepended to each input shape. If you want to specify the full shape including the batch dim in your input dims config, \
@@ -34,6 +36,12 @@ struct Refusal {
 impl From<String> for Refusal {
     fn from(message: String) -> Self {
         Self { error: InferError::invalid(message), prefixed: true }
+    }
+}
+
+impl From<WrongStrings> for Refusal {
+    fn from(wrong: WrongStrings) -> Self {
+        Self { error: InferError::invalid(wrong.message), prefixed: wrong.prefixed }
     }
 }
 
@@ -233,7 +241,10 @@ impl ModelConfig {
         let items = batch_size.max(1);
         let elements = element_count(dims).and_then(|count| count.checked_mul(items)).ok_or_else(too_large)?;
         if spec.datatype == DataType::Bytes {
-            return self.check_strings(name, &tensor.data.as_slice(), elements);
+            return match tensor.data.region() {
+                Some(slice) => self.check_unseen_strings(name, slice.len, elements),
+                None => Ok(check_strings((name, model), &tensor.data.as_slice(), elements)?),
+            };
         }
         let expected = byte_size(spec.datatype, dims).and_then(|size| size.checked_mul(items)).ok_or_else(too_large)?;
         let got = tensor.data.len();
@@ -246,44 +257,18 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Walks the elements of a BYTES tensor once.
-    fn check_strings(&self, name: &str, data: &[u8], expected: u64) -> Result<(), Refusal> {
-        let model = &self.name;
-        let mut rest = data;
-        let mut count = 0u64;
-        while let Some((prefix, after)) = rest.split_first_chunk::<4>() {
-            count += 1;
-            if count > expected {
-                return Err(format!(
-                    "unexpected number of string elements {count} for inference input '{name}' for model '{model}', \
-                     expecting {expected}"
-                )
-                .into());
-            }
-            let length = u32::from_le_bytes(*prefix);
-            rest = after.get(length as usize..).ok_or_else(|| {
-                bare(format!(
-                    "incomplete string data for inference input '{name}', expecting string of length {length} but only {} \
-                     bytes available",
-                    after.len()
-                ))
-            })?;
+    /// What is in the client's memory is looked at once, by the worker: the client may change it until then. What cannot fit
+    /// is known without looking, so that the worker need not make room for it.
+    fn check_unseen_strings(&self, name: &str, len: u64, expected: u64) -> Result<(), Refusal> {
+        let most = len / 4;
+        if expected <= most {
+            return Ok(());
         }
-        if !rest.is_empty() {
-            return Err(format!(
-                "incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 bytes but \
-                 only {} bytes available. Please make sure the string length indicator is in one buffer.",
-                rest.len()
-            )
-            .into());
-        }
-        if count != expected {
-            return Err(format!(
-                "expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
-            )
-            .into());
-        }
-        Ok(())
+        let (model, at_most) = (&self.name, if most > 0 { "at most " } else { "" });
+        Err(format!(
+            "expected {expected} string elements for inference input '{name}' for model '{model}', got {at_most}{most}"
+        )
+        .into())
     }
 
     /// The one input of a raw binary request: its shape follows from the model's and the body's length.

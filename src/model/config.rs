@@ -356,11 +356,15 @@ impl ModelConfig {
     }
 
     /// The same configuration of a model that answers any number of times, or once: an ensemble does as its members do.
-    pub fn with_decoupled(&self, decoupled: bool) -> Self {
+    ///
+    /// # Errors
+    /// It asks for what is only there for models that answer once.
+    pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
+        validate::check_cache(&self.proto, self.response_cache, decoupled)?;
         let mut config = self.clone();
         config.decoupled = decoupled;
         config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
-        config
+        Ok(config)
     }
 
     /// The same bytes in three parts, which change for different reasons: the instance groups, the version policy, the rest.

@@ -95,7 +95,7 @@ fn decoupled(proto: &proto::ModelConfig) -> bool {
     proto.model_transaction_policy.is_some_and(|policy| policy.decoupled)
 }
 
-fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bool) -> Result<(), ConfigError> {
+pub(super) fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bool) -> Result<(), ConfigError> {
     let sequences = matches!(proto.scheduling_choice, Some(SchedulingChoice::SequenceBatching(_)));
     let why = match (cache, decoupled, sequences) {
         (true, true, _) => "'decoupled' transaction policy",

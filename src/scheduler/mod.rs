@@ -116,6 +116,8 @@ pub enum RejectReason {
     Stopping,
     /// No instance of the model is left, and none will come back.
     NoInstance,
+    /// The server exits, and has waited for as long as it may.
+    Exiting,
     /// The sequence is not known and the request does not start it.
     SequenceNotStarted,
     /// The instance that had the sequence was lost with its state.
@@ -126,7 +128,7 @@ pub enum RejectReason {
 
 impl RejectReason {
     /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
-    /// `sequence_batch_scheduler.cc`), except for `NoInstance` and `SequenceLost`, which are ours. The caller adds the
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `Exiting` and `SequenceLost`, which are ours. The caller adds the
     /// prefix with the request's id.
     pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
@@ -155,6 +157,11 @@ impl RejectReason {
             Self::NoInstance => {
                 unavailable(Reason::NotReady, "no instance of the model is left to execute the request")
             }
+            Self::Exiting => unavailable(
+                Reason::NotReady,
+                "Server exiting: the request was not finished within the time that the server waits for requests in \
+                 flight (--exit-timeout-secs)",
+            ),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Response, Resumed,
-    SequenceStep, ToFrontend, ToWorker, WireError,
+    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement, Response,
+    Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::infer::Parameter;
@@ -23,7 +23,7 @@ impl DecodeError {
     }
 }
 
-type Result<T> = std::result::Result<T, DecodeError>;
+pub(super) type Result<T> = std::result::Result<T, DecodeError>;
 
 impl ToWorker {
     /// Appends the frame, length included, to `out`.
@@ -53,6 +53,10 @@ impl ToWorker {
             Self::Credits(credits) => {
                 out.push(7);
                 credits.put(out);
+            }
+            Self::Forget(regions) => {
+                out.push(8);
+                regions.put(out);
             }
         });
     }
@@ -96,6 +100,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             5 => ToWorker::Metrics(Wire::get(input)?),
             6 => ToWorker::SequenceEnded(Wire::get(input)?),
             7 => ToWorker::Credits(Wire::get(input)?),
+            8 => ToWorker::Forget(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -128,7 +133,7 @@ fn framed(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// Reads a payload that must be used up.
-fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T>) -> Result<T> {
+pub(super) fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T>) -> Result<T> {
     let mut input = payload;
     let value = read(&mut input)?;
     if !input.is_empty() {
@@ -138,12 +143,12 @@ fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T>) -> Resul
 }
 
 /// A value with a place on the wire. `put` and `get` are mirror images.
-trait Wire: Sized {
+pub(super) trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn get(input: &mut &[u8]) -> Result<Self>;
 }
 
-fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
+pub(super) fn take<'a>(input: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
     let (taken, rest) = input.split_at_checked(length).ok_or(DecodeError::new("bytes missing", length as u64))?;
     *input = rest;
     Ok(taken)
@@ -190,17 +195,19 @@ fields!(Load {
     metrics,
     auto_detect
 });
-fields!(Execute { batch, requests, inputs, outputs, released, flags, resumed });
+fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
+fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence });
 fields!(SequenceStep { key, start, end });
-fields!(InputBlock { input, datatype, shape, offset, len });
+fields!(InputBlock { input, datatype, shape, offset, len, pieces });
+fields!(Piece { region, request, offset, len, elements });
 fields!(Loaded { engine, memory });
 fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
 fields!(Credits { batch, request, taken, released });
-fields!(WireError { code, message });
-fields!(OutputBlock { output, requests, datatype, shape, offset, len });
+fields!(WireError { code, message, of_region });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed });
 fields!(ComputeStamps { start, input_end, output_start, end });
 
 /// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
@@ -369,10 +376,19 @@ mod tests {
                 },
                 BatchRequest::default(),
             ],
-            inputs: vec![InputBlock { input: 1, datatype: DataType::Bf16, shape: vec![2, -1], offset: 64, len: 4 }],
+            inputs: vec![InputBlock {
+                input: 1,
+                datatype: DataType::Bf16,
+                shape: vec![2, -1],
+                offset: 64,
+                len: 4,
+                pieces: vec![Piece { region: 9, request: 1, offset: 0, len: 4, elements: 2 }],
+            }],
             outputs: vec![0, 3],
             released: vec![128],
             flags: 1,
+            placements: vec![Placement { request: 1, output: 3, region: 9, offset: 1 << 40, len: 5 }],
+            elements: vec![(3, vec![2, 0])],
             resumed: vec![Resumed { request: 1, sent: 40, taken: 33 }],
         })
     }
@@ -380,9 +396,9 @@ mod tests {
     fn done() -> ToFrontend {
         let stamps =
             ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
-        let error = WireError { code: ErrorCode::InvalidArg, message: "no".into() };
+        let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
         let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
-        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9 };
+        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9, placed: true };
         ToFrontend::Done(Done {
             batch: 7,
             stamps,
@@ -405,9 +421,10 @@ mod tests {
                 shape: vec![1],
                 offset: 64,
                 len: 4,
+                placed: false,
             }],
             parameters: vec![("p".into(), Parameter::String("x".into()))],
-            error: Some(WireError { code: ErrorCode::Cancelled, message: String::new() }),
+            error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
             last: true,
             empty: false,
             stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
@@ -437,7 +454,8 @@ mod tests {
         let metrics = ToWorker::Metrics("mode: both".into());
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
         let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
-        let frames = [load, execute(), ToWorker::Release(vec![1, 2]), ToWorker::Shutdown, metrics, ended, credits];
+        let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
+        let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget];
         for frame in frames {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);

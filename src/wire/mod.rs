@@ -1,12 +1,14 @@
 //! The frames between the frontend and a worker, as bytes.
 //!
 //! A frame is a little-endian `u32` length followed by that many bytes of payload; the payload's first byte is the kind.
-//! Tensor data never travels in frames: frames carry offsets into the shared-memory arenas. Both ends are built from
+//! Tensor data never travels in frames: frames carry offsets into the shared-memory arenas, or into memory of clients that
+//! [`regions`] has made known over a socket of its own. Both ends are built from
 //! one source tree, so the encoding has no compatibility to keep beyond [`VERSION`], which the first frame carries.
 //!
 //! Decoding trusts nothing: every count is bounded by the bytes that are there, every number by its meaning.
 
 mod codec;
+pub mod regions;
 
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::infer::Parameters;
@@ -16,7 +18,7 @@ use crate::timeline::ComputeStamps;
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -42,6 +44,8 @@ pub enum ToWorker {
     SequenceEnded(Vec<u64>),
     /// Responses of a decoupled model have been taken by their client.
     Credits(Credits),
+    /// These regions, by number, are unregistered and used by nobody: they are to be unmapped.
+    Forget(Vec<u64>),
 }
 
 /// The model instance that a worker process runs.
@@ -84,8 +88,27 @@ pub struct Execute {
     pub released: Vec<u64>,
     /// Which of the two rows of [`flags`] in the arena of the inputs tells which of these requests are given up.
     pub flags: u8,
+    /// Outputs that go into memory of clients.
+    pub placements: Vec<Placement>,
+    /// For outputs of `placements` that are not cut by rows: the output, and how many elements of it each request has.
+    pub elements: Vec<(u16, Vec<u64>)>,
     /// The requests that have had responses of a decoupled model in an earlier batch and were rescheduled.
     pub resumed: Vec<Resumed>,
+}
+
+/// An output of one request that goes into the client's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The request's position in the batch.
+    pub request: u32,
+    /// Position in the configuration's outputs.
+    pub output: u16,
+    /// The region's number.
+    pub region: u64,
+    /// First byte in the region.
+    pub offset: u64,
+    /// Bytes that there is room for.
+    pub len: u64,
 }
 
 /// How far the responses of a rescheduled request are.
@@ -136,6 +159,23 @@ pub struct InputBlock {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// If any of it is in memory of a client: all of it, in batch order. Else empty, and it is contiguous in the arena.
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The number of the region that it is in; 0 for the arena.
+    pub region: u64,
+    /// The position in the batch of the request that it belongs to.
+    pub request: u32,
+    /// First byte in the region or the arena.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// How many elements they are to be.
+    pub elements: u64,
 }
 
 /// The most responses of one request that a worker may have sent and that its client has not taken yet, so that a slow
@@ -225,16 +265,22 @@ pub struct WireError {
     pub code: ErrorCode,
     /// The text.
     pub message: String,
+    /// It is about memory of the client's.
+    pub of_region: bool,
 }
 
 impl From<WireError> for InferError {
     fn from(error: WireError) -> Self {
-        let reason = if error.code == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
+        let reason = match error.code {
+            _ if error.of_region => Reason::SharedMemory,
+            ErrorCode::Cancelled => Reason::Cancelled,
+            _ => Reason::Backend,
+        };
         InferError::new(error.code, reason, error.message)
     }
 }
 
-/// An output of a batch in the worker's arena.
+/// An output of a batch in the worker's arena, or in the client's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputBlock {
     /// Position in the configuration's outputs.
@@ -250,6 +296,8 @@ pub struct OutputBlock {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// It is nowhere in the arena: it is of one request and is where that one's [`Placement`] says.
+    pub placed: bool,
 }
 
 /// The length of the payload behind these prefix bytes.
@@ -301,4 +349,6 @@ pub mod descriptors {
     pub const METRICS: i32 = 6;
     /// A pipe into which the worker writes a byte when the ring should be read soon.
     pub const BELL: i32 = 7;
+    /// A connected Unix socket for sequences of packets, over which memory of clients is made known.
+    pub const REGIONS: i32 = 8;
 }

@@ -79,17 +79,22 @@ fn cache_paths(criterion: &mut Criterion) {
 }
 
 fn wire_paths(criterion: &mut Criterion) {
-    let input = InputBlock { input: 0, datatype: DataType::Int32, shape: vec![8, 16], offset: 0, len: 512 };
+    let (shape, pieces) = (vec![8, 16], Vec::new());
+    let input = InputBlock { input: 0, datatype: DataType::Int32, shape, offset: 0, len: 512, pieces };
     let requests = vec![BatchRequest { id: String::new(), rows: 1, parameters: Vec::new(), sequence: None }; 8];
     let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
+    let (placements, elements, resumed) = (Vec::new(), Vec::new(), Vec::new());
+    let released = vec![0, 64];
     let frame = ToWorker::Execute(Execute {
         batch: 1,
         requests,
         inputs,
         outputs: vec![],
-        released: vec![0, 64],
+        released,
         flags: 0,
-        resumed: vec![],
+        placements,
+        elements,
+        resumed,
     });
     let mut bytes = Vec::new();
     criterion.bench_function("wire: encode and decode a batch of 8", |bencher| {

@@ -16,12 +16,15 @@ use pharos::metrics::statsd::{self, Update};
 use pharos::model::{Completion, Draft};
 use pharos::repository::{Made, Override, Stamp};
 use pharos::shm::SharedMemory;
+use pharos::trace::read::{Traces, read};
+use pharos::trace::{chrome, summary};
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 
 /// The check of a target, by its name.
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
+        "regions" => regions,
         "wire" => wire,
         "ring" => ring,
         "config" => config,
@@ -29,6 +32,7 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
         "legacy" => legacy,
         "metrics" => metrics,
         "repository" => repository,
+        "trace" => trace,
         _ => return None,
     })
 }
@@ -52,6 +56,15 @@ pub(crate) fn repository(data: &[u8]) {
             let made = Made::new(&config, Stamp::default());
             assert_eq!(made, Made::new(&config, Stamp::default()));
         }
+    }
+}
+
+/// Names, keys and ranges of memory that clients share, and packets about it.
+pub(crate) fn regions(data: &[u8]) {
+    pharos::shared_memory::fuzz(data);
+    if let Ok(regions) = pharos::wire::regions::decode(data) {
+        let again = pharos::wire::regions::decode(&pharos::wire::regions::encode(&regions));
+        assert_eq!(again, Ok(regions));
     }
 }
 
@@ -162,6 +175,20 @@ pub(crate) fn legacy(data: &[u8]) {
         let _ = intake::stdout_line(&cache, &model, &[line, b"\n"].concat());
     }
     scraped_well(&cache);
+}
+
+/// Trace files: reading never panics, whatever is in them; what is read can be summed up and drawn; of a file that is cut no
+/// more is read than of the whole.
+pub(crate) fn trace(data: &[u8]) {
+    let Ok(found) = read(data) else { return };
+    let models = summary::summarize(found.traces.iter());
+    assert!(models.iter().map(|model| model.traces).sum::<usize>() <= found.traces.len());
+    assert!(summary::table(&models).lines().count() >= 2 * models.len());
+    assert!(summary::json(&models).starts_with('{') && chrome::render(found.traces.iter()).ends_with("]}\n"));
+    let stamps = |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
+    if let Ok(cut) = read(&data[..data.len() / 2]) {
+        assert!(found.broken > 0 || stamps(&cut) <= stamps(&found));
+    }
 }
 
 /// metrics.yaml: parsing never panics, and ends soon; a catalog can be listed, switched, compared, served from and put in

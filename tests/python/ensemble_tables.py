@@ -39,6 +39,7 @@ MEMBERS = {
     "maybe": member("identity", pairs("FP32", "FP32", optional=[1])),
     "slow": member("delay", pairs("FP32"), delay_ms=300),
     "failing": member("fail", pairs("FP32")),
+    "many": member("identity", pairs("FP32") + "model_transaction_policy { decoupled: true }\n"),
     "broken": member("no such function", pairs("FP32")),
 }
 
@@ -129,6 +130,15 @@ LOADS = [
     Ensemble("no_batches_but_the_member", chain("fixed"), inputs={"X": FOUR}, outputs={"Y": FOUR}, batch=0),
     Ensemble("wide_of_fixed", chain("fixed", "wide", "fixed"), inputs={"X": FOUR}, outputs={"Y": FOUR}),
     Ensemble("optional_for_required", chain("fp32"), optional=("X",)),
+    Ensemble("decoupled", chain("fp32", "many", "fp32")),
+    Ensemble("decoupled_twice", chain("many", "many")),
+    Ensemble("decoupled_meets_the_request", (*chain("many", last="a"), step("two", {"INPUT0": "a", "INPUT1": "X"}, {"OUTPUT0": "Y"}))),
+    Ensemble("decoupled_meets_the_request_inside", (*chain("many", last="a"), step("two", {"INPUT0": "a", "INPUT1": "X"}, {"OUTPUT0": "b"}), *chain("fp32", first="b"))),
+    Ensemble("decoupled_meets_a_step", (*chain("many", last="a"), *chain("fp32", last="b"), step("two", {"INPUT0": "a", "INPUT1": "b"}, {"OUTPUT0": "c"}), *chain("fp32", first="c"))),
+    Ensemble("decoupled_meets_another", (*chain("many", last="a"), *chain("many", last="b"), step("two", {"INPUT0": "a", "INPUT1": "b"}, {"OUTPUT0": "c"}), *chain("fp32", first="c"))),
+    Ensemble("decoupled_beside_another", (*chain("many", last="A"), *chain("fp32", last="B")), outputs={"A": FP32, "B": FP32}),
+    Ensemble("decoupled_meets_the_one_before", (*chain("many", last="a"), *chain("many", first="a", last="b"), step("two", {"INPUT0": "a", "INPUT1": "b"}, {"OUTPUT0": "c"}), *chain("fp32", first="c"))),
+    Ensemble("decoupled_itself", chain("fp32"), more="model_transaction_policy { decoupled: true }\n"),
     Ensemble("with_an_instance_group", chain("fp32"), more="instance_group [ { kind: KIND_CPU } ]\n"),
 ]
 

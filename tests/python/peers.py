@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_S = 90
+START_S = 180
 
 
 def script(name: str) -> Path | None:

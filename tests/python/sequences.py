@@ -131,10 +131,12 @@ def run_ours(rows: list, folder: Path) -> dict:
         here = folder / f"{hold}-{backlog}"
         for row in group:
             write_model(row, here / "models", live_triton=False)
-        server = Server(here, [here / "models"])
+        # Rows leave sequences open, which the server would wait for.
+        server = Server(here, [here / "models"], ["--exit-timeout-secs=0"])
         server.environment = environment(hold, backlog)
         with server:
             facts |= run_rows(group, server)
+            server.stop(check=False)
     return facts
 
 

@@ -59,6 +59,60 @@ COMPARED = {
 TOGETHER = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }\n"
 """A batch goes when there are three rows."""
 
+
+
+def step(model: str, inputs: dict, outputs: dict) -> str:
+    """One step of an ensemble: the member's inputs and outputs with their ensemble tensors."""
+    maps = "".join(f' input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items())
+    maps += "".join(f' output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items())
+    return f'step {{ model_name: "{model}" model_version: -1{maps} }}\n'
+
+
+def ensemble(*steps: str, limit: int = 0, extra: str = "", outputs=("OUT",)) -> str:
+    """An ensemble that is asked as `repeat` is: IN, and DELAY if it is given, in; INT32 of these names out."""
+    ends = tensor("input", "IN", "INT32", [-1])
+    if any('value: "DELAY"' in step for step in steps):
+        ends += tensor("input", "DELAY", "UINT32", [-1], OPTIONAL)
+    for name in outputs:
+        ends += tensor("output", name, "UINT32" if name == "IDX" else "INT32", [-1])
+    limited = f"max_inflight_requests: {limit}\n" if limit else ""
+    return f'platform: "ensemble"\nmax_batch_size: 0\n{ends}{extra}ensemble_scheduling {{\n{limited}{"".join(steps)}}}\n'
+
+
+def repeated(model="repeat", source="IN", target="a", delayed=True, **outputs) -> str:
+    """A decoupled step."""
+    return step(model, {"IN": source} | ({"DELAY": "DELAY"} if delayed else {}), {"OUT": target} | outputs)
+
+
+def passed(source="a", target="OUT", model="rows_of_any") -> str:
+    """A step that gives what it is given."""
+    return step(model, {"I0": source}, {"O0": target})
+
+
+ENSEMBLES = {
+    "e_last": ensemble(passed("IN", "a"), repeated(source="a", target="OUT")),
+    "e_first": ensemble(repeated(), passed()),
+    "e_first_with": ensemble(repeated("repeat_with"), passed()),
+    "e_middle": ensemble(passed("IN", "x"), repeated(source="x"), passed("a", "b"), passed("b")),
+    "e_fork": ensemble(repeated(IDX="IDX"), passed("a", "b"), passed("b"), outputs=("OUT", "IDX")),
+    "e_twice": ensemble(repeated("repeat_three"), repeated(source="a", target="b", delayed=False), passed("b")),
+    "e_silent": ensemble(repeated("silent"), passed()),
+    "e_silent_second": ensemble(repeated(), repeated("silent", "a", "b", False), passed("b")),
+    "e_fails": ensemble(repeated("repeat_fails"), passed()),
+    "e_fails_first": ensemble(repeated("repeat_fails_first"), passed()),
+    "e_errs": ensemble(repeated("repeat_errs"), passed()),
+    "e_refused": ensemble(repeated("repeat_three"), passed(model="rows_of_one")),
+    "e_nested": ensemble(step("e_first", {"IN": "IN", "DELAY": "DELAY"}, {"OUT": "a"}), passed()),
+    "e_nested_fails": ensemble(step("e_fails", {"IN": "IN", "DELAY": "DELAY"}, {"OUT": "a"}), passed()),
+}
+"""Ensembles with decoupled members that both servers serve."""
+
+COMPARED |= {
+    "rows_of_any": model("identity", pair(0, "INT32", [-1]), decoupled=False),
+    "rows_of_one": model("identity", pair(0, "INT32", [1]), decoupled=False),
+}
+COMPARED |= ENSEMBLES
+
 OWN = {
     "wide": model("repeat", REPEAT, copies=1 << 18),
     "wide_too": model("repeat", REPEAT, copies=1 << 18),
@@ -76,7 +130,8 @@ def build(target: Path, models: dict) -> Path:
     """Writes a repository for this server into the folder `target` and gives it back."""
     for name, config in models.items():
         (target / name / "1").mkdir(parents=True)
-        (target / name / "config.pbtxt").write_text(f'backend: "builtin"\n{config}')
+        backend = "" if "platform" in config else 'backend: "builtin"\n'
+        (target / name / "config.pbtxt").write_text(backend + config)
     return target
 
 
@@ -84,6 +139,9 @@ def build_for_triton(target: Path) -> Path:
     """The same of the [`COMPARED`] models for a real Triton."""
     for name, config in COMPARED.items():
         (target / name / "1").mkdir(parents=True)
+        if name in ENSEMBLES:
+            (target / name / "config.pbtxt").write_text(config)
+            continue
         group = "instance_group [ { kind: KIND_CPU } ]\n"
         (target / name / "config.pbtxt").write_text(f'backend: "python"\n{config}{group}')
         shutil.copy(HERE / "triton_models" / "streams.py", target / name / "1" / "model.py")

@@ -19,6 +19,7 @@ def golden() -> dict:
     return json.loads(ensembles.GOLDEN.read_text())
 
 
+REQUEST, OF_MANY = "the request", "each response of model 'many'"
 LOAD_DIFFERENCES = {
     # Triton names the first and the last of the circle, here all of it is told; Triton ends with some circles.
     "of_itself": "circular dependency between ensembles: of_itself -> of_itself",
@@ -38,6 +39,19 @@ LOAD_DIFFERENCES = {
     "loading failed with error: version 1 is at UNAVAILABLE state: "),
     "of_one_of_a_broken_one": "ensemble 'of_one_of_a_broken_one' depends on 'of_a_broken_one' which is not valid. Model "
     f"'of_a_broken_one' failed with error: {OF_BROKEN}",
+    # Triton does not say which inputs it means, and where the step makes an output of the ensemble, not which step.
+    **{
+        name: f"in ensemble {name}, step of model '{model}' receives inputs originated from different decoupled models: "
+        + ", ".join(f"'{tensor}' comes of {REQUEST if of is None else OF_MANY}" for tensor, of in origins)
+        for name, model, origins in [
+            ("decoupled_meets_the_request", "two", [("a", 0), ("X", None)]),
+            ("decoupled_meets_the_request_inside", "two", [("a", 0), ("X", None)]),
+            ("decoupled_meets_a_step", "two", [("a", 0), ("b", None)]),
+            ("decoupled_meets_another", "two", [("a", 0), ("b", 1)]),
+            ("decoupled_beside_another", "decoupled_beside_another", [("A", 0), ("B", None)]),
+            ("decoupled_meets_the_one_before", "two", [("a", 0), ("b", 1)]),
+        ]
+    },
     # Triton loads it; which of the two makes the tensor that the last step takes is not said anywhere.
     "input_is_an_output": "ensemble tensor 'X' is an input of ensemble 'input_is_an_output' and made by a step",
 }
@@ -72,6 +86,15 @@ def test_circles_end_triton():
 def test_reasons_of_members_are_passed_on_in_tritons_words(name):
     """What is promised above of these is how Triton's reason begins."""
     assert golden()["loads"][name][1].startswith(LOAD_DIFFERENCES[name])
+
+
+@pytest.mark.parametrize("name", [name for name in LOAD_DIFFERENCES if name.startswith("decoupled")])
+def test_what_responses_are_made_of_is_refused_as_by_triton(name):
+    """Triton refuses the same ensembles, and begins as the reasons here do."""
+    text, told = LOAD_DIFFERENCES[name], golden()["loads"][name][1]
+    if name == "decoupled_meets_the_request":
+        text = text.replace("model 'two'", f"model '{name}'")
+    assert text.startswith(f"{told}: ")
 
 
 @pytest.mark.parametrize("ensemble", LOADS, ids=lambda ensemble: ensemble.name)

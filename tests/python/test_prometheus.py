@@ -17,6 +17,7 @@ import tritonclient.grpc
 import prometheus
 import test_iterative
 from conftest import copy_models
+from ensemble_tables import Ensemble, chain
 from peers import free_ports
 from prometheus import RULE_TESTS, RULES, Prometheus, promtool
 from request_table import one, simple
@@ -36,7 +37,9 @@ NOT_SHOWN = {}
 
 NO_DATA = {
     r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_memory_bytes": "there is no GPU on this machine",
+    r"pharos_credential_reloads_total": "no certificates and tokens are given",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
+    r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
@@ -278,6 +281,8 @@ def scraped(tmp_path_factory):
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
     write(models, "sums", builtin("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
     write(models, "stream", test_iterative.MODELS["stream"])
+    limited = Ensemble("limited", ("  max_inflight_requests: 4\n", *chain("identity_fp32")))
+    write(models, limited.name, limited.configuration())
     cached = models / "identity_fp32" / "config.pbtxt"
     cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
     statsd = f"127.0.0.1:{free_ports(1)[0]}"

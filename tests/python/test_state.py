@@ -49,6 +49,11 @@ SUM, TRIPLED = (lambda state, x: (state + x, state + x)), (lambda state, x: (3 *
 MODELS = {
     "sum_oldest": (SUM, builtin("accumulate") + sequences(TWO) + tensors("2"), b""),
     "sum_direct": (SUM, builtin("accumulate") + sequences(TWO, "direct { }") + tensors("2"), b""),
+    "sum_decoupled": (
+        SUM,
+        builtin("accumulate") + "model_transaction_policy { decoupled: true }\n" + sequences(TWO) + tensors("2"),
+        b"",
+    ),
     "triple_onnxruntime": (TRIPLED, 'backend: "onnxruntime"\n' + sequences(TWO) + tensors("2"), TRIPLE),
     "triple_tract": (TRIPLED, 'backend: "tract"\n' + sequences(TWO, "direct { }") + tensors("2"), TRIPLE),
 }

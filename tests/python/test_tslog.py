@@ -248,7 +248,7 @@ def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
         latency = found.get(("ts_inference_latency_microseconds", dims), 0)
         assert round(latency * 1000) == numbers["success"]["ns"]
     written = lines(server, "ts_metrics"), lines(server, "model_metrics")
-    metrics = eventually("all lines are counted", 5, lambda: counted(server, *written))
+    metrics = eventually("all lines are counted", 30, lambda: counted(server, *written))
     successes = int(total(metrics, "nv_inference_request_success"))
     batches = int(total(metrics, "nv_inference_exec_count"))
     queue_lines = len(by_name(written[0], "QueueTime")) + len(by_name(written[0], "WorkerThreadTime"))

@@ -42,10 +42,13 @@ pub(crate) const HOUSES: &[House] = &[
                 "cache",
                 "ensemble",
                 "metrics",
+                "shared_memory",
                 "wire",
             ]),
             apart(&["model", "classification"]),
-            together(&["infer", "tensor", "data", "shm", "arena", "timeline", "id", "error"]),
+            together(&[
+                "infer", "traced", "tensor", "cut", "data", "region", "shm", "arena", "timeline", "id", "error",
+            ]),
         ],
     },
     House {
@@ -61,8 +64,8 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["scheduler"]),
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener"]),
-            apart(&["memory", "system", "onnxruntime", "log"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
+            apart(&["memory", "system", "onnxruntime", "log", "reread"]),
             apart(&["clock", "cli"]),
         ],
     },
@@ -72,7 +75,7 @@ pub(crate) const HOUSES: &[House] = &[
             // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
             together(&["instance", "backend"]),
             apart(&["wire", "metrics", "watch"]),
-            apart(&["memory", "state"]),
+            apart(&["memory", "regions", "state"]),
             apart(&["descriptors"]),
             apart(&["clock"]),
         ],
@@ -91,7 +94,7 @@ pub(crate) struct Ban {
     pub(crate) advice: &'static str,
 }
 
-const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace"];
+const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
 const EDGES: &[&str] = &["frontend/src/http", "frontend/src/grpc"];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[
@@ -179,9 +182,9 @@ pub(crate) const BANS: &[Ban] = &[
     },
     Ban {
         within: &["src/", "frontend/src/", "worker/src/"],
-        except: &["src/model", "frontend/src/grpc"],
+        except: &["src/model", "src/trace/otlp.rs", "frontend/src/grpc"],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to frontend::grpc and src/model: use the core's nouns",
+        advice: "generated protobuf is private to frontend::grpc, src/model and src/trace/otlp.rs: use the core's nouns",
     },
 ];
 
@@ -199,6 +202,9 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("frontend/src/repository/prepare.rs", "a mapping of a model file, which a user may change under us"),
     ("worker/src/memory.rs", "the same on the worker's side"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
+    ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and cut off"),
+    ("worker/src/regions/fault.rs", "a signal handler, which puts zeros where a client has cut memory off"),
+    ("worker/src/regions/cuda/driver.rs", "calls of the CUDA driver across a C interface"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
 ];
 

@@ -28,6 +28,8 @@ pub(crate) struct SharedDescriptors {
     pub(crate) metrics: OwnedFd,
     /// The pipe that makes the frontend read the ring.
     pub(crate) bell: OwnedFd,
+    /// The socket over which memory of clients is made known.
+    pub(crate) regions: OwnedFd,
 }
 
 impl Inherited {
@@ -43,6 +45,7 @@ impl Inherited {
                 outputs: take(descriptors::OUTPUTS, "output arena")?,
                 metrics: take(descriptors::METRICS, "metrics ring")?,
                 bell: take(descriptors::BELL, "metrics bell")?,
+                regions: take(descriptors::REGIONS, "socket of regions")?,
             },
         })
     }

@@ -1,5 +1,7 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod inputs;
+mod lent;
 mod steps;
 mod streams;
 #[cfg(test)]
@@ -11,21 +13,24 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use pharos::error::InferError;
+use pharos::error::{InferError, Reason};
 use pharos::infer::{Parameter, Parameters};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Input, Requests, load_error, run_error};
+use crate::backend::{self, Arena, Backend, Batch, Context, Requests, load_error, run_error};
 use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
 use crate::metrics::{Metrics, Series};
+use crate::regions::Regions;
 use crate::state::States;
 use crate::wire::Connection;
 
+use inputs::{batch_of, batch_with};
+use lent::Lent;
 pub use streams::Response;
 use streams::Streams;
 
@@ -38,6 +43,7 @@ pub(crate) struct Instance {
     config: ModelConfig,
     inputs: InputArena,
     outputs: Arena,
+    regions: Regions,
     metrics: Metrics,
     /// What is kept for sequences, if the model has states.
     states: Option<States>,
@@ -71,7 +77,9 @@ impl Instance {
         let grown = resident_memory().saturating_sub(before);
         metrics.flush();
         let (state_bytes, instance) = (None, load.instance.clone());
-        let mut this = Self { backend, config, inputs, outputs, metrics, states, state_bytes, instance, grown };
+        let regions = Regions::new(descriptors.regions);
+        let mut this =
+            Self { backend, config, inputs, outputs, regions, metrics, states, state_bytes, instance, grown };
         this.show_states();
         Ok(this)
     }
@@ -120,6 +128,11 @@ impl Instance {
         Ok(())
     }
 
+    /// Unmaps memory of clients that is used by nobody any more.
+    pub(crate) fn forget_regions(&mut self, regions: &[u64]) {
+        self.regions.forget(regions);
+    }
+
     /// Gives output blocks back, and memory that nobody uses to the system.
     pub(crate) fn release(&mut self, offsets: &[u64]) {
         self.outputs.release(offsets);
@@ -135,32 +148,84 @@ impl Instance {
         self.metrics.batch_begins(&execute.requests);
         let start = clock::now();
         let bytes = self.states.as_ref().map(States::bytes);
-        let mut outputs = Outputs::new(&mut self.outputs, &self.metrics, start);
+        let uses_regions = lent::uses_regions(execute);
+        let unusable = if uses_regions { lent::open(&mut self.regions, execute) } else { Vec::new() };
+        let mut outputs = Outputs::new(&mut self.outputs, (&self.config, &self.metrics), start);
         outputs.iterative = self.config.has_iterative_sequences();
         if self.config.decoupled {
             let flags = self.inputs.flags(execute.flags);
             outputs.streams = Some(Streams::new(connection, flags, execute));
         }
-        let result = match batch_of(&self.config, &self.inputs, execute) {
-            // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not
-            // miss a step.
-            Ok(batch) if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) => {
-                Ok(Err(InferError::cancelled()))
+        let result = if uses_regions {
+            // What is read again later, or not sent in the end, is not written there at once.
+            let at_once = self.states.is_none() && !self.config.decoupled && !outputs.iterative;
+            let bears_changes = at_once && self.backend.bears_changes();
+            outputs.lent = Some(Lent::new(&self.regions, execute, bears_changes));
+            let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
+            engine.execute_lent((&self.config, &self.inputs), execute, &mut outputs, unusable)
+        } else {
+            let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
+            match batch_of(&self.config, &self.inputs, execute) {
+                Ok(batch) => engine.execute(&batch, &mut outputs),
+                Err(error) => Ok(Err(error)),
             }
-            Ok(batch) => match &mut self.states {
-                Some(states) => steps::execute(states, &mut *self.backend, &batch, &mut outputs),
-                None => attempt(&mut *self.backend, &batch, &mut outputs),
-            },
-            Err(error) => Ok(Err(error)),
         };
         let (error, panicked) = match result {
             Ok(result) => (result.err(), false),
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
+        let error = outputs.place(&self.config, error);
         let done = outputs.done(execute.batch, error);
         self.record_states(bytes);
         self.metrics.batch_executed(&done, arrived);
         (done, panicked)
+    }
+}
+
+/// What executes a batch.
+struct Engine<'e> {
+    backend: &'e mut dyn Backend,
+    states: Option<&'e mut States>,
+}
+
+impl Engine<'_> {
+    fn execute(self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
+        // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not miss a
+        // step.
+        if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) {
+            return Ok(Err(InferError::cancelled()));
+        }
+        match self.states {
+            Some(states) => steps::execute(states, self.backend, batch, outputs),
+            None => attempt(self.backend, batch, outputs),
+        }
+    }
+
+    /// Executes a batch that has inputs or outputs in memory of clients, some of which may be unusable.
+    fn execute_lent<'a>(
+        self,
+        (config, arena): (&'a ModelConfig, &'a InputArena),
+        execute: &'a Execute,
+        outputs: &mut Outputs<'a>,
+        unusable: Vec<(u32, InferError)>,
+    ) -> Outcome {
+        let mut failed = Vec::new();
+        for (request, error) in unusable {
+            if !failed.contains(&request) {
+                failed.push(request);
+                outputs.fail(request as usize, error);
+            }
+        }
+        let gathered = match lent::gather((config, arena), execute, outputs, &mut failed) {
+            Ok(gathered) => gathered,
+            Err(error) => return Ok(Err(error)),
+        };
+        outputs.inputs_ready();
+        match lent::inputs(config, execute, &gathered).map(|inputs| batch_with(config, arena, execute, inputs)) {
+            Ok(batch) if lent::is_hopeless(&batch, &failed) => Ok(Ok(())),
+            Ok(batch) => self.execute(&batch, outputs),
+            Err(error) => Ok(Err(error)),
+        }
     }
 }
 
@@ -174,6 +239,7 @@ fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'
 /// The outputs of one batch: memory, stamps, and requests that failed.
 pub struct Outputs<'a> {
     arena: &'a mut Arena,
+    config: &'a ModelConfig,
     metrics: &'a Metrics,
     blocks: Vec<OutputBlock>,
     /// Offsets of blocks that are in no answer.
@@ -189,15 +255,18 @@ pub struct Outputs<'a> {
     iterative: bool,
     /// For a decoupled model.
     streams: Option<Streams<'a>>,
+    /// For a batch that uses memory of clients.
+    lent: Option<Lent<'a>>,
     start: Instant,
     input_end: Option<Instant>,
     output_start: Option<Instant>,
 }
 
 impl<'a> Outputs<'a> {
-    fn new(arena: &'a mut Arena, metrics: &'a Metrics, start: Instant) -> Self {
+    fn new(arena: &'a mut Arena, (config, metrics): (&'a ModelConfig, &'a Metrics), start: Instant) -> Self {
         Self {
             arena,
+            config,
             metrics,
             blocks: Vec::new(),
             withdrawn: Vec::new(),
@@ -208,6 +277,7 @@ impl<'a> Outputs<'a> {
             parameters: Vec::new(),
             iterative: false,
             streams: None,
+            lent: None,
             start,
             input_end: None,
             output_start: None,
@@ -230,6 +300,12 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
+        if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len)) {
+            let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+            let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);
+            self.blocks.push(OutputBlock { output, requests, datatype, shape, offset: 0, len, placed: true });
+            return Ok(memory);
+        }
         let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
         block.requests.clone_from(&self.part);
         self.blocks.push(block);
@@ -255,7 +331,9 @@ impl<'a> Outputs<'a> {
     /// valid until the batch is done, and is in use until then.
     pub fn withdraw(&mut self, output: usize) {
         for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
-            self.withdrawn.push(block.offset);
+            if !block.placed {
+                self.withdrawn.push(block.offset);
+            }
         }
     }
 
@@ -324,7 +402,8 @@ impl<'a> Outputs<'a> {
             end,
         };
         if error.is_some() {
-            self.withdrawn.extend(self.blocks.iter().map(|block| block.offset));
+            let made = self.blocks.iter().filter(|block| !block.placed);
+            self.withdrawn.extend(made.map(|block| block.offset));
         }
         self.arena.release(&self.withdrawn);
         let Some(error) = error else {
@@ -356,6 +435,7 @@ fn new_block<'m>(
             shape: shape.to_vec(),
             offset: block.offset,
             len: block.len,
+            placed: false,
         },
         memory,
     ))
@@ -365,36 +445,12 @@ fn new_block<'m>(
 const MAX_MESSAGE: usize = 4 << 10;
 
 fn wire_error(error: InferError) -> WireError {
-    let InferError { code, mut message, .. } = error;
+    let InferError { code, reason, mut message, .. } = error;
     if message.len() > MAX_MESSAGE {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         message.push_str("...");
     }
-    WireError { code, message }
-}
-
-/// The batch that a frame describes, its inputs in place.
-fn batch_of<'a>(
-    config: &'a ModelConfig,
-    memory: &'a InputArena,
-    execute: &'a Execute,
-) -> Result<Batch<'a>, InferError> {
-    let inputs = execute.inputs.iter().map(|block| {
-        let index = usize::from(block.input);
-        let name = config.input_name(index).ok_or_else(|| run_error(format!("there is no input {index}")))?;
-        let data = memory.bytes(block.offset, block.len);
-        let data = data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))?;
-        Ok(Input { index, name, datatype: block.datatype, shape: &block.shape, data })
-    });
-    Ok(Batch {
-        config,
-        positions: &[],
-        always: &[],
-        requests: &execute.requests,
-        inputs: inputs.collect::<Result<_, InferError>>()?,
-        wanted: &execute.outputs,
-        flags: memory.flags(execute.flags),
-    })
+    WireError { code, message, of_region: reason == Reason::SharedMemory }
 }
 
 fn shared_memory_error(error: &io::Error) -> InferError {

@@ -12,12 +12,14 @@ mod instance;
 #[allow(unsafe_code)]
 mod memory;
 mod metrics;
+mod regions;
 mod state;
 mod watch;
 mod wire;
 
 use std::process::ExitCode;
 
+use pharos::wire::regions::PROBE;
 use pharos::wire::{ToFrontend, ToWorker, VERSION};
 
 use crate::descriptors::Inherited;
@@ -28,6 +30,11 @@ use crate::wire::Connection;
 ///
 /// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
 pub fn run() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(PROBE) {
+        println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
+        return ExitCode::SUCCESS;
+    }
     let inherited = match Inherited::take() {
         Ok(inherited) => inherited,
         Err(error) => {
@@ -75,6 +82,7 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
             // Their batch is over.
             ToWorker::Credits(credits) => instance.release(&credits.released),
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
+            ToWorker::Forget(regions) => instance.forget_regions(&regions),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
         }

@@ -7,6 +7,8 @@ use clap::{Command as Parser, Subcommand};
 use pharos::metrics::catalog::listing::Form;
 use pharos::metrics::catalog::{Mode, Overrides, Setting};
 
+use super::TraceCommand;
+
 /// One `--metrics-config`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetricsConfig {
@@ -68,6 +70,9 @@ pub enum Command {
     /// Look at definitions of metrics; no server is needed
     #[command(subcommand)]
     Metrics(MetricsCommand),
+    /// Look at trace files; no server is needed
+    #[command(subcommand)]
+    Trace(TraceCommand),
 }
 
 /// What to do with a definition of metrics.

@@ -88,7 +88,11 @@ impl FromStr for Address {
             Some(("s3", rest)) => (Protocol::S3, rest),
             Some(("gs", rest)) => (Protocol::Gcs, rest),
             Some(("as", rest)) => (Protocol::Azure, rest),
-            _ => return Err("allowed are directories, s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH".into()),
+            _ => {
+                return Err(
+                    "allowed are directories, s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH".into()
+                );
+            }
         };
         let (endpoint, rest) = match protocol {
             Protocol::S3 => endpoint(rest)?,
@@ -108,7 +112,9 @@ impl FromStr for Address {
 fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
     let (scheme, rest) = match text.split_once("://") {
         Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
-        Some((scheme, _)) => return Err(format!("'{scheme}' is no protocol of an S3 endpoint: allowed are http and https")),
+        Some((scheme, _)) => {
+            return Err(format!("'{scheme}' is no protocol of an S3 endpoint: allowed are http and https"));
+        }
         None if text.split('/').next().is_some_and(|first| first.contains(':')) => ("http", text),
         None => return Ok((None, text.to_owned())),
     };

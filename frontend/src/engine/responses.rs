@@ -2,14 +2,12 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use pharos::error::InferError;
 use pharos::infer::InferResponse;
 
-use crate::repository::Serving;
-use crate::scheduler;
+use crate::repository;
 
 pub use crate::scheduler::Streamed;
 
@@ -23,18 +21,11 @@ enum Kind {
     /// Of an ordinary model: it is queued when the answer is asked for.
     One(Single),
     /// Of a decoupled model: the request is on its way.
-    Many(Box<Many>),
+    Many(Box<repository::Responses>),
     /// Given out.
     Ended,
     #[cfg(test)]
     Fixed(std::collections::VecDeque<Streamed>),
-}
-
-struct Many {
-    responses: scheduler::Responses,
-    serving: Arc<Serving>,
-    /// Outputs of which the client wants the largest elements, and how many of them.
-    classified: Vec<(String, u64)>,
 }
 
 impl Responses {
@@ -43,8 +34,8 @@ impl Responses {
         Self(Kind::One(Box::pin(answer)))
     }
 
-    pub(super) fn many(responses: scheduler::Responses, serving: Arc<Serving>, classified: Vec<(String, u64)>) -> Self {
-        Self(Kind::Many(Box::new(Many { responses, serving, classified })))
+    pub(super) fn many(responses: repository::Responses) -> Self {
+        Self(Kind::Many(Box::new(responses)))
     }
 
     #[cfg(test)]
@@ -71,29 +62,10 @@ impl Responses {
                 self.0 = Kind::Ended;
                 Poll::Ready(Some(Streamed { answer, last: true, empty: false }))
             }
-            Kind::Many(many) => {
-                let next = ready!(many.responses.poll_next(cx));
-                Poll::Ready(next.map(|streamed| many.classify(streamed)))
-            }
+            Kind::Many(many) => many.poll_next(cx),
             Kind::Ended => Poll::Ready(None),
             #[cfg(test)]
             Kind::Fixed(all) => Poll::Ready(all.pop_front()),
         }
-    }
-}
-
-impl Many {
-    fn classify(&self, streamed: Streamed) -> Streamed {
-        if self.classified.is_empty() || streamed.empty {
-            return streamed;
-        }
-        let Streamed { answer, last, empty } = streamed;
-        let answer = answer.and_then(|mut response| {
-            for (name, count) in &self.classified {
-                self.serving.classify(&mut response, name, *count)?;
-            }
-            Ok(response)
-        });
-        Streamed { answer, last, empty }
     }
 }

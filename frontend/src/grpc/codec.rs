@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use pharos::data::Data;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor};
 
 use super::Engine;
@@ -21,7 +22,7 @@ pub(super) const FINAL_RESPONSE: &str = "triton_final_response";
 /// Decodes a request. Raw inputs are taken over, not copied. The stamps are the caller's to set.
 ///
 /// # Errors
-/// INVALID_ARG with the texts of spec 2.2 and 2.5; NOT_FOUND for shared memory regions.
+/// INVALID_ARG with the texts of spec 2.2 and 2.5.
 pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         model_name: message.model_name,
@@ -123,13 +124,13 @@ fn input(
 ) -> Result<InferInput, InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
     let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
-    if let Some(region) = parameters.get("shared_memory_region") {
+    if let Some(slice) = slice(&name, &parameters)? {
         if contents.is_some() {
             return Err(InferError::invalid(format!(
                 "unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
             )));
         }
-        return Err(unknown_region(region, &parameters));
+        return Ok(InferInput { name, tensor: Tensor { datatype, shape, data: slice.into() } });
     }
     let typed = match &contents {
         Some(contents) => contents::bytes(contents, Of { input: &name, model, datatype })?,
@@ -159,23 +160,41 @@ fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
 }
 
-/// Client shared memory is not built yet: no region can be registered, so every region is unknown.
-fn unknown_region(region: &InferParameter, parameters: &BTreeMap<String, InferParameter>) -> InferError {
-    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
-        return wrong_type("shared_memory_region", "string_param");
+/// The place in a client's memory that a tensor's parameters name, if they name one. A negative number is none that any
+/// region has.
+fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<Option<Slice>, InferError> {
+    const REGION: &str = "shared_memory_region";
+    let of = format!("parameter for tensor '{tensor}'");
+    let wrong = |key: &str, expected: &str| {
+        InferError::invalid(format!("invalid value type for '{key}' {of}, expected {expected}."))
     };
-    if !parameters.contains_key("shared_memory_byte_size") {
-        return InferError::invalid(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' for a tensor in shared memory",
-        );
-    }
-    let message = format!("Unable to find shared memory region: '{region}'");
-    InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message)
+    let number = |key: &str| match parameters.get(key).map(|parameter| &parameter.parameter_choice) {
+        None => Ok(None),
+        Some(Some(ParameterChoice::Int64Param(number))) => Ok(Some(number.cast_unsigned())),
+        Some(_) => Err(wrong(key, "int64_param")),
+    };
+    let Some(region) = parameters.get(REGION) else {
+        let alone = ["shared_memory_offset", "shared_memory_byte_size"].into_iter();
+        return match alone.into_iter().find(|key| parameters.contains_key(*key)) {
+            Some(key) => Err(InferError::invalid(format!("'{key}' can not be specified without '{REGION}' {of}"))),
+            None => Ok(None),
+        };
+    };
+    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
+        return Err(wrong(REGION, "string_param"));
+    };
+    let offset = number("shared_memory_offset")?.unwrap_or(0);
+    let Some(len) = number("shared_memory_byte_size")? else {
+        let text = format!("'shared_memory_byte_size' must be specified along with '{REGION}' {of}");
+        return Err(InferError::invalid(text));
+    };
+    Ok(Some(Slice::new(region.clone(), offset, len)))
 }
 
 fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferError> {
-    if let Some(region) = output.parameters.get("shared_memory_region") {
-        return Err(unknown_region(region, &output.parameters));
+    let region = slice(&output.name, &output.parameters)?;
+    if region.is_some() && output.parameters.contains_key("classification") {
+        return Err(InferError::invalid("output can't set both 'shared_memory_region' and 'classification'"));
     }
     let classification = match output.parameters.get("classification") {
         None => 0,
@@ -189,7 +208,7 @@ fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferEr
         }
         Some(_) => return Err(wrong_type("classification", "int64_param")),
     };
-    Ok(RequestedOutput { name: output.name, binary_data: None, classification })
+    Ok(RequestedOutput { name: output.name, binary_data: None, classification, region })
 }
 
 /// Encodes a response: always raw contents, one entry for each output.

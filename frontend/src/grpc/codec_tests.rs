@@ -135,7 +135,6 @@ fn errors_have_tritons_code_and_text() {
             "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8",
         ),
         (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is none of BOOL"),
-        (region(true, None), 5, "Unable to find shared memory region: 'r'"),
         (region(false, None), 3, "'shared_memory_byte_size' must be specified along with"),
         (region(true, ints(&[1])), 3, "unexpected 'content' provided when using shared memory for input tensor 'X'"),
         (

@@ -12,18 +12,23 @@ pub mod raw;
 mod repository;
 mod seen;
 mod service;
+mod shared_memory;
 mod statistics;
 mod stream;
+mod trace;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use pharos::access::Restrictions;
+use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
@@ -34,11 +39,13 @@ use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use self::seen::Counted;
 use self::service::Service;
 // The unit tests of this edge put an engine that echoes in the place of the real one.
+use crate::access::{Access, Forward};
 #[cfg(not(test))]
 use crate::engine::{Engine, OpenStream};
 #[cfg(test)]
 use crate::fake_engine::{Engine, OpenStream};
-use crate::listener::{self, Speaks};
+use crate::listener::{self, Life, Speaks};
+use crate::slow::{Pace, Paced};
 
 /// The generated messages and service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -56,6 +63,19 @@ const MAX_MESSAGE: usize = i32::MAX as usize;
 pub struct Settings {
     /// `--grpc-restricted-protocol`.
     pub restricted: Arc<Restrictions>,
+    /// The tokens that are asked for.
+    pub access: Access,
+    /// `--grpc-header-forward-pattern`.
+    pub forward: Forward,
+    /// How long the message of a unary call may not go on; zero for ever.
+    pub body_timeout: Duration,
+    /// Whether answers are compressed for all clients that can read that.
+    pub compress: bool,
+}
+
+/// How a listener treats its connections unless it is told otherwise.
+pub fn connections() -> listener::Settings {
+    listener::Settings::new(Listener::Grpc)
 }
 
 /// The reflection service could not be made from the compiled-in descriptors.
@@ -63,19 +83,19 @@ pub struct Settings {
 #[error("cannot offer gRPC reflection: {0}")]
 pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 
-/// Serves gRPC on `listener` until `shutdown` is ready and the calls in flight are answered.
+/// Serves gRPC on `listener` until `life` says to stop and the calls in flight are answered.
 ///
 /// # Errors
 /// Only before serving, when the compiled-in descriptors are not usable.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
-    settings: Settings,
-    shutdown: impl Future<Output = ()>,
+    (settings, connections): (Settings, listener::Settings),
+    life: Life,
 ) -> Result<(), ReflectionError> {
     let service = service(engine, settings)?;
     // What HTTP/2 itself refuses are frames, not requests.
-    listener::serve(listener, Speaks::Http2, service, |_| {}, shutdown).await;
+    listener::serve(listener, (Speaks::Http2, connections), service, |_| {}, life).await;
     Ok(())
 }
 
@@ -89,6 +109,8 @@ pub struct Dispatch {
     /// answers; only one that compresses its own request asks for it.
     compressing: Inference,
     others: Routes,
+    body_timeout: Duration,
+    compress: bool,
 }
 
 /// Every gRPC service of the server, counted.
@@ -110,12 +132,14 @@ fn service(engine: Engine, settings: Settings) -> Result<Counted<Dispatch>, Refl
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .prepare();
-    Ok(Counted { engine, restricted: settings.restricted, inner: Dispatch { plain, compressing, others } })
+    let Settings { restricted, access, forward, body_timeout, compress } = settings;
+    let inner = Dispatch { plain, compressing, others, body_timeout, compress };
+    Ok(Counted { engine, restricted, access, forward, inner })
 }
 
 impl<B> tower::Service<Request<B>> for Dispatch
 where
-    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B: http_body::Body<Data = bytes::Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
 {
     type Response = Response<Body>;
@@ -139,7 +163,13 @@ where
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);
         }
-        if request.headers().contains_key("grpc-encoding") {
+        // A stream of requests may rest for as long as it likes.
+        let patience =
+            if request.uri().path().ends_with("/ModelStreamInfer") { Duration::ZERO } else { self.body_timeout };
+        let pace = Pace { patience, chunked: false };
+        let request =
+            request.map(|body| Paced::new(body, pace, |fault| Box::new(Status::invalid_argument(fault.to_string()))));
+        if self.compress || request.headers().contains_key("grpc-encoding") {
             self.compressing.call(request)
         } else {
             self.plain.call(request)

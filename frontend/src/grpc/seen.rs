@@ -8,14 +8,17 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use pharos::access::tokens::Refusal;
 use pharos::access::{Api, Restrictions};
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferRequest, Parameter};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
 
-use super::Engine;
+use super::{Engine, trace};
+use crate::access::{Access, Forward};
 use crate::engine::{EXITING_TEXT, Protocol, Route};
 use crate::log;
 
@@ -25,6 +28,23 @@ pub(super) struct Seen {
     /// When the call's head was here.
     pub(super) received: Instant,
     ending: Arc<Ending>,
+}
+
+/// The headers that become parameters of a call's requests. Travels in the call's extensions.
+#[derive(Clone)]
+pub(super) struct Forwarded(pub(super) Vec<(String, String)>);
+
+impl Forwarded {
+    /// What travelled with a call.
+    pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get::<Self>().cloned().unwrap_or(Self(Vec::new()))
+    }
+
+    /// Makes parameters of them.
+    pub(super) fn add_to(&self, request: &mut InferRequest) {
+        let parameters = self.0.iter().map(|(name, value)| (name.clone(), Parameter::String(value.clone())));
+        request.parameters.extend(parameters);
+    }
 }
 
 /// How the call ended, as far as its handler knows.
@@ -97,6 +117,8 @@ fn transport_reason(code: Code) -> Reason {
 pub(super) struct Counted<S> {
     pub(super) engine: Engine,
     pub(super) restricted: Arc<Restrictions>,
+    pub(super) access: Access,
+    pub(super) forward: Forward,
     pub(super) inner: S,
 }
 
@@ -158,7 +180,7 @@ where
         request.extensions_mut().insert(seen.clone());
         let path = log::access().then(|| request.uri().path().to_owned());
         let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
-        let refused = self.refusal(&running, &request);
+        let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
             let response = match (call, refused) {
@@ -166,6 +188,7 @@ where
                 (None, refused) => refused.unwrap_or_default(),
             };
             let code = running.end(&response);
+            let response = trace::sent(response);
             if let Some(path) = path {
                 log::answered("grpc", &path, code as u16, running.engine.now().ns_since(running.seen.received));
             }
@@ -175,10 +198,32 @@ where
 }
 
 impl<S> Counted<S> {
-    /// The refusal of a call, if it asks for a restricted part without the key's value.
-    fn refusal<B>(&self, running: &Running, request: &Request<B>) -> Option<Response<Body>> {
-        if self.restricted.is_empty() {
+    /// Makes parameters of the headers of an inference call; the refusal of the call if they cannot be.
+    fn forward_headers<B>(&self, running: &Running, request: &mut Request<B>) -> Option<Response<Body>> {
+        if self.forward.is_empty() || !matches!(running.route, Route::Infer | Route::StreamInfer) {
             return None;
+        }
+        match self.forward.parameters(request.headers()) {
+            Ok(parameters) => {
+                request.extensions_mut().insert(Forwarded(parameters));
+                None
+            }
+            Err(text) => Some(running.seen.fail(InferError::invalid(text)).into_http()),
+        }
+    }
+
+    /// The refusal of a call, if it asks for a part without the token or the key's value that this needs.
+    fn refusal<B>(&self, running: &Running, request: &Request<B>) -> Option<Response<Body>> {
+        if self.restricted.is_empty() && self.access.is_open() {
+            return None;
+        }
+        if let Err(refusal) = self.access.check(needed(running.route)?, request.headers()) {
+            let _ = running.seen.ending.reason.set(Reason::Unauthenticated);
+            let status = match refusal {
+                Refusal::Missing(_) | Refusal::Unknown(_) => Status::unauthenticated(refusal.text()),
+                Refusal::Insufficient => Status::permission_denied(refusal.text()),
+            };
+            return Some(status.into_http());
         }
         let header = |key: &str| format!("{RESTRICTED}{}", key.to_ascii_lowercase());
         let given = |key: &str| request.headers().get(header(key)).map(|value| value.as_bytes());
@@ -191,6 +236,11 @@ impl<S> Counted<S> {
 
 /// What the names of headers for restricted parts begin with.
 const RESTRICTED: &str = "triton-grpc-protocol-";
+
+/// The part whose token a call needs; `None` for one that needs none. What the server can do is told with what it is.
+fn needed(route: Route) -> Option<Api> {
+    if route == Route::Reflection { Some(Api::Metadata) } else { api(route) }
+}
 
 /// The part of the protocol that a call belongs to; `None` for one that cannot be restricted.
 fn api(route: Route) -> Option<Api> {

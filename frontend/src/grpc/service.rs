@@ -3,9 +3,10 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos::id::TraceId;
 use pharos::model::TensorMetadata;
+use pharos::region::Kind;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Engine;
@@ -16,9 +17,11 @@ use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response};
 use super::raw::RawModelConfig;
 use super::repository;
-use super::seen::Seen;
+use super::seen::{Forwarded, Seen};
+use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
+use super::trace;
 use crate::engine::Endpoint;
 
 /// The extensions advertised, in Triton's order.
@@ -59,12 +62,6 @@ impl Service {
         let answer = verb(self.0.clone(), request.into_inner()).await;
         answer.map(Response::new).map_err(|error| seen.fail(error))
     }
-
-    /// Refuses what this version does not have.
-    fn refuse<Q, A>(&self, request: Request<Q>, feature: &str) -> Answer<A> {
-        let text = format!("{feature} is not supported by this version of the server");
-        self.answer(request, |_, _| Err(InferError::unsupported(text)))
-    }
 }
 
 fn ready_error(error: InferError) -> Result<bool, InferError> {
@@ -84,15 +81,6 @@ fn tensors(tensors: Vec<TensorMetadata>) -> Vec<model_metadata_response::TensorM
             shape: tensor.shape,
         })
         .collect()
-}
-
-/// The status of one region by name: there is none.
-fn no_region(kind: &str, name: &str) -> Result<(), InferError> {
-    if name.is_empty() {
-        return Ok(());
-    }
-    let message = format!("Unable to find {kind} shared memory region: '{name}'");
-    Err(InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message))
 }
 
 #[tonic::async_trait]
@@ -156,17 +144,25 @@ impl GrpcInferenceService for Service {
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
+        let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
+        let read = self.0.now();
+        let forwarded = Forwarded::of(&request);
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
             let mut request = decode(request.into_inner(), &self.0)?;
             request.trace = trace;
+            forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
+            trace::received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
-            self.0.infer(request, Endpoint::GrpcInfer).await
+            let response = self.0.infer(request, Endpoint::GrpcInfer).await?;
+            trace::complete(traced.as_ref());
+            Ok(response)
         };
         let answer = deadline::within(limit, infer).await;
-        answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error))
+        let answer = answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error));
+        trace::carry(traced, answer)
     }
 
     type ModelStreamInferStream = Answers;
@@ -178,7 +174,9 @@ impl GrpcInferenceService for Service {
         Seen::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), stream::Wishes { wants_status, limit })))
+        let metadata = request.metadata().clone();
+        let wishes = stream::Wishes { wants_status, limit, forwarded: Forwarded::of(&request), metadata };
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wishes)))
     }
 
     async fn model_config(
@@ -226,53 +224,60 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryStatusRequest>,
     ) -> Answer<proto::SystemSharedMemoryStatusResponse> {
-        self.answer(request, |_, asked| {
-            no_region("system", &asked.name).map(|()| proto::SystemSharedMemoryStatusResponse::default())
-        })
+        self.answer(request, |engine, asked| shared_memory::system_status(engine, &asked.name))
     }
 
     async fn system_shared_memory_register(
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryRegisterRequest>,
     ) -> Answer<proto::SystemSharedMemoryRegisterResponse> {
-        self.refuse(request, "registering system shared memory")
+        self.answer(request, |engine, asked| {
+            shared_memory::system_register(engine, &asked)?;
+            Ok(proto::SystemSharedMemoryRegisterResponse {})
+        })
     }
 
     async fn system_shared_memory_unregister(
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryUnregisterRequest>,
     ) -> Answer<proto::SystemSharedMemoryUnregisterResponse> {
-        self.answer(request, |_, _| Ok(proto::SystemSharedMemoryUnregisterResponse {}))
+        self.answer(request, |engine, asked| {
+            shared_memory::unregister(engine, Kind::System, &asked.name)?;
+            Ok(proto::SystemSharedMemoryUnregisterResponse {})
+        })
     }
 
     async fn cuda_shared_memory_status(
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryStatusRequest>,
     ) -> Answer<proto::CudaSharedMemoryStatusResponse> {
-        self.answer(request, |_, asked| {
-            no_region("cuda", &asked.name).map(|()| proto::CudaSharedMemoryStatusResponse::default())
-        })
+        self.answer(request, |engine, asked| shared_memory::cuda_status(engine, &asked.name))
     }
 
     async fn cuda_shared_memory_register(
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryRegisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryRegisterResponse> {
-        self.refuse(request, "registering cuda shared memory")
+        let seen = Seen::of(&request, &self.0);
+        let done = shared_memory::cuda_register(&self.0, request.get_ref()).await;
+        done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(|error| seen.fail(error))
     }
 
     async fn cuda_shared_memory_unregister(
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryUnregisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryUnregisterResponse> {
-        self.answer(request, |_, _| Ok(proto::CudaSharedMemoryUnregisterResponse {}))
+        self.answer(request, |engine, asked| {
+            shared_memory::unregister(engine, Kind::Cuda, &asked.name)?;
+            Ok(proto::CudaSharedMemoryUnregisterResponse {})
+        })
     }
 
     async fn trace_setting(
         self: Arc<Self>,
         request: Request<proto::TraceSettingRequest>,
     ) -> Answer<proto::TraceSettingResponse> {
-        self.refuse(request, "the trace extension")
+        self.answer(request, trace::settings)
     }
 
     async fn log_settings(

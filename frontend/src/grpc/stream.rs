@@ -11,10 +11,12 @@ use std::time::Duration;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
 use pharos::timeline::Instant;
+use pharos::traced::{Activity, Traced};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
+use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
 use super::Engine;
@@ -22,7 +24,9 @@ use super::OpenStream;
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use super::seen::status;
+use super::seen::{Forwarded, status};
+use super::trace;
+use crate::clock;
 use crate::engine::{Protocol, Responses, Route, Streamed};
 
 /// Requests to ordinary models of one stream that may be unanswered; beyond it the client waits.
@@ -38,6 +42,24 @@ const WAITING: usize = 4;
 struct Answer {
     message: ModelStreamInferResponse,
     failed: Option<(ErrorCode, Reason)>,
+    /// Collects what becomes of it, if its request is traced.
+    traced: Option<Traced>,
+}
+
+/// An answer that the connection is taking.
+struct Sending(Traced);
+
+impl Sending {
+    fn new(traced: Traced) -> Self {
+        traced.stamp(Activity::GrpcSendStart, clock::now());
+        Self(traced)
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.0.stamp(Activity::GrpcSendEnd, clock::now());
+    }
 }
 
 /// That a request is counted once, when its last answer is there; dropped before, as cancelled.
@@ -86,6 +108,8 @@ pub(super) struct Answers {
     /// Whether a decoupled model was the last to be asked for an answer: so that neither kind waits for the other.
     produced_last: bool,
     wants_status: bool,
+    /// The answer that was given out last: who asks for the next has taken it.
+    sending: Option<Sending>,
     /// When the client waits no longer.
     deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
@@ -98,6 +122,10 @@ pub(super) struct Wishes {
     pub(super) wants_status: bool,
     /// How long it waits.
     pub(super) limit: Option<Duration>,
+    /// The stream's headers that are parameters of each of its requests.
+    pub(super) forwarded: Forwarded,
+    /// What came with the call.
+    pub(super) metadata: MetadataMap,
 }
 
 /// Starts answering the requests of a stream.
@@ -105,9 +133,10 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
     let (sender, queue) = mpsc::channel(IN_FLIGHT);
     let (producer, produced) = mpsc::channel(WAITING);
     let open = engine.stream_open(Protocol::Grpc);
-    let reading = Reading { engine, queue: sender, producer, streams: Arc::new(Semaphore::new(STREAMS)) };
+    let Wishes { wants_status, limit, forwarded, metadata } = wishes;
+    let streams = Arc::new(Semaphore::new(STREAMS));
+    let reading = Reading { engine, queue: sender, producer, streams, forwarded, metadata };
     tokio::spawn(reading.read(requests));
-    let Wishes { wants_status, limit } = wishes;
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
         queue,
@@ -116,6 +145,7 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
         produced,
         produced_last: false,
         wants_status,
+        sending: None,
         deadline,
         ended: false,
         _open: open,
@@ -128,6 +158,8 @@ struct Reading {
     queue: mpsc::Sender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
     streams: Arc<Semaphore>,
+    forwarded: Forwarded,
+    metadata: MetadataMap,
 }
 
 impl Reading {
@@ -178,12 +210,15 @@ impl Reading {
     /// Hands a request to the engine.
     fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
+        let traced = trace::begin(&self.engine, &message.model_name, &self.metadata);
         let mut decoded = codec::decode_for(message, &self.engine)?;
+        self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
+        trace::received(traced.as_ref(), self.engine.now(), &mut decoded);
         decoded.timeline.request_start = self.engine.now();
         let wants_empty = decoded.empty_final_response;
         let responses = self.engine.stream(decoded)?;
-        Ok(Begun { request, responses, wants_empty, counting: self.counting() })
+        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
     }
 
     fn counting(&self) -> Counting {
@@ -220,6 +255,7 @@ struct Begun {
     responses: Responses,
     /// An end without outputs is told too.
     wants_empty: bool,
+    traced: Option<Traced>,
     counting: Counting,
 }
 
@@ -228,10 +264,14 @@ impl Begun {
     fn only(mut self) -> impl Future<Output = Answer> + Send + 'static {
         self.counting.counted = true;
         async move {
-            match self.responses.next().await {
+            let answer = match self.responses.next().await {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model gave no answer"), true),
+            };
+            if answer.failed.is_none() {
+                trace::complete(self.traced.as_ref());
             }
+            Answer { traced: self.traced, ..answer }
         }
     }
 
@@ -250,7 +290,9 @@ impl Begun {
             if last {
                 // Before the last response leaves, as ever.
                 self.counting.count(failed);
+                trace::complete(self.traced.as_ref());
             }
+            let answer = Answer { traced: self.traced.clone(), ..answer };
             if !silent && to.send(answer).await.is_err() {
                 return;
             }
@@ -265,7 +307,11 @@ fn message(request: &Named, streamed: Streamed) -> Answer {
             let (id, model_name) = (response.id, response.model_name);
             let response = ModelInferResponse { id, model_name, ..ModelInferResponse::default() };
             let infer_response = Some(finally(response, last));
-            Answer { message: ModelStreamInferResponse { error_message: String::new(), infer_response }, failed: None }
+            Answer {
+                message: ModelStreamInferResponse { error_message: String::new(), infer_response },
+                failed: None,
+                traced: None,
+            }
         }
         Ok(response) => Answer {
             message: ModelStreamInferResponse {
@@ -273,6 +319,7 @@ fn message(request: &Named, streamed: Streamed) -> Answer {
                 infer_response: Some(finally(codec::encode(response), last)),
             },
             failed: None,
+            traced: None,
         },
         Err(error) => failure(request, error, last),
     }
@@ -284,6 +331,7 @@ fn failure(request: &Named, error: InferError, last: bool) -> Answer {
     Answer {
         message: ModelStreamInferResponse { error_message: error.message, infer_response: Some(response) },
         failed: Some((error.code, error.reason)),
+        traced: None,
     }
 }
 
@@ -341,6 +389,7 @@ impl Answers {
         self.queue.close();
         self.produced.close();
         self.first = None;
+        self.sending = None;
     }
 }
 
@@ -349,6 +398,7 @@ impl Stream for Answers {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
+        this.sending = None;
         if this.ended {
             return Poll::Ready(None);
         }
@@ -365,11 +415,14 @@ impl Stream for Answers {
                 this.end();
                 Poll::Ready(Some(Err(error)))
             }
-            Some(Ok(Answer { message, failed: Some((code, reason)) })) if this.wants_status => {
+            Some(Ok(Answer { message, failed: Some((code, reason)), .. })) if this.wants_status => {
                 this.end();
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }
-            Some(Ok(answer)) => Poll::Ready(Some(Ok(answer.message))),
+            Some(Ok(answer)) => {
+                this.sending = answer.traced.map(Sending::new);
+                Poll::Ready(Some(Ok(answer.message)))
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 
@@ -87,7 +87,12 @@ pub(super) fn empty(status: StatusCode) -> Response {
 /// `{"error":"text"}` with the error's status.
 pub(super) fn error(error: &InferError) -> Response {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    error_text(status, &error.message)
+    let mut response = error_text(status, &error.message);
+    // Of a body that was too much or too slow there may be more to come, which is no request.
+    if error.reason == Reason::TooLarge || (error.reason, error.code) == (Reason::Timeout, ErrorCode::InvalidArg) {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// `{"error":"text"}` with a status of its own.

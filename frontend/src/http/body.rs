@@ -13,8 +13,8 @@ use http_body_util::BodyExt;
 use pharos::data::{Collector, Data};
 use pharos::error::{ErrorCode, InferError, Reason};
 
-/// How long a client may send nothing in the middle of a body.
-const STALL: Duration = Duration::from_secs(60);
+use crate::slow::Fault;
+
 /// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 const DRAIN_BYTES: u64 = 1 << 30;
@@ -53,7 +53,14 @@ pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
             return Ok(Read::TooLarge(length + drain(&mut body, DRAIN_BYTES).await));
         }
         whole.push(piece);
-        next = frame(&mut body).await?;
+        next = match frame(&mut body).await {
+            Err(error) if error.reason == Reason::TooLarge => {
+                drop(whole);
+                drain(&mut body, DRAIN_BYTES).await;
+                return Err(error);
+            }
+            next => next?,
+        };
     }
     Ok(Read::Whole(whole.finish()))
 }
@@ -61,19 +68,27 @@ pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
 /// The next piece of data; `None` at the end.
 async fn frame(body: &mut Body) -> Result<Option<Bytes>, InferError> {
     loop {
-        let frame = tokio::time::timeout(STALL, body.frame()).await.map_err(|_| {
-            let message = format!("the request's body stalled for {} seconds", STALL.as_secs());
-            InferError::new(ErrorCode::InvalidArg, Reason::Timeout, message)
-        })?;
-        match frame {
+        match body.frame().await {
             None => return Ok(None),
-            Some(Err(error)) => return Err(InferError::malformed(format!("the request's body broke off: {error}"))),
+            Some(Err(error)) => return Err(broken(error)),
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
                 }
             }
         }
+    }
+}
+
+/// Why a body cannot be read on.
+fn broken(error: axum::Error) -> InferError {
+    let error = error.into_inner();
+    match error.downcast_ref() {
+        Some(fault @ Fault::TooManyChunks) => {
+            InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, fault.to_string())
+        }
+        Some(fault) => InferError::new(ErrorCode::InvalidArg, Reason::Timeout, fault.to_string()),
+        None => InferError::malformed(format!("the request's body broke off: {error}")),
     }
 }
 

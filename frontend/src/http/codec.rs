@@ -112,7 +112,7 @@ pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, Inf
     let mut head = Vec::with_capacity(256);
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;
     let outputs = response.outputs.into_iter();
-    let blobs = outputs.filter(|output| form.is_binary(&output.name) && !output.tensor.data.is_empty());
+    let blobs = outputs.filter(|output| form.is_binary(&output.name) && output.tensor.data.bytes_here() > 0);
     Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 
@@ -130,6 +130,7 @@ pub fn fuzz_decode(data: &[u8]) {
     let header_length = (length != u16::MAX).then(|| length.to_string());
     let head = Head { model_name: "model".into(), model_version: String::new(), header_length };
     super::generate::fuzz(body);
+    super::shared_memory::fuzz(body);
     let Ok((request, form)) = decode(head, Bytes::copy_from_slice(body), 1 << 20) else { return };
     let outputs = request.inputs.into_iter();
     let outputs = outputs.map(|input| pharos::infer::InferOutput { name: input.name, tensor: input.tensor });

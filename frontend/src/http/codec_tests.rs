@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use pharos::error::InferError;
 use pharos::infer::{CorrelationId, InferOutput, InferRequest, InferResponse, Parameter};
+use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, push_bytes_element};
 use proptest::prelude::*;
 
@@ -106,6 +107,34 @@ fn the_form_of_the_answer_follows_the_wishes() {
     assert_eq!(wishes, [true, false, true, true]);
 }
 
+#[test]
+fn places_in_shared_memory_are_taken_over_and_nothing_is_sent_for_them() {
+    let region = r#""parameters":{"shared_memory_region":"r","shared_memory_offset":8,"shared_memory_byte_size":4}"#;
+    let outputs = format!(r#""outputs":[{{"name":"Y",{region}}},{{"name":"Z"}}]"#);
+    let body = format!(r#"{{"inputs":[{{"name":"X","shape":[1],"datatype":"INT32",{region}}}],{outputs}}}"#);
+    let (request, form) = json(&body).unwrap();
+    let slice = Slice::new("r".into(), 8, 4);
+    assert_eq!(request.inputs[0].tensor.data.region(), Some(&slice));
+    assert_eq!((request.inputs[0].tensor.data.len(), request.inputs[0].tensor.data.bytes_here()), (4, 0));
+    assert_eq!(request.outputs[0].region.as_ref(), Some(&slice));
+    assert!(request.outputs[1].region.is_none() && request.uses_regions());
+    let tensor = |data| Tensor { datatype: DataType::Int32, shape: vec![1], data };
+    let outputs = vec![
+        InferOutput { name: "Y".into(), tensor: tensor(slice.into()) },
+        InferOutput { name: "Z".into(), tensor: tensor(vec![5, 0, 0, 0].into()) },
+    ];
+    let response = InferResponse { outputs, ..InferResponse::default() };
+    for (binary, second) in [(false, r#","data":[5]}"#), (true, r#","parameters":{"binary_data_size":4}}"#)] {
+        let encoded = encode(response.clone(), &AnswerForm { binary, ..form.clone() }).unwrap();
+        let head = std::str::from_utf8(&encoded.head).unwrap();
+        let expected = format!(
+            r#""outputs":[{{"name":"Y","datatype":"INT32","shape":[1]}},{{"name":"Z","datatype":"INT32","shape":[1]{second}]}}"#
+        );
+        assert!(head.ends_with(&expected), "{head}");
+        assert_eq!(encoded.blobs.len(), usize::from(binary));
+    }
+}
+
 /// Every row of the error table: status, and what the message holds.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
@@ -136,7 +165,16 @@ fn errors_have_tritons_status_and_text() {
             400,
             &format!("{only_one} set 'data' 'shared_memory_region'"),
         ),
-        (one(r#""parameters":{"shared_memory_region":"r"}"#), 404, "Unable to find shared memory region: 'r'"),
+        (
+            one(r#""parameters":{"shared_memory_region":7}"#),
+            500,
+            &format!("Unable to parse 'shared_memory_region': {string}"),
+        ),
+        (
+            one(r#""parameters":{"shared_memory_region":"r","shared_memory_offset":-1}"#),
+            500,
+            &format!("Unable to parse 'shared_memory_offset': {unsigned}"),
+        ),
         (
             one(r#""parameters":{"binary_data_size":"4"}"#),
             500,
@@ -249,9 +287,11 @@ fn errors_have_tritons_status_and_text() {
             "Output can't set both 'shared_memory_region' and 'classification'",
         ),
         (
-            besides(r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r"}}]"#),
-            404,
-            "Unable to find shared memory region: 'r'",
+            besides(
+                r#""outputs":[{"name":"Y","parameters":{"shared_memory_region":"r","shared_memory_byte_size":true}}]"#,
+            ),
+            500,
+            &format!("Unable to parse 'shared_memory_byte_size': {unsigned}"),
         ),
     ] {
         let error = json(&body).map(|_| ()).unwrap_err();

@@ -10,12 +10,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
+use http::header::TRANSFER_ENCODING;
 use http::{Method, Request};
 use tower::Service;
 
 use super::model::ModelPath;
 use super::{Edge, infer, restrict};
 use crate::log;
+use crate::slow::{Pace, Paced};
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
@@ -28,7 +30,7 @@ pub(super) struct Dispatch {
 
 impl<B> Service<Request<B>> for Dispatch
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
 {
     type Response = Response;
@@ -52,7 +54,7 @@ impl Dispatch {
     /// Answers, and logs a line about it.
     fn call_and_tell<B>(&mut self, request: Request<B>) -> Answering
     where
-        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
         let (engine, began) = (self.edge.engine.clone(), self.edge.engine.now());
@@ -68,21 +70,25 @@ impl Dispatch {
 
     fn answer<B>(&mut self, request: Request<B>) -> Answering
     where
-        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
-        if !self.edge.settings.restricted.is_empty()
+        let settings = &self.edge.settings;
+        if !(settings.restricted.is_empty() && settings.access.is_open())
             && let Some(refused) =
                 restrict::refusal(&self.edge, request.method(), request.uri().path(), request.headers())
         {
             return Box::pin(std::future::ready(Ok(refused)));
         }
+        let chunked = request.headers().contains_key(TRANSFER_ENCODING);
+        let pace = Pace { patience: settings.body_timeout, chunked };
+        let request = request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))));
         match plain_infer(&request) {
             Some(path) => {
                 let edge = self.edge.clone();
-                Box::pin(async move { Ok(infer::answer(edge, path, request.map(Body::new)).await) })
+                Box::pin(async move { Ok(infer::answer(edge, path, request).await) })
             }
-            None => Box::pin(self.router.clone().call(request.map(Body::new))),
+            None => Box::pin(self.router.clone().call(request)),
         }
     }
 }

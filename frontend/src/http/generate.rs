@@ -15,13 +15,15 @@ use pharos::id::TraceId;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::tensor::{DataType, byte_size};
+use pharos::traced::Traced;
 
 use super::Edge;
 use super::answer;
 use super::body::{self, Read};
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, on_a_thread_if, text};
+use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
 use super::model::ModelPath;
+use super::trace;
 use crate::engine::{Protocol, Responses, Route, Streamed};
 
 use events::Events;
@@ -32,22 +34,25 @@ const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use
 
 pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::Generate);
+    let mut traced = None;
     let result = async {
-        let mut responses = begin(&edge, path, request).await?;
+        let (mut responses, sampled) = begin(&edge, path, request).await?;
+        traced = sampled;
         let response = only(&mut responses).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        trace::complete(traced.as_ref());
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok(answer::json(json))
     };
     let result = result.await;
-    pending.finish(result)
+    trace::sending(traced, pending.finish(result))
 }
 
 pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::GenerateStream);
     let open = edge.engine.stream_open(Protocol::Http);
-    let mut responses = match begin(&edge, path, request).await {
-        Ok(responses) => responses,
+    let (mut responses, traced) = match begin(&edge, path, request).await {
+        Ok(begun) => begun,
         Err(error) => return pending.finish(Err(error)),
     };
     let first = responses.next().await;
@@ -57,12 +62,13 @@ pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, r
         _ => StatusCode::OK.as_u16(),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = Response::new(Body::new(Events::new(responses, first, (pending, status), open)));
+    let mut response =
+        Response::new(Body::new(Events::new((responses, traced.clone()), first, (pending, status), open)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    response
+    trace::sending(traced, response)
 }
 
 /// The response of a model that gives exactly one.
@@ -107,11 +113,16 @@ pub(super) fn fuzz(body: &[u8]) {
     }
 }
 
-/// Reads a request and hands it to the engine.
-async fn begin(edge: &Edge, path: ModelPath, request: Request<Body>) -> Result<Responses, InferError> {
+/// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
+async fn begin(
+    edge: &Edge,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Result<(Responses, Option<Traced>), InferError> {
     let received = edge.engine.now();
     let (parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
+    let traced = trace::begin(edge, &path.model, &parts.headers);
     // As in Triton, that there is no such model is said before what is wrong with the body.
     let metadata = edge.engine.model_metadata(&path.model, &path.version);
     let body = read(body, edge.settings.max_input_size, parts.headers.contains_key(EXPECT)).await;
@@ -128,8 +139,10 @@ async fn begin(edge: &Edge, path: ModelPath, request: Request<Body>) -> Result<R
         Ok(request)
     })
     .await?;
+    forward(edge, &parts.headers, &mut request)?;
+    trace::received(traced.as_ref(), &mut request);
     request.timeline.request_start = edge.engine.now();
-    edge.engine.stream(request)
+    Ok((edge.engine.stream(request)?, traced))
 }
 
 fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {

@@ -10,13 +10,13 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, Head
 use http::{HeaderMap, Request};
 use pharos::error::InferError;
 use pharos::id::TraceId;
-use pharos::infer::InferRequest;
+use pharos::infer::{InferRequest, Parameter};
 
 use super::body::{self, Pieces, Read};
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
 use super::model::ModelPath;
-use super::{Edge, answer};
+use super::{Edge, answer, trace};
 use crate::engine::{Endpoint, Route};
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
@@ -48,6 +48,7 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
     let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
+    let traced = trace::begin(&edge, &head.model_name, &parts.headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
         let received_request = receive(&edge, head, body, coding, waits).await;
@@ -55,15 +56,25 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         let (mut request, form) =
             received_request.map_err(|error| edge.engine.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
+        forward(&edge, &parts.headers, &mut request)?;
         request.timeline.received = received;
+        trace::received(traced.as_ref(), &mut request);
         request.timeline.request_start = edge.engine.now();
         let response = edge.engine.infer(request, Endpoint::HttpInfer).await?;
-        let size: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
+        trace::complete(traced.as_ref());
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
         on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await
     };
     let result = result.await;
-    pending.finish(result)
+    trace::sending(traced, pending.finish(result))
+}
+
+/// Makes parameters of the headers that are to be forwarded.
+pub(super) fn forward(edge: &Edge, headers: &HeaderMap, request: &mut InferRequest) -> Result<(), InferError> {
+    let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
+    request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
+    Ok(())
 }
 
 /// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header

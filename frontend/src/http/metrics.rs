@@ -3,8 +3,6 @@
 //! It is a listener of its own so that scraping can be firewalled apart from inference. Its answers are not counted: a
 //! scrape would change what it reads.
 
-use std::future::Future;
-
 use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
@@ -18,11 +16,11 @@ use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
 use super::{Engine, answer, dashboard, infer};
-use crate::listener::{self, Speaks};
+use crate::listener::{self, Life, Speaks};
 
-/// Serves metrics on `listener` until `shutdown` is ready.
-pub async fn serve(listener: TcpListener, engine: Engine, shutdown: impl Future<Output = ()>) {
-    listener::serve(listener, Speaks::Http, router(engine), |_| {}, shutdown).await;
+/// Serves metrics on `listener` until `life` says to stop.
+pub async fn serve(listener: TcpListener, engine: Engine, connections: listener::Settings, life: Life) {
+    listener::serve(listener, (Speaks::Http, connections), router(engine), |_| {}, life).await;
 }
 
 /// `/metrics`, and the page that draws it.

@@ -22,10 +22,10 @@ mod repository;
 mod restrict;
 mod server;
 mod shared_memory;
-mod unbuilt;
+mod trace;
 
-use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
@@ -33,17 +33,19 @@ use axum::routing::{MethodRouter, get, post};
 use http::StatusCode;
 use pharos::access::Restrictions;
 use pharos::error::Reason;
+use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
 
 use dispatch::Dispatch;
 
 // The unit tests of this edge put an engine that echoes in the place of the real one.
+use crate::access::{Access, Forward};
 #[cfg(not(test))]
 use crate::engine::{Engine, OpenStream};
 use crate::engine::{Protocol, Route};
 #[cfg(test)]
 use crate::fake_engine::{Engine, OpenStream};
-use crate::listener::{self, Speaks};
+use crate::listener::{self, Life, Speaks};
 
 /// What the HTTP edge is told at start.
 #[derive(Clone, Debug)]
@@ -52,11 +54,28 @@ pub struct Settings {
     pub max_input_size: u64,
     /// `--http-restricted-api`.
     pub restricted: Arc<Restrictions>,
+    /// The tokens that are asked for.
+    pub access: Access,
+    /// `--http-header-forward-pattern`.
+    pub forward: Forward,
+    /// `--http-body-timeout-secs`; zero for none.
+    pub body_timeout: Duration,
+}
+
+/// How a listener treats its connections unless it is told otherwise.
+pub fn connections() -> listener::Settings {
+    listener::Settings::new(Listener::Http)
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_input_size: 64 << 20, restricted: Arc::default() }
+        Self {
+            max_input_size: 64 << 20,
+            restricted: Arc::default(),
+            access: Access::default(),
+            forward: Forward::default(),
+            body_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -64,7 +83,7 @@ impl Default for Settings {
 #[derive(Clone)]
 pub(crate) struct Edge {
     engine: Engine,
-    settings: Settings,
+    settings: Arc<Settings>,
 }
 
 impl Edge {
@@ -73,19 +92,28 @@ impl Edge {
     }
 }
 
-/// Serves the v2 protocol on `listener` until `shutdown` is ready and the requests in flight are answered.
-pub async fn serve(listener: TcpListener, engine: Engine, settings: Settings, shutdown: impl Future<Output = ()>) {
-    let edge = Edge { engine: engine.clone(), settings: settings.clone() };
-    let dispatch = Dispatch { edge, router: router(engine.clone(), settings) };
+/// Serves the v2 protocol on `listener` until `life` says to stop and the requests in flight are answered.
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    (settings, connections): (Settings, listener::Settings),
+    life: Life,
+) {
+    let edge = Edge { engine: engine.clone(), settings: Arc::new(settings) };
+    let dispatch = Dispatch { router: routes(edge.clone()), edge };
     let refused = move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         engine.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
     };
-    listener::serve(listener, Speaks::Http, dispatch, refused, shutdown).await;
+    listener::serve(listener, (Speaks::Http, connections), dispatch, refused, life).await;
 }
 
 /// The table of routes.
 pub fn router(engine: Engine, settings: Settings) -> Router {
+    routes(Edge { engine, settings: Arc::new(settings) })
+}
+
+fn routes(edge: Edge) -> Router {
     let router = Router::new()
         .route("/v2", get(server::metadata))
         .route("/v2/health/live", get(server::live))
@@ -98,16 +126,13 @@ pub fn router(engine: Engine, settings: Settings) -> Router {
     let router = model_route(router, "/infer", || post(infer::infer));
     let router = model_route(router, "/generate", || post(generate::generate));
     let router = model_route(router, "/generate_stream", || post(generate::generate_stream));
-    let router = model_route(router, "/trace/setting", || get(unbuilt::trace).post(unbuilt::trace));
     let router = router
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{*operation}", post(repository::operate))
-        .route("/v2/trace/setting", get(unbuilt::trace).post(unbuilt::trace))
+        .route("/v2/trace/setting", get(trace::get).post(trace::post))
+        .route("/v2/models/{model}/trace/setting", get(trace::get_of).post(trace::post_of))
         .route("/v2/logging", get(logging::get).post(logging::post));
-    shared_memory::routes(router)
-        .fallback(not_found)
-        .method_not_allowed_fallback(method_not_allowed)
-        .with_state(Edge { engine, settings })
+    shared_memory::routes(router).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.

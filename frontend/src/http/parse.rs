@@ -5,8 +5,9 @@
 use std::borrow::Cow;
 
 use pharos::data::Data;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::infer::{CorrelationId, InferInput, InferRequest, RequestedOutput};
+use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use serde_json::value::RawValue;
 
@@ -28,7 +29,10 @@ object! {
 }
 object! {
     /// An input's `parameters`.
-    InputParameters { binary_data_size: &'a RawValue, shared_memory_region: &'a RawValue }
+    InputParameters {
+        binary_data_size: &'a RawValue, shared_memory_region: &'a RawValue, shared_memory_offset: &'a RawValue,
+        shared_memory_byte_size: &'a RawValue
+    }
 }
 object! {
     /// An element of `outputs`.
@@ -36,7 +40,10 @@ object! {
 }
 object! {
     /// An output's `parameters`.
-    OutputParameters { binary_data: &'a RawValue, classification: &'a RawValue, shared_memory_region: &'a RawValue }
+    OutputParameters {
+        binary_data: &'a RawValue, classification: &'a RawValue, shared_memory_region: &'a RawValue,
+        shared_memory_offset: &'a RawValue, shared_memory_byte_size: &'a RawValue
+    }
 }
 
 const NO_MEMBER: &str = "attempt to access non-existing object member";
@@ -175,9 +182,10 @@ fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferEr
     let datatype = required_string(input.datatype, "datatype")?;
     let shape = shape(input.shape)?;
     let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
-    if parameters.shared_memory_region.is_some() {
-        return Err(unknown_region(parameters.shared_memory_region));
-    }
+    let region = parameters.shared_memory_region;
+    let region =
+        region.map(|region| slice(region, parameters.shared_memory_offset, parameters.shared_memory_byte_size));
+    let region = region.transpose()?;
     let elements = element_count(&shape).ok_or_else(|| {
         let most = i64::MAX;
         InferError::invalid(format!(
@@ -191,7 +199,7 @@ fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferEr
         (Some(size), _) => binary.take(&name, as_u64(size, "Unable to parse 'binary_data_size'")?)?,
         // Triton does not look at the data of an empty tensor.
         (None, Some(data)) if elements > 0 => super::data::flatten(&name, data.get(), datatype, elements)?.into(),
-        (None, _) => Data::new(),
+        (None, _) => region.map_or_else(Data::new, Data::from),
     };
     Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
 }
@@ -240,18 +248,12 @@ fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
 }
 
-/// Client shared memory is not built yet: no region can be registered, so every region is unknown.
-fn unknown_region(region: Option<&RawValue>) -> InferError {
-    let region = region.map(|region| as_string(region, "Unable to parse 'shared_memory_region'"));
-    match region {
-        Some(Err(error)) => error,
-        Some(Ok(region)) => InferError::new(
-            ErrorCode::NotFound,
-            Reason::SharedMemory,
-            format!("Unable to find shared memory region: '{region}'"),
-        ),
-        None => InferError::internal("a shared memory region without a name"),
-    }
+/// A place in a client's memory. As for Triton, what is not said is 0.
+fn slice(region: &RawValue, offset: Option<&RawValue>, byte_size: Option<&RawValue>) -> Result<Slice, InferError> {
+    let name = as_string(region, "Unable to parse 'shared_memory_region'")?.into_owned();
+    let offset = offset.map(|offset| as_u64(offset, "Unable to parse 'shared_memory_offset'")).transpose()?;
+    let len = byte_size.map(|size| as_u64(size, "Unable to parse 'shared_memory_byte_size'")).transpose()?;
+    Ok(Slice::new(name, offset.unwrap_or(0), len.unwrap_or(0)))
 }
 
 fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
@@ -274,8 +276,8 @@ fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
         Some(value) => as_u64(value, "Unable to set 'classification'")?,
         None => 0,
     };
-    if parameters.shared_memory_region.is_some() {
-        return Err(unknown_region(parameters.shared_memory_region));
-    }
-    Ok(RequestedOutput { name, binary_data, classification })
+    let region = parameters.shared_memory_region;
+    let region =
+        region.map(|region| slice(region, parameters.shared_memory_offset, parameters.shared_memory_byte_size));
+    Ok(RequestedOutput { name, binary_data, classification, region: region.transpose()? })
 }

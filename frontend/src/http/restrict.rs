@@ -1,22 +1,38 @@
-//! Restricted parts of the protocol (`--http-restricted-api`): asked before anything of a request is looked at but its
-//! method and path.
+//! Tokens, and restricted parts of the protocol (`--http-restricted-api`): asked before anything of a request is looked at
+//! but its method and path.
 
 use axum::response::Response;
+use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, Method, StatusCode};
 use pharos::access::Api;
+use pharos::access::tokens::Refusal;
 use pharos::error::Reason;
 
 use super::{Edge, answer};
 use crate::engine::Route;
 
-/// The refusal of a request, if it asks for a restricted part without the key's value.
+/// The refusal of a request, if it asks for a part without the token or the key's value that this needs.
 pub(super) fn refusal(edge: &Edge, method: &Method, path: &str, headers: &HeaderMap) -> Option<Response> {
     let (api, route) = part(method, path)?;
+    if let Err(refusal) = edge.settings.access.check(api, headers) {
+        return Some(edge.pending(route).finish_as(unauthenticated(refusal), Some(Reason::Unauthenticated)));
+    }
     let given = |key: &str| headers.get(key).map(|value| value.as_bytes());
     let key = edge.settings.restricted.check(api, given).err()?;
     let text = format!("This API is restricted, expecting header '{key}'");
     let response = answer::error_text(StatusCode::FORBIDDEN, &text);
     Some(edge.pending(route).finish_as(response, Some(Reason::Restricted)))
+}
+
+/// RFC 6750, 3.1.
+fn unauthenticated(refusal: Refusal) -> Response {
+    let status = match refusal {
+        Refusal::Missing(_) | Refusal::Unknown(_) => StatusCode::UNAUTHORIZED,
+        Refusal::Insufficient => StatusCode::FORBIDDEN,
+    };
+    let mut response = answer::error_text(status, &refusal.text());
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(refusal.challenge()));
+    response
 }
 
 /// What a path asks for; `None` for one that is none of the protocol's.

@@ -1,68 +1,203 @@
-//! Client shared memory is not built yet. Unregistering everything succeeds and the status is empty, because there is
-//! never anything registered and clients ask for both as a matter of course; registering is refused.
+//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: memory that clients share (spec 2.10). The status has two members
+//! more than Triton's: how many tensors of requests are in a region now, and how many were.
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, State};
 use axum::response::Response;
 use axum::routing::{get, post};
-use http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::request::Parts;
+use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::region::{Kind, Memory};
+use pharos::shared_memory::Status;
+use serde::Serialize;
+use serde_json::value::RawValue;
 
-use super::unbuilt::refusal;
+use super::body::{self, Read};
+use super::json::{object, parse_error};
 use super::{Edge, answer};
 use crate::engine::Route;
+use crate::shared_memory::not_a_handle;
 
-/// One kind of shared memory: its word in paths and texts, and how its requests are counted.
-#[derive(Clone, Copy)]
-struct Kind {
-    word: &'static str,
-    status: Route,
-    register: Route,
-    unregister: Route,
+/// The most bytes of a registration: it has a handful of members.
+const MAX_BODY: u64 = 64 << 10;
+
+object! {
+    /// A registration of system memory.
+    System { key: &'a RawValue, offset: &'a RawValue, byte_size: &'a RawValue }
+}
+object! {
+    /// A registration of CUDA memory.
+    Cuda { raw_handle: &'a RawValue, device_id: &'a RawValue, byte_size: &'a RawValue }
+}
+object! {
+    /// A CUDA handle.
+    Handle { b64: &'a RawValue }
 }
 
-const KINDS: [Kind; 2] = [
-    Kind {
-        word: "system",
-        status: Route::SystemSharedMemoryStatus,
-        register: Route::SystemSharedMemoryRegister,
-        unregister: Route::SystemSharedMemoryUnregister,
-    },
-    Kind {
-        word: "cuda",
-        status: Route::CudaSharedMemoryStatus,
-        register: Route::CudaSharedMemoryRegister,
-        unregister: Route::CudaSharedMemoryUnregister,
-    },
-];
+/// A region's status.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    place: Place<'a>,
+    byte_size: u64,
+    in_use: u64,
+    uses: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Place<'a> {
+    System { key: &'a str, offset: u64 },
+    Cuda { device_id: u32 },
+}
+
+/// The region of a path. One whose name is no text is not found, and that is counted.
+struct Region(String);
+
+impl FromRequestParts<Edge> for Region {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
+        let path = Path::<String>::from_request_parts(parts, edge).await;
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(edge))
+    }
+}
 
 /// Adds the routes of both kinds.
 pub(super) fn routes(mut router: Router<Edge>) -> Router<Edge> {
-    for kind in KINDS {
-        let base = format!("/v2/{}sharedmemory", kind.word);
-        let status = async move |State(edge): State<Edge>| edge.pending(kind.status).finish(Ok(answer::json("[]")));
-        let unregister = async move |State(edge): State<Edge>| {
-            edge.pending(kind.unregister).finish(Ok(answer::empty(StatusCode::OK)))
+    for kind in Kind::ALL {
+        let base = format!("/v2/{}sharedmemory", kind.as_str());
+        let all = async move |State(edge): State<Edge>| status(&edge, kind, None);
+        let one = async move |State(edge): State<Edge>, Region(region): Region| status(&edge, kind, Some(&region));
+        let remove_all = async move |State(edge): State<Edge>| unregister(&edge, kind, None);
+        let remove =
+            async move |State(edge): State<Edge>, Region(region): Region| unregister(&edge, kind, Some(&region));
+        let add = async move |State(edge): State<Edge>, Region(region): Region, request: Request<Body>| {
+            register(&edge, kind, &region, request).await
         };
-        let register = async move |State(edge): State<Edge>| register(&edge, kind);
-        let region_status =
-            async move |State(edge): State<Edge>, region: Option<Path<String>>| region_status(&edge, kind, region);
         router = router
-            .route(&format!("{base}/status"), get(status))
-            .route(&format!("{base}/unregister"), post(unregister))
-            .route(&format!("{base}/region/{{region}}/status"), get(region_status))
-            .route(&format!("{base}/region/{{region}}/unregister"), post(unregister))
-            .route(&format!("{base}/region/{{region}}/register"), post(register));
+            .route(&format!("{base}/status"), get(all))
+            .route(&format!("{base}/unregister"), post(remove_all))
+            .route(&format!("{base}/region/{{region}}/status"), get(one))
+            .route(&format!("{base}/region/{{region}}/unregister"), post(remove))
+            .route(&format!("{base}/region/{{region}}/register"), post(add));
     }
     router
 }
 
-fn region_status(edge: &Edge, kind: Kind, region: Option<Path<String>>) -> Response {
-    let region = region.map(|Path(region)| region).unwrap_or_default();
-    let message = format!("Unable to find {} shared memory region: '{region}'", kind.word);
-    edge.pending(kind.status).finish(Err(InferError::new(ErrorCode::NotFound, Reason::SharedMemory, message)))
+fn status(edge: &Edge, kind: Kind, region: Option<&str>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryStatus,
+        Kind::Cuda => Route::CudaSharedMemoryStatus,
+    });
+    let found = edge.engine.shared_memory().status(kind, region);
+    pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
 }
 
-fn register(edge: &Edge, kind: Kind) -> Response {
-    edge.pending(kind.register).finish(Err(refusal(&format!("registering {} shared memory", kind.word))))
+fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
+    let place = match &region.memory {
+        Memory::System { key, offset, .. } => Place::System { key, offset: *offset },
+        Memory::Cuda { device, .. } => Place::Cuda { device_id: *device },
+    };
+    Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
+}
+
+fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryUnregister,
+        Kind::Cuda => Route::CudaSharedMemoryUnregister,
+    });
+    let done = edge.engine.shared_memory().unregister(kind, region);
+    pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
+}
+
+async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryRegister,
+        Kind::Cuda => Route::CudaSharedMemoryRegister,
+    });
+    let result = async {
+        let body = match body::read(request.into_body(), MAX_BODY, false).await? {
+            Read::Whole(body) => body.join(),
+            Read::TooLarge(size) => {
+                let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");
+                return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
+            }
+        };
+        match kind {
+            Kind::System => {
+                let (key, range) = system(&body)?;
+                edge.engine.shared_memory().register_system(region, &key, range)?;
+            }
+            Kind::Cuda => {
+                let (handle, place) = cuda(&body)?;
+                edge.engine.shared_memory().register_cuda(region, &handle, place).await?;
+            }
+        }
+        Ok(answer::empty(StatusCode::OK))
+    };
+    let result = result.await;
+    pending.finish(result)
+}
+
+/// The key, and the offset and size. Without an offset it is 0, as for Triton.
+fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
+    let System { key, offset, byte_size } = members(body)?;
+    let key = text(key.ok_or_else(|| missing("key"))?)?;
+    let offset = offset.map(number).transpose()?.unwrap_or(0);
+    Ok((key, (offset, number(byte_size.ok_or_else(|| missing("byte_size"))?)?)))
+}
+
+/// The handle, and the device and size.
+fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
+    let Cuda { raw_handle, device_id, byte_size } = members(body)?;
+    let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
+    let Handle { b64 } = serde_json::from_str(raw_handle.get()).unwrap_or_default();
+    let b64 = text(b64.ok_or_else(|| absent("b64"))?)?;
+    let byte_size = number(byte_size.ok_or_else(|| absent("byte_size"))?)?;
+    let device = number(device_id.ok_or_else(|| absent("device_id"))?)?;
+    let handle = STANDARD.decode(b64).map_err(|_| not_a_handle())?;
+    Ok((handle, (i64::try_from(device).unwrap_or(i64::MAX), byte_size)))
+}
+
+fn members<'a, T: Default + serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, InferError> {
+    match serde_json::from_slice(body) {
+        Ok(members) => Ok(members),
+        // JSON, but no object: it has no members.
+        Err(error) if error.is_data() => Ok(T::default()),
+        Err(error) => Err(parse_error(error)),
+    }
+}
+
+fn missing(member: &str) -> InferError {
+    InferError::malformed(format!("Shared memory register request has no '{member}' field"))
+}
+
+fn absent(member: &str) -> InferError {
+    wrong(&format!("attempt to access non-existing object member '{member}'"))
+}
+
+/// What Triton's JSON reader says; its code is that of a server at fault.
+fn wrong(text: &str) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Malformed, text)
+}
+
+fn text(value: &RawValue) -> Result<String, InferError> {
+    serde_json::from_str(value.get()).map_err(|_| wrong("attempt to access JSON non-string as string"))
+}
+
+fn number(value: &RawValue) -> Result<u64, InferError> {
+    let text = "attempt to access JSON non-unsigned-integer as unsigned-integer";
+    value.get().parse().map_err(|_| wrong(text))
+}
+
+/// The fuzzer's way in: any body of a registration.
+pub(super) fn fuzz(body: &[u8]) {
+    let _ = system(body);
+    let _ = cuda(body);
 }

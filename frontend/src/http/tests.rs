@@ -46,8 +46,8 @@ const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype
 #[tokio::test]
 #[allow(clippy::too_many_lines)] // a table
 async fn every_route_answers_and_is_counted_once() {
+    const TRACE: &str = r#"{"trace_rate":7,"trace_level":["OFF"]}"#;
     let dir = r#"{"name":"echo","versions":["1"],"platform":"builtin","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[-1]}],"outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[-1]}]}"#;
-    let unbuilt = "is not supported by this version of the server\"}";
     let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
     for (method, path, body, status, expected, route, reason) in [
         ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
@@ -194,13 +194,14 @@ async fn every_route_answers_and_is_counted_once() {
             "POST",
             "/v2/systemsharedmemory/region/r/register",
             "{}",
-            501,
-            unbuilt,
+            400,
+            "Shared memory register request has no 'key' field",
             Route::SystemSharedMemoryRegister,
-            Some(Reason::Unsupported),
+            Some(Reason::Malformed),
         ),
-        ("GET", "/v2/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
-        ("POST", "/v2/models/echo/trace/setting", "", 501, unbuilt, Route::TraceSetting, Some(Reason::Unsupported)),
+        ("GET", "/v2/trace/setting", "", 200, r#""trace_mode":"triton""#, Route::TraceSetting, None),
+        ("POST", "/v2/models/echo/trace/setting", TRACE, 200, r#""trace_rate":"7""#, Route::TraceSetting, None),
+        ("POST", "/v2/trace/setting", r#"{"a":1}"#, 400, "'a'", Route::TraceSetting, Some(Reason::Invalid)),
         ("POST", "/v2/logging", "{}", 200, "\"log_format\"", Route::LogSettings, None),
         ("POST", "/v2/models/nope/generate", "", 400, unknown, Route::Generate, Some(Reason::UnknownModel)),
         (
@@ -307,7 +308,7 @@ async fn a_client_that_goes_away_is_counted_as_cancelled() {
     let engine = Engine::default();
     let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
     let call = router(engine.clone(), Settings::default()).call(request);
-    let waited = tokio::time::timeout(std::time::Duration::from_millis(20), call).await;
+    let waited = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
     assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
 }
@@ -337,10 +338,8 @@ async fn heads_that_cannot_be_read_are_counted() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let engine = Engine::default();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(serve(listener, engine.clone(), Settings::default(), async {
-        let _ = stopped.await;
-    }));
+    let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
+    let server = tokio::spawn(serve(listener, engine.clone(), (Settings::default(), connections()), life));
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -354,7 +353,7 @@ async fn heads_that_cannot_be_read_are_counted() {
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
     }
-    stop.send(()).unwrap();
+    stop.send(listener::Phase::Stopping).unwrap();
     server.await.unwrap();
     let expected = heads.map(|(status, _)| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
@@ -397,10 +396,8 @@ async fn shutdown_lets_requests_finish() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(serve(listener, Engine::default(), Settings::default(), async {
-        let _ = stopped.await;
-    }));
+    let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
+    let server = tokio::spawn(serve(listener, Engine::default(), (Settings::default(), connections()), life));
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
     let mut buffer = vec![0; 4096];
@@ -408,13 +405,15 @@ async fn shutdown_lets_requests_finish() {
     let first = client.read(&mut buffer).await.unwrap();
     assert!(buffer[..first].starts_with(b"HTTP/1.1 200 OK"));
     client.write_all(head.as_bytes()).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    stop.send(()).unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stop.send(listener::Phase::Draining).unwrap();
+    stop.send(listener::Phase::Stopping).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!server.is_finished(), "a request is in flight");
     client.write_all(GOOD.as_bytes()).await.unwrap();
     let second = client.read(&mut buffer).await.unwrap();
     assert!(buffer[..second].starts_with(b"HTTP/1.1 200 OK"), "the request in flight is answered");
+    assert!(String::from_utf8_lossy(&buffer[..second]).contains("connection: close\r\n"));
     server.await.unwrap();
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }

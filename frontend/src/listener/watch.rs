@@ -1,21 +1,60 @@
-//! Closes connections that wait too long for a request, without a timer for each of them.
+//! Closes connections that wait too long: for a request, for the rest of its head, for their client to take an answer.
+//! Without a timer for each of them: hyper could keep one, but arms it anew for each request, which costs a small inference
+//! 5 % of its time.
 //!
 //! Every connection notes the tick at which it began to wait; a task looks at all of them every now and then. So a
-//! request costs two stores, and a connection is closed within one look after its time.
+//! request costs a few stores, and a connection is closed within one look after its time.
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 use tower::Service;
+
+use super::Phase;
+use super::meter::Meter;
+use super::unread::{Pieces, Unread};
+
+/// The longest and the shortest time between two looks; between them a fourth of the shortest patience.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
+
+/// How long a connection may wait for what; zero for ever.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// For the head of a request, from its first byte on; on a new connection for that too.
+    pub(super) head: Duration,
+    /// For the next request.
+    pub(super) idle: Duration,
+    /// For the client to take something of an answer.
+    pub(super) write: Duration,
+}
+
+impl Patience {
+    fn look(self) -> Duration {
+        let shortest = [self.head, self.idle, self.write].into_iter().filter(|time| !time.is_zero()).min();
+        shortest.map_or(LOOKS.1, |shortest| (shortest / 4).clamp(LOOKS.0, LOOKS.1))
+    }
+}
+
+/// The same in looks.
+#[derive(Clone, Copy)]
+struct Ticks {
+    head: u32,
+    idle: u32,
+    write: u32,
+}
 
 /// The connections of one listener. The looking ends when it is dropped.
 pub(super) struct Watch(Arc<Connections>);
@@ -24,26 +63,66 @@ struct Connections {
     /// Looks so far, from 1.
     tick: Arc<AtomicU32>,
     open: Mutex<Vec<(Arc<Activity>, AbortHandle)>>,
+    meter: Meter,
+    /// Connections that come now are not to stay.
+    draining: AtomicBool,
+}
+
+impl Connections {
+    fn open(&self) -> MutexGuard<'_, Vec<(Arc<Activity>, AbortHandle)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What one connection is doing.
 pub(super) struct Activity {
     tick: Arc<AtomicU32>,
-    /// Requests in flight in the upper half: while there is one, the connection may take its time. In the lower half the
-    /// tick since which it waits.
+    peer: Option<SocketAddr>,
+    /// Requests of HTTP/1 in flight in the upper half: while there is one, the connection may take its time. In the lower
+    /// half the tick since which it waits.
     state: AtomicU64,
+    /// The tick at which the first byte of a head came that is not whole yet; 0 if there is none.
+    head_since: AtomicU32,
+    /// The tick since which the client takes nothing; 0 if it does.
+    blocked_since: AtomicU32,
+    /// It has carried a request.
+    served: AtomicBool,
+    /// It speaks HTTP/2, and looks after itself by pings once it has carried a request.
+    http2: AtomicBool,
+    /// Its client is to be told to go with the next answer.
+    leaving: AtomicBool,
+    /// It is to end when what is in flight is answered.
+    parting: AtomicBool,
+    // Who waits for that; held to store or take the waker.
+    waiting: Mutex<Option<Waker>>,
+    /// The answers of HTTP/2 that the client has not taken.
+    unread: Unread,
 }
 
 /// One request in flight.
 const ONE: u64 = 1 << 32;
-/// The connection has carried an HTTP/2 request and looks after itself.
-const HTTP2: u64 = 1 << 63;
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It was kept long enough.
+    Idle,
+    /// For what its client does.
+    Refused(Refused),
+}
 
 impl Watch {
-    /// Closes connections that have waited for `patience`, looking each `look`.
-    pub(super) fn start(patience: Duration, look: Duration) -> Self {
-        let connections = Arc::new(Connections { tick: Arc::new(AtomicU32::new(1)), open: Mutex::default() });
-        let ticks = u32::try_from(patience.as_nanos().div_ceil(look.as_nanos().max(1))).unwrap_or(u32::MAX);
+    /// Closes connections that have waited for longer than `patience`.
+    pub(super) fn start(patience: Patience, meter: Meter) -> Self {
+        let tick = Arc::new(AtomicU32::new(1));
+        let connections =
+            Arc::new(Connections { tick, open: Mutex::default(), meter, draining: AtomicBool::new(false) });
+        let look = patience.look();
+        let ticks = |time: Duration| match time.as_nanos().div_ceil(look.as_nanos().max(1)) {
+            0 => u32::MAX,
+            ticks => u32::try_from(ticks).unwrap_or(u32::MAX),
+        };
+        let ticks = Ticks { head: ticks(patience.head), idle: ticks(patience.idle), write: ticks(patience.write) };
         let weak = Arc::downgrade(&connections);
         tokio::spawn(async move {
             loop {
@@ -56,34 +135,158 @@ impl Watch {
     }
 
     /// For a new connection, which waits for its first request.
-    pub(super) fn activity(&self) -> Arc<Activity> {
+    pub(super) fn activity(&self, peer: Option<SocketAddr>) -> Arc<Activity> {
         let state = u64::from(self.0.tick.load(Ordering::Relaxed));
-        Arc::new(Activity { tick: self.0.tick.clone(), state: AtomicU64::new(state) })
+        Arc::new(Activity {
+            tick: self.0.tick.clone(),
+            peer,
+            state: AtomicU64::new(state),
+            head_since: AtomicU32::new(0),
+            blocked_since: AtomicU32::new(0),
+            served: AtomicBool::new(false),
+            http2: AtomicBool::new(false),
+            leaving: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
+            parting: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            unread: Unread::default(),
+        })
     }
 
     /// From now on the connection is looked at; `task` serves it.
     pub(super) fn add(&self, activity: Arc<Activity>, task: AbortHandle) {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner).push((activity, task));
+        self.0.open().push((activity, task));
+    }
+
+    /// The server goes. HTTP/2 can part without loss as soon as it drains: the client is told which calls were taken, and
+    /// makes new ones on a new connection. A connection of HTTP/1 that is closed while it waits may lose the request that
+    /// is just coming; with each answer its client is asked to close it, and it is closed when nothing is left to be
+    /// finished. The same holds for connections that come while the server drains.
+    pub(super) fn tell(&self, phase: Phase) {
+        for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
+            activity.leaving.store(true, Ordering::Relaxed);
+            if phase == Phase::Stopping || activity.is_http2() {
+                activity.part();
+            }
+        }
+        self.0.draining.store(phase != Phase::Serving, Ordering::Relaxed);
     }
 }
 
 impl Connections {
-    fn look(&self, ticks: u32) {
+    fn look(&self, ticks: Ticks) {
         let now = self.tick.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open();
         open.retain(|(activity, task)| {
-            let state = activity.state.load(Ordering::Relaxed);
-            let waits = state < ONE && now.wrapping_sub(state as u32) > ticks;
-            if waits {
-                task.abort();
+            if task.is_finished() {
+                return false;
             }
-            !waits && !task.is_finished()
+            let Some(verdict) = activity.verdict(now, ticks) else { return true };
+            task.abort();
+            if let Verdict::Refused(reason) = verdict {
+                self.meter.refused(reason, &activity.peer, || activity.fault(reason).to_owned());
+            }
+            false
         });
         open.shrink_to(64);
     }
 }
 
 impl Activity {
+    /// Whether the connection has waited too long for something.
+    fn verdict(&self, now: u32, ticks: Ticks) -> Option<Verdict> {
+        let over = |since: u32, most: u32| since != 0 && now.wrapping_sub(since) > most;
+        let unread = || self.is_http2() && over(self.unread.since(now), ticks.write);
+        if over(self.blocked_since.load(Ordering::Relaxed), ticks.write) || unread() {
+            return Some(Verdict::Refused(Refused::SlowReader));
+        }
+        let (state, served) = (self.state.load(Ordering::Relaxed), self.served.load(Ordering::Relaxed));
+        let (since, http2) = (state as u32, self.is_http2());
+        if state >= ONE || (http2 && served) {
+            return None;
+        }
+        let new = !served && !http2 && over(since, ticks.head);
+        if new || over(self.head_since.load(Ordering::Relaxed), ticks.head) {
+            return Some(Verdict::Refused(Refused::HeadTimeout));
+        }
+        over(since, ticks.idle).then_some(Verdict::Idle)
+    }
+
+    /// What is said of a connection that is closed.
+    fn fault(&self, reason: Refused) -> &'static str {
+        match reason {
+            Refused::SlowReader => "it takes nothing of its answer",
+            _ if self.head_since.load(Ordering::Relaxed) == 0 => "it sent no request",
+            _ => "the head of its request does not end",
+        }
+    }
+
+    /// Bytes came.
+    pub(super) fn reads(&self) {
+        let awaited = self.state.load(Ordering::Relaxed) < ONE && self.head_since.load(Ordering::Relaxed) == 0;
+        if awaited && !self.is_http2() {
+            self.head_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// The client takes bytes.
+    pub(super) fn writes(&self) {
+        if self.blocked_since.load(Ordering::Relaxed) != 0 {
+            self.blocked_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// There are bytes that the client does not take.
+    pub(super) fn waits_to_write(&self) {
+        if self.blocked_since.load(Ordering::Relaxed) == 0 {
+            self.blocked_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// The connection speaks HTTP/2.
+    pub(super) fn speaks_http2(&self) {
+        self.http2.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.http2.load(Ordering::Relaxed)
+    }
+
+    /// Ends when what is in flight is answered.
+    fn part(&self) {
+        self.parting.store(true, Ordering::Release);
+        if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            waker.wake();
+        }
+    }
+
+    /// Ready when the connection is to end. Asked at each turn of a connection, it costs one look: its task has one waker,
+    /// which is left here once.
+    pub(super) fn parting(&self) -> impl Future<Output = ()> {
+        let mut left = false;
+        std::future::poll_fn(move |cx| {
+            if !left {
+                *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+                left = true;
+            }
+            if self.parting.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+
+    /// A time up to a tenth longer or shorter, another one for each client's port: connections that were made at once
+    /// shall not all be made anew at once.
+    pub(super) fn spread(&self, time: Duration) -> Duration {
+        let port = self.peer.map_or(0, |peer| u32::from(peer.port()) % 200);
+        time * (900 + port) / 1000
+    }
+
+    /// A request's head is whole.
+    fn begin(&self) {
+        self.head_since.store(0, Ordering::Relaxed);
+        if !self.served.load(Ordering::Relaxed) {
+            self.served.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn end(&self) {
         let tick = u64::from(self.tick.load(Ordering::Relaxed));
         let finished = |state: u64| Some((state - ONE) & !(ONE - 1) | tick);
@@ -111,22 +314,24 @@ impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone,
     S::Future: Unpin,
-    B: http_body::Body + Unpin,
+    B: http_body::Body<Data = Bytes> + Unpin,
 {
     type Response = Response<Body<B>>;
     type Error = Infallible;
     type Future = Answer<S::Future>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.activity.begin();
         let busy = if request.version() == Version::HTTP_2 {
-            self.activity.state.fetch_or(HTTP2, Ordering::Relaxed);
+            self.activity.speaks_http2();
             None
         } else {
             self.activity.state.fetch_add(ONE, Ordering::Relaxed);
             Some(Busy(self.activity.clone()))
         };
         // The services of this server are ready at all times.
-        Answer { answer: self.service.clone().call(request), busy }
+        let http2 = busy.is_none().then(|| self.activity.clone());
+        Answer { answer: self.service.clone().call(request), busy, http2 }
     }
 }
 
@@ -134,6 +339,7 @@ where
 pub(super) struct Answer<F> {
     answer: F,
     busy: Option<Busy>,
+    http2: Option<Arc<Activity>>,
 }
 
 impl<F, B> Future for Answer<F>
@@ -145,7 +351,12 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
         let busy = self.busy.take();
-        Poll::Ready(answer.map(|answer| answer.map(|body| Body { body, _busy: busy })))
+        let mut answer = answer?;
+        if busy.as_ref().is_some_and(|busy| busy.0.leaving.load(Ordering::Relaxed)) {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));
+        Poll::Ready(Ok(answer.map(|body| Body { body, _busy: busy, http2 })))
     }
 }
 
@@ -153,56 +364,130 @@ where
 pub(super) struct Body<B> {
     body: B,
     _busy: Option<Busy>,
+    /// To follow what the client takes.
+    http2: Option<(Arc<Activity>, Pieces)>,
 }
 
-impl<B: http_body::Body + Unpin> http_body::Body for Body<B> {
-    type Data = B::Data;
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Body<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Self { body, http2, .. } = &mut *self;
+        let Some((activity, pieces)) = http2 else { return Pin::new(body).poll_frame(cx) };
+        if let Some(rest) = pieces.next() {
+            return Poll::Ready(Some(Ok(Frame::data(rest))));
+        }
+        let frame = Pin::new(body).poll_frame(cx);
+        frame.map_ok(|frame| frame.map_data(|piece| pieces.cut(piece, (&activity.unread, &activity.tick))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.is_end_stream() && self.http2.as_ref().is_none_or(|(_, pieces)| pieces.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let left = self.http2.as_ref().map_or(0, |(_, pieces)| pieces.left());
+        let (hint, mut whole) = (self.body.size_hint(), SizeHint::new());
+        whole.set_lower(hint.lower() + left);
+        if let Some(upper) = hint.upper() {
+            whole.set_upper(upper + left);
+        }
+        whole
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use pharos::metrics::labels::Listener;
+
     use super::*;
 
-    /// A connection that lasts until it is closed.
-    fn connection(watch: &Watch) -> (Arc<Activity>, tokio::task::JoinHandle<()>) {
-        let activity = watch.activity();
-        let task = tokio::spawn(std::future::pending());
-        watch.add(activity.clone(), task.abort_handle());
-        (activity, task)
+    const TICKS: Ticks = Ticks { head: 10, idle: 50, write: 20 };
+
+    fn watch(patience: Patience) -> Watch {
+        Watch::start(patience, Meter::new(Listener::Http, None))
     }
 
-    async fn closed(task: tokio::task::JoinHandle<()>) {
-        let ended = tokio::time::timeout(Duration::from_secs(20), task).await;
-        assert!(ended.unwrap().unwrap_err().is_cancelled());
+    fn for_ever() -> Watch {
+        watch(Patience { head: Duration::ZERO, idle: Duration::ZERO, write: Duration::ZERO })
+    }
+
+    /// The tick at which a connection is closed, looked at from tick 1 on, and why.
+    fn closed(activity: &Activity) -> Option<(u32, Verdict)> {
+        (1..200).find_map(|now| Some((now, activity.verdict(now, TICKS)?)))
+    }
+
+    #[tokio::test]
+    async fn each_wait_has_its_patience() {
+        let watch = for_ever();
+        let refused = |at, reason| Some((at, Verdict::Refused(reason)));
+        let with = |change: &dyn Fn(&Activity)| {
+            let activity = watch.activity(None);
+            change(&activity);
+            closed(&activity)
+        };
+        let busy = |a: &Activity| {
+            a.begin();
+            a.state.fetch_add(ONE, Ordering::Relaxed);
+        };
+        assert_eq!(with(&|_| ()), refused(12, Refused::HeadTimeout), "no byte came");
+        assert_eq!(with(&|a| a.reads()), refused(12, Refused::HeadTimeout), "the head does not end");
+        assert_eq!(with(&|a| a.speaks_http2()), Some((52, Verdict::Idle)), "no request came");
+        assert_eq!(with(&busy), None, "it is being answered");
+        let waits = |a: &Activity| {
+            busy(a);
+            a.end();
+        };
+        assert_eq!(with(&waits), Some((52, Verdict::Idle)), "it waits for its second request");
+        let second = |a: &Activity| {
+            waits(a);
+            a.reads();
+        };
+        assert_eq!(with(&second), refused(12, Refused::HeadTimeout), "whose head does not end");
+        let unread = |a: &Activity| {
+            busy(a);
+            a.waits_to_write();
+        };
+        assert_eq!(with(&unread), refused(22, Refused::SlowReader));
+        let read = |a: &Activity| {
+            unread(a);
+            a.writes();
+        };
+        assert_eq!(with(&read), None, "it takes its answer again");
+        let http2 = |a: &Activity| {
+            a.speaks_http2();
+            a.begin();
+            a.reads();
+        };
+        assert_eq!(with(&http2), None, "pings look after it");
     }
 
     #[tokio::test]
     async fn only_connections_that_wait_too_long_are_closed() {
-        let watch = Watch::start(Duration::from_millis(50), Duration::from_millis(10));
-        let [waiting, working, answered, http2] = [(); 4].map(|()| connection(&watch));
+        let idle = Duration::from_millis(50);
+        let watch = watch(Patience { head: Duration::ZERO, idle, write: Duration::ZERO });
+        let [waiting, working] = [(); 2].map(|()| {
+            let (activity, task) = (watch.activity(None), tokio::spawn(std::future::pending::<()>()));
+            watch.add(activity.clone(), task.abort_handle());
+            (activity, task)
+        });
         working.0.state.fetch_add(ONE, Ordering::Relaxed);
-        answered.0.state.fetch_add(ONE, Ordering::Relaxed);
-        http2.0.state.fetch_or(HTTP2, Ordering::Relaxed);
-        closed(waiting.1).await;
-        assert!(!working.1.is_finished() && !answered.1.is_finished() && !http2.1.is_finished());
-        drop(Busy(answered.0));
-        closed(answered.1).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(!working.1.is_finished() && !http2.1.is_finished());
-        assert_eq!(watch.0.open.lock().unwrap().len(), 2);
+        let ended = tokio::time::timeout(Duration::from_secs(20), waiting.1).await;
+        assert!(ended.unwrap().unwrap_err().is_cancelled());
+        assert!(!working.1.is_finished());
+        drop(Busy(working.0));
+        let ended = tokio::time::timeout(Duration::from_secs(20), working.1).await;
+        assert!(ended.unwrap().unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn ages_are_spread_by_a_tenth() {
+        let spread = |port: u16| {
+            let activity = for_ever().activity(Some(SocketAddr::from(([127, 0, 0, 1], port))));
+            activity.spread(Duration::from_secs(1000)).as_secs()
+        };
+        assert_eq!((spread(0), spread(100), spread(199)), (900, 1000, 1099));
     }
 }

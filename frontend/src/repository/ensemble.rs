@@ -6,34 +6,43 @@
 //! bytes that the first step's worker has written, in its arena; they are copied once, into the next worker's.
 
 mod load;
+mod responses;
+mod slots;
 mod steps;
+mod streams;
+mod under_way;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pharos::ensemble::{Plan, in_ensemble};
+use pharos::ensemble::{DEADLOCK_TEXT, Plan, Stages, Step};
 use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::cache::Cache;
 use pharos::metrics::record::{self, EnsembleDone};
 use pharos::model::Checked;
-use pharos::timeline::{ComputeStamps, Instant, Timeline};
+use pharos::timeline::{Instant, Timeline};
+use pharos::traced::Traced;
 
 use super::{Repository, Serving};
-use crate::cache::{Found, Miss, ModelCache};
+use crate::cache::{Found, ModelCache};
 use crate::clock;
-use crate::scheduler::{Answer, answer_found};
+use crate::scheduler::{Answer, answer_found, traced};
 pub(super) use load::hopeless;
-use steps::Computed;
+pub(crate) use responses::Responses;
+use slots::Slots;
+use under_way::{Made, UnderWay};
 
 /// A version of an ensemble.
 pub(crate) struct Ensemble {
     plan: Arc<Plan>,
+    stages: Arc<Stages>,
+    /// With `max_inflight_requests`.
+    slots: Option<Slots>,
     /// If it uses the response cache.
     cache: Option<ModelCache>,
-    in_flight: AtomicUsize,
+    in_flight: Arc<AtomicUsize>,
 }
 
 impl Ensemble {
@@ -45,26 +54,36 @@ impl Ensemble {
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
-}
 
-/// A request of an ensemble. If it is dropped before it is answered, its client has gone away, and that is counted.
-struct Unanswered<'a> {
-    serving: &'a Serving,
-    ensemble: &'a Ensemble,
-    begun: Instant,
-    answered: bool,
-}
-
-impl<'a> Unanswered<'a> {
-    fn new((serving, ensemble): (&'a Serving, &'a Ensemble), request: &InferRequest) -> Self {
-        ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { serving, ensemble, begun: request.timeline.request_start, answered: false }
+    /// The steps with how many requests of each are under way; nothing without a limit.
+    pub(crate) fn places_taken(&self) -> impl Iterator<Item = (&Step, usize)> {
+        let taken = self.slots.iter().flat_map(Slots::taken);
+        self.plan.steps().iter().zip(taken)
     }
 }
 
-impl Drop for Unanswered<'_> {
+/// A request of an ensemble. If it is dropped before it is answered, its client has gone away, and that is counted.
+struct Unanswered {
+    serving: Arc<Serving>,
+    in_flight: Arc<AtomicUsize>,
+    begun: Instant,
+    traced: Option<Traced>,
+    answered: bool,
+}
+
+impl Unanswered {
+    fn new((serving, ensemble): (&Arc<Serving>, &Ensemble), request: &InferRequest) -> Self {
+        ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
+        traced::queued(&serving.model, request);
+        let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
+        let begun = request.timeline.request_start;
+        Self { serving: serving.clone(), in_flight, begun, traced, answered: false }
+    }
+}
+
+impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.ensemble.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
             record::ensemble_failed(&self.serving.series, Reason::Cancelled, clock::now().ns_since(self.begun));
         }
@@ -77,8 +96,8 @@ impl Repository {
     /// # Errors
     /// That of a step, with the ensemble's name in front.
     pub(super) fn infer_ensemble<'a>(
-        &'a self,
-        (serving, ensemble): (&'a Serving, &'a Ensemble),
+        self: &'a Arc<Self>,
+        (serving, ensemble): (&'a Arc<Serving>, &'a Ensemble),
         mut request: InferRequest,
         checked: Checked,
     ) -> Pin<Box<dyn Future<Output = Answer> + Send + 'a>> {
@@ -86,7 +105,7 @@ impl Repository {
             request.timeline.queue_start = clock::now();
             let mut unanswered = Unanswered::new((serving, ensemble), &request);
             let mut miss = None;
-            if let Some(cache) = &ensemble.cache {
+            if let Some(cache) = ensemble.cache.as_ref().filter(|_| !request.uses_regions()) {
                 match cache.look_up(&serving.config, &request, checked.batch_size).await {
                     Found::Hit(entry, times) => {
                         unanswered.answered = true;
@@ -95,53 +114,59 @@ impl Repository {
                     Found::Miss(not_found) => miss = Some(not_found),
                 }
             }
-            let computed = self.run(serving, ensemble, &request).await;
+            let response = match self.run((serving, ensemble), request, &checked).await {
+                Ok(response) => response,
+                Err(error) => return Err(unanswered.failed(error)),
+            };
             unanswered.answered = true;
-            match computed {
-                Ok(computed) => {
-                    Ok(succeeded(self.metrics(), (serving, ensemble), (&request, &checked), (computed, miss)))
-                }
-                Err(error) => {
-                    let since = clock::now().ns_since(request.timeline.request_start);
-                    record::ensemble_failed(&serving.series, error.reason, since);
-                    let message = in_ensemble(&serving.model.name, &error.message);
-                    Err(InferError { message, ..error })
-                }
+            if let (Some(cache), Some(miss)) = (&ensemble.cache, miss) {
+                record::cache_miss(&serving.series, cache.store(miss, &response));
             }
+            Ok(response)
         })
+    }
+
+    /// Runs the steps that the requested outputs need, and records that they succeeded.
+    ///
+    /// # Errors
+    /// A member cannot be found; or that of the first step that fails, the others are cancelled then.
+    async fn run(
+        self: &Arc<Self>,
+        (serving, ensemble): (&Arc<Serving>, &Ensemble),
+        request: InferRequest,
+        checked: &Checked,
+    ) -> Answer {
+        let mut under_way = UnderWay::begin(self, (serving, ensemble), request)?;
+        let made = poll_fn(|cx| under_way.poll_next(cx)).await;
+        let id = under_way.request.id.clone();
+        let (outputs, parameters): Made =
+            made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
+        traced::outputs(&under_way.request, &outputs);
+        let timeline = succeeded(&under_way, checked);
+        let model_version = serving.model.version.to_string();
+        Ok(InferResponse { model_name: serving.config.name.clone(), model_version, id, parameters, outputs, timeline })
+    }
+
+    /// The model of a step, as it is now.
+    ///
+    /// # Errors
+    /// It is not there, or not ready.
+    pub(in crate::repository) fn member(&self, step: &Step) -> Result<Arc<Serving>, InferError> {
+        let version = step.version.map(|version| version.to_string()).unwrap_or_default();
+        self.serving(&step.model, &version)
     }
 }
 
-/// Records what has been computed, stores it if it was looked up in vain, and makes the response of it. What the members
-/// took is summed up, as Triton does: with steps side by side that is more than the request took.
-fn succeeded(
-    metrics: &Cache,
-    (serving, ensemble): (&Serving, &Ensemble),
-    (request, checked): (&InferRequest, &Checked),
-    (computed, miss): (Computed, Option<Miss>),
-) -> InferResponse {
-    let Computed { begun, outputs, parameters, sums: (input, infer, output), overhead_ns } = computed;
-    let after = |start: Instant, ns: u64| Instant(start.0.saturating_add(ns));
-    let input_end = after(begun, input);
-    let output_start = after(input_end, infer);
-    let compute = ComputeStamps { start: begun, input_end, output_start, end: after(output_start, output) };
-    let timeline = Timeline { compute, request_end: clock::now(), ..request.timeline };
-    let series = &serving.series;
-    let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms: clock::wall_ms() };
-    record::ensemble_done(metrics, series, &timeline, done);
+/// Records a request that has succeeded, and gives its stamps.
+fn succeeded(under_way: &UnderWay, checked: &Checked) -> Timeline {
+    let UnderWay { serving, request, .. } = under_way;
+    let timeline = Timeline { compute: under_way.stamps(), request_end: clock::now(), ..request.timeline };
+    traced::ended(request, timeline.request_end);
+    let now_ms = clock::wall_ms();
+    let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns: under_way.overhead_ns(), now_ms };
+    record::ensemble_done(under_way.metrics(), &serving.series, &timeline, done);
     if let Some(trace) = request.trace {
-        record::inference_traced(series, &timeline, trace, clock::wall_ms());
+        record::inference_traced(&serving.series, &timeline, trace, now_ms);
     }
-    let response = InferResponse {
-        model_name: serving.config.name.clone(),
-        model_version: serving.model.version.to_string(),
-        id: request.id.clone(),
-        parameters,
-        outputs,
-        timeline,
-    };
-    if let (Some(cache), Some(miss)) = (&ensemble.cache, miss) {
-        record::cache_miss(series, cache.store(miss, &response));
-    }
-    response
+    timeline
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use pharos::ensemble::Step;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 use pharos::repository::State as ModelState;
 
+use super::ensemble::Ensemble;
 use super::{Repository, Serving};
 use crate::clock;
 use crate::scheduler::Driver;
@@ -18,8 +20,9 @@ impl Repository {
     /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
         self.cache.clock().tell(clock::now());
-        // Ensembles have neither queues nor instances: their members do.
         let mut all = self.all();
+        self.observe_ensembles(&all);
+        // Ensembles have neither queues nor instances: their members do.
         all.retain(|serving| serving.ensemble().is_none());
         let versions: Vec<String> = all.iter().map(|serving| serving.model.version.to_string()).collect();
         let (mut states, mut arenas) = (Rows::new(), Rows::new());
@@ -58,6 +61,23 @@ impl Repository {
             ModelState::ALL.map(|state| (vec![*name, version.as_str(), state.as_str()], value(state)))
         });
         self.cache.set_gauges(Builtin::ModelState, &rows.collect::<Rows<'_>>());
+    }
+
+    /// What the steps of ensembles have under way. Only those with a limit have such series.
+    fn observe_ensembles(&self, all: &[Arc<Serving>]) {
+        let of = |serving: &'_ Arc<Serving>| {
+            let taken = serving.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
+            let model = &serving.model;
+            let row = |(number, (step, count)): (usize, (&Step, usize))| {
+                (model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone(), count)
+            };
+            taken.map(row).collect::<Vec<_>>()
+        };
+        let steps: Vec<_> = all.iter().flat_map(of).collect();
+        let rows = steps.iter().map(|(model, version, step, member, count)| {
+            (vec![model.as_str(), version.as_str(), step.as_str(), member.as_str()], *count as f64)
+        });
+        self.cache.set_gauges(Builtin::EnsembleInflight, &rows.collect::<Rows<'_>>());
     }
 
     /// Who waits for resources, and what there is of them. Without a rate limiter there are no such series.

@@ -176,7 +176,7 @@ impl Repository {
         let config = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
             // Of an ensemble.
-            None => config.with_decoupled(serving.config.decoupled),
+            None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
         };
         Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
     }

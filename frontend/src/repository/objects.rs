@@ -291,10 +291,8 @@ impl Source for Objects {
 
 impl Object {
     fn new(meta: ObjectMeta) -> Self {
-        let about = format!(
-            "{}\n{}\n{}\n{:?}\n{:?}",
-            meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version
-        );
+        let about =
+            format!("{}\n{}\n{}\n{:?}\n{:?}", meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version);
         Self { content: blake3::hash(about.as_bytes()).to_hex().to_string(), meta }
     }
 }

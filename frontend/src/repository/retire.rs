@@ -1,6 +1,5 @@
 //! The end of what served: whatever was accepted is answered, sequences come to their ends, then the workers stop.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::serving::Executor;
 use super::{Repository, Serving, Table};
@@ -51,7 +50,7 @@ impl Repository {
     pub(super) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
         let executor = serving.executor.clone();
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&executor));
-        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && executor.open_sequences() > 0;
+        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && executor.running_sequences() > 0;
         if sequences {
             let name = serving.model.name.to_string();
             self.change(|table| table.ending.entry(name).or_default().push(serving.clone()));
@@ -76,7 +75,7 @@ impl Repository {
     }
 
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
-        while executor.open_sequences() > 0 && self.table().is_ending(serving) {
+        while executor.running_sequences() > 0 && self.table().is_ending(serving) {
             sleep(LOOK).await;
         }
         self.change(|table| {
@@ -129,43 +128,4 @@ impl Repository {
         };
         all.iter().filter(named).find(has).cloned()
     }
-
-    /// Refuses new requests, finishes the accepted ones for at most `patience`, and ends all workers.
-    ///
-    /// Returns how many requests were left unanswered.
-    pub(crate) async fn shut_down(&self, patience: Duration) -> usize {
-        self.exiting.store(true, Ordering::Relaxed);
-        let all = self.executors();
-        let drivers = || all.iter().filter_map(|executor| executor.driver());
-        let give_up = Instant::now() + patience;
-        let ensembles = || all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum();
-        // What an ensemble has begun needs its members for the steps to come.
-        let needed = |name: &str| all.iter().filter_map(|e| e.ensemble()).any(|e| e.plan().members().contains(name));
-        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
-        until_none(ensembles, give_up).await;
-        drivers().for_each(|driver| driver.stop());
-        let left = until_none(|| all.iter().map(|executor| executor.unanswered()).sum(), give_up).await;
-        drivers().for_each(|driver| driver.no_instances_left());
-        let stopping = all.iter().cloned().map(|executor| tokio::spawn(async move { executor.stop().await }));
-        for task in stopping.collect::<Vec<_>>() {
-            let _ = task.await;
-        }
-        left
-    }
-
-    /// All that executes, what is on its way out included.
-    fn executors(&self) -> Vec<Arc<Executor>> {
-        let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
-        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(retired.iter().filter_map(std::sync::Weak::upgrade));
-        all
-    }
-}
-
-/// Waits until nothing is counted any more, or the time is over; gives what is left.
-async fn until_none(count: impl Fn() -> usize, give_up: Instant) -> usize {
-    while count() > 0 && Instant::now() < give_up {
-        sleep(Duration::from_millis(10)).await;
-    }
-    count()
 }

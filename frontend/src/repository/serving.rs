@@ -13,9 +13,9 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{Made, not_at_ready_state};
 
-use super::Repository;
-use super::ensemble::Ensemble;
+use super::ensemble::{self, Ensemble};
 use super::source::Local;
+use super::{Repository, Responses};
 use crate::scheduler::{Answer, Driver};
 use crate::supervisor::Instances;
 
@@ -71,8 +71,8 @@ impl Executor {
     }
 
     /// Sequences that have begun and not ended.
-    pub(super) fn open_sequences(&self) -> usize {
-        self.driver().map_or(0, |driver| driver.open_sequences())
+    pub(super) fn running_sequences(&self) -> usize {
+        self.driver().map_or(0, |driver| driver.running_sequences())
     }
 
     /// Ends the workers and waits until their processes are gone.
@@ -143,7 +143,7 @@ impl Repository {
     ///
     /// # Errors
     /// The request's, or its backend's, or the queue's.
-    pub(crate) async fn infer(&self, serving: &Serving, mut request: InferRequest) -> Answer {
+    pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: InferRequest) -> Answer {
         let admitted = serving.admit(&mut request)?;
         self.execute(serving, request, admitted).await
     }
@@ -153,8 +153,8 @@ impl Repository {
     /// # Errors
     /// As [`Repository::infer`].
     pub(crate) async fn execute(
-        &self,
-        serving: &Serving,
+        self: &Arc<Self>,
+        serving: &Arc<Serving>,
         request: InferRequest,
         (checked, classified): (Checked, Vec<(String, u64)>),
     ) -> Answer {
@@ -166,6 +166,24 @@ impl Repository {
             serving.classify(&mut response, &name, count)?;
         }
         Ok(response)
+    }
+
+    /// Executes a request of a decoupled model that [`Serving::admit`] has let in: it is on its way when this returns.
+    pub(crate) fn stream(
+        self: &Arc<Self>,
+        serving: &Arc<Serving>,
+        request: InferRequest,
+        (checked, classified): (Checked, Vec<(String, u64)>),
+    ) -> Responses {
+        match &*serving.executor {
+            Executor::Instances { driver, .. } => {
+                Responses::of_instances(serving, driver.stream(request, checked), classified)
+            }
+            Executor::Ensemble(of) => {
+                let responses = ensemble::Responses::begin(self, (serving, of), request, checked);
+                Responses::of_ensemble(serving, responses, classified)
+            }
+        }
     }
 
     /// Whether a version can answer now: an instance is ready, or all members of an ensemble are.

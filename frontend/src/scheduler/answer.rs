@@ -8,7 +8,7 @@ use pharos::metrics::record;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::Done;
 
-use super::{Answer, Driver, Request};
+use super::{Answer, Driver, Request, traced};
 use crate::clock;
 use crate::wire::{Part, SharedLink};
 
@@ -120,6 +120,7 @@ impl Driver {
         let mut timeline = part.request.timeline;
         timeline.compute = done.stamps;
         timeline.request_end = now;
+        traced::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;

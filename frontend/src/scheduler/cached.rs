@@ -13,7 +13,7 @@ use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::{ComputeStamps, Instant};
 use tokio::sync::oneshot;
 
-use super::{Answer, Driver, Reply, Request, lost};
+use super::{Answer, Driver, Reply, Request, lost, traced};
 use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::Part;
@@ -30,6 +30,7 @@ pub(crate) fn answer_found(
     timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
     timeline.request_end = clock::now();
     record::cache_hit(series, timeline, ended.ns_since(begun));
+    traced::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
     }

@@ -45,7 +45,7 @@ impl Effects {
     /// Whether it takes long to copy the inputs of the batches.
     fn is_long(&self) -> bool {
         let inputs = self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
-        inputs.map(|input| input.tensor.data.len()).sum::<usize>() > LONG
+        inputs.map(|input| input.tensor.data.bytes_here()).sum::<usize>() > LONG
     }
 }
 

@@ -5,7 +5,7 @@ use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::metrics::record;
 use pharos::scheduler::RejectReason;
 
-use super::{Driver, Request, State, ticket};
+use super::{Driver, Request, State, ticket, traced};
 use crate::clock;
 
 impl Driver {
@@ -41,12 +41,13 @@ impl Driver {
                         let ns = now.ns_since(request.part.request.timeline.request_start);
                         let error = match () {
                             () if given_up => InferError::cancelled(),
-                            () if state.closed => self.error(RejectReason::Stopping, &request),
+                            () if state.closed => self.error(RejectReason::Exiting, &request),
                             () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
                             () if begun => lost_in_stream(&self.model),
                             () => lost_twice(&self.model),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
+                        traced::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
                 }
@@ -64,8 +65,10 @@ impl Driver {
             record::inference_failed(&self.series, error.reason, ns);
         }
         // Triton names the request only where it refuses it on arrival.
-        let nameless = !matches!(reason, RejectReason::QueueFull | RejectReason::Stopping | RejectReason::NoInstance);
+        let named = [RejectReason::QueueFull, RejectReason::Stopping, RejectReason::NoInstance, RejectReason::Exiting];
+        let nameless = !named.contains(&reason);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
+        traced::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of turn, as Triton does: what was not executed waits for nobody.
             order.forget(id);
@@ -94,6 +97,7 @@ impl Driver {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
                 record::inference_failed(&self.series, error.reason, ns);
                 let error = error.clone().with_request_id(&request.part.request.id);
+                traced::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));
             }
         });

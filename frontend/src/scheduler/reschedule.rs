@@ -12,7 +12,7 @@ use pharos::tensor::Tensor;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, WireError};
 
-use super::{Driver, InFlight, Request, State};
+use super::{Driver, InFlight, Request, State, traced};
 use crate::clock;
 use crate::wire::Part;
 
@@ -35,12 +35,13 @@ impl Driver {
                 done.failed.push((position, cancelled()));
             } else if !state.scheduler.reschedule(id, request.reply.is_behind()) {
                 let message = NOT_ITERATIVE.to_owned();
-                done.failed.push((position, WireError { code: ErrorCode::Internal, message }));
+                done.failed.push((position, WireError { code: ErrorCode::Internal, message, of_region: false }));
             } else {
                 let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
                 let part = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..part.request.timeline };
                 record::inference_rescheduled(&self.series, &timeline);
+                traced::rescheduled(&part.request, &done.stamps, now);
                 record::request_pending(&self.series, 1);
                 let again = InferRequest {
                     timeline: Timeline { queue_start: now, ..part.request.timeline },
@@ -62,7 +63,7 @@ impl Driver {
 
 fn cancelled() -> WireError {
     let InferError { code, message, .. } = InferError::cancelled();
-    WireError { code, message }
+    WireError { code, message, of_region: false }
 }
 
 /// What the batch's outputs are taken apart by in the place of a request: its shapes, without its data.

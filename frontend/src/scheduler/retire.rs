@@ -23,12 +23,6 @@ impl Driver {
         self.lock().members.get(&instance).is_some_and(|member| !member.in_flight.is_empty())
     }
 
-    /// Sequences that have begun and not ended.
-    pub(crate) fn open_sequences(&self) -> usize {
-        let counts = self.lock().scheduler.sequences();
-        counts.map_or(0, |counts| counts.active + counts.backlogged)
-    }
-
     /// Whether a sequence of this id has begun and not ended.
     pub(crate) fn has_sequence(&self, id: &CorrelationId) -> bool {
         self.lock().scheduler.has_sequence(id)

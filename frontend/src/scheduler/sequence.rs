@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pharos::data::Data;
 use pharos::id::{InstanceId, RequestId};
-use pharos::infer::{InferInput, InferRequest};
+use pharos::infer::{InferInput, InferRequest, RequestedOutput};
 use pharos::model::Scheduling;
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};
@@ -50,7 +50,10 @@ fn zeros(like: &Part) -> Arc<Part> {
         InferInput { name: input.name.clone(), tensor }
     };
     let inputs = like.request.inputs.iter().map(input).collect();
-    let request = InferRequest { inputs, outputs: like.request.outputs.clone(), ..InferRequest::default() };
+    // Nobody's memory is written for padding.
+    let output = |output: &RequestedOutput| RequestedOutput { region: None, ..output.clone() };
+    let outputs = like.request.outputs.iter().map(output).collect();
+    let request = InferRequest { inputs, outputs, ..InferRequest::default() };
     Arc::new(Part { request, checked: like.checked, padding: true })
 }
 

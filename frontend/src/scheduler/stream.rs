@@ -19,7 +19,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, Driver, Request, State, lost, ticket};
+use super::{Answer, Driver, Request, State, lost, ticket, traced};
 use crate::clock;
 use crate::wire::{Part, SharedLink};
 
@@ -288,6 +288,7 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let now = clock::now();
         request.timeline.queue_start = now;
+        traced::queued(&self.model, &request);
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
@@ -328,7 +329,7 @@ impl Driver {
 
     /// Gives back what a response holds that nobody reads.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
-        for block in &frame.outputs {
+        for block in frame.outputs.iter().filter(|block| !block.placed) {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Whatever else it sends of this request will be taken as well.
@@ -356,6 +357,7 @@ impl Driver {
         if number == 0 && !empty {
             record::first_response(&self.series, timeline.request_ns());
         }
+        traced::answered(&part.request, &answer, last.then_some(&timeline));
         if last {
             self.record_one(&part, &answer, &timeline);
         }

@@ -48,7 +48,8 @@ async fn world() -> World {
     ours.writable().await.unwrap();
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
-    let link = Arc::new(Link::new(ours, arenas, ring));
+    let (told, _) = StdStream::pair().unwrap();
+    let link = Arc::new(Link::new(ours, told.into(), (arenas, ring)));
     driver.instance_ready(INSTANCE, link.clone());
     World { driver, link, worker }
 }
@@ -102,6 +103,7 @@ fn response() -> wire::Response {
             shape: vec![1],
             offset: 0,
             len: 1,
+            placed: false,
         }],
         parameters: Vec::new(),
         error: None,
@@ -185,8 +187,15 @@ async fn what_breaks_the_protocol_is_refused() {
     assert!(refused(response()).contains("more responses than their readers have asked for"));
     world.say(last()).unwrap();
     assert!(refused(last()).contains("a response after the last one"));
-    let wrong =
-        OutputBlock { output: 9, requests: Vec::new(), datatype: DataType::Uint8, shape: vec![1], offset: 0, len: 1 };
+    let wrong = OutputBlock {
+        output: 9,
+        requests: Vec::new(),
+        datatype: DataType::Uint8,
+        shape: vec![1],
+        offset: 0,
+        len: 1,
+        placed: false,
+    };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}
     let mut responses = world.ask();
@@ -238,7 +247,7 @@ async fn a_batch_that_fails_ends_its_streams() {
     let world = world().await;
     let mut responses = world.ask();
     world.say(response()).unwrap();
-    let error = WireError { code: ErrorCode::Internal, message: "no".into() };
+    let error = WireError { code: ErrorCode::Internal, message: "no".into(), of_region: false };
     world.done(0, Some(error));
     assert!(next(&mut responses).await.unwrap().answer.is_ok());
     let end = next(&mut responses).await.unwrap();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{CorrelationId, InferRequest};
+use pharos::infer::{CorrelationId, InferInput, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Execute, InputBlock, Resumed, SequenceStep, ToWorker};
+use pharos::wire::{BatchRequest, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 
 use super::{Link, lock};
 use crate::memory::CAPACITY;
@@ -49,6 +49,7 @@ impl Link {
     /// The inputs do not fit in the arena; nothing was sent.
     pub(crate) fn execute(&self, config: &ModelConfig, to_send: &ToSend<'_>) -> Result<(), InferError> {
         let &ToSend { batch, flags, parts, ref resumed, .. } = to_send;
+        self.regions.announce(parts)?;
         let steps = steps(config, to_send);
         let mut gathered = Gathered::default();
         let all = self.gather_given(config, parts, &mut gathered);
@@ -63,8 +64,9 @@ impl Link {
         let step = |position: usize| steps.get(position).copied().flatten();
         let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
         let outputs = wanted(config, parts);
-        let frame =
-            ToWorker::Execute(Execute { batch, requests, inputs, outputs, released, flags, resumed: resumed.clone() });
+        let ((placements, elements), resumed) = (placements(config, parts), resumed.clone());
+        let execute = Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed };
+        let frame = ToWorker::Execute(execute);
         if self.send(&frame) {
             return Ok(());
         }
@@ -93,9 +95,35 @@ impl Link {
                 }
             };
             let inputs = parts.iter().filter_map(|part| part.request.inputs.get(index));
+            if inputs.clone().any(|input| input.tensor.data.region().is_some()) {
+                self.gather_mixed(InputBlock { shape, ..block_of(position, spec.datatype) }, inputs, gathered)?;
+                continue;
+            }
             let pieces = inputs.flat_map(|input| input.tensor.data.pieces()).map(|piece| &**piece);
             self.gather(InputBlock { shape, ..block_of(position, spec.datatype) }, pieces, gathered)?;
         }
+        Ok(())
+    }
+
+    /// Gathers an input of which some is in memory of clients: that stays there, the rest goes into the arena.
+    fn gather_mixed<'a>(
+        &self,
+        block: InputBlock,
+        inputs: impl Iterator<Item = &'a InferInput>,
+        gathered: &mut Gathered,
+    ) -> Result<(), InferError> {
+        let mut pieces = Vec::new();
+        for (request, InferInput { tensor, .. }) in (0..).zip(inputs) {
+            let (len, elements) = (tensor.data.len() as u64, element_count(&tensor.shape).unwrap_or(u64::MAX));
+            let (region, offset) = match tensor.data.region() {
+                // Without a region, which was looked up, it would be that of the arena: nothing of anybody's.
+                Some(slice) => (slice.region().map_or(u64::MAX, |region| region.id), slice.offset),
+                None => (0, self.write_pieces(tensor.data.pieces().iter().map(|piece| &**piece), gathered)?.offset),
+            };
+            pieces.push(Piece { region, request, offset, len, elements });
+        }
+        let len = pieces.iter().map(|piece| piece.len).sum();
+        gathered.inputs.push(InputBlock { len, pieces, ..block });
         Ok(())
     }
 
@@ -161,6 +189,17 @@ impl Link {
         pieces: impl Iterator<Item = &'a [u8]> + Clone,
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
+        let block = self.write_pieces(pieces, gathered)?;
+        gathered.inputs.push(InputBlock { offset: block.offset, len: block.len, ..input });
+        Ok(())
+    }
+
+    /// Copies pieces into a new block of the arena.
+    fn write_pieces<'a>(
+        &self,
+        pieces: impl Iterator<Item = &'a [u8]> + Clone,
+        gathered: &mut Gathered,
+    ) -> Result<Block, InferError> {
         let len = pieces.clone().map(|piece| piece.len() as u64).sum();
         let block = self.arenas.inputs.allocate(len).ok_or_else(|| no_room(len))?;
         gathered.blocks.push(block);
@@ -171,8 +210,7 @@ impl Link {
             }
             at += piece.len() as u64;
         }
-        gathered.inputs.push(InputBlock { offset: block.offset, len, ..input });
-        Ok(())
+        Ok(block)
     }
 
     /// Gives back the inputs of a batch that is done.
@@ -202,7 +240,7 @@ fn shapes(parts: &[Arc<Part>], index: usize) -> impl Iterator<Item = &[i64]> {
 /// A block without shape and place.
 fn block_of(position: usize, datatype: DataType) -> InputBlock {
     let input = u16::try_from(position).unwrap_or(u16::MAX);
-    InputBlock { input, datatype, shape: Vec::new(), offset: 0, len: 0 }
+    InputBlock { input, datatype, shape: Vec::new(), offset: 0, len: 0, pieces: Vec::new() }
 }
 
 /// The shape over the whole batch: the first dimension counts the rows of all requests.
@@ -231,6 +269,32 @@ fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a,
         Scheduling::Sequence(_) if to_send.steps.is_empty() => (0..to_send.parts.len() as u64).map(whole).collect(),
         _ => to_send.steps.into(),
     }
+}
+
+/// The outputs that go into memory of clients; and of those that are not cut by rows, how many elements each request has.
+fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
+    let (mut placements, mut elements) = (Vec::new(), Vec::<(u16, Vec<u64>)>::new());
+    for (request, part) in (0..).zip(parts) {
+        for wanted in &part.request.outputs {
+            let Some((slice, region)) = wanted.region.as_ref().and_then(|slice| Some((slice, slice.region()?))) else {
+                continue;
+            };
+            let position = config.outputs.iter().position(|output| output.name == wanted.name);
+            let Some(output) = position.and_then(|position| u16::try_from(position).ok()) else { continue };
+            placements.push(Placement { request, output, region: region.id, offset: slice.offset, len: slice.len });
+            let Some(source) = config.scattered_by(&wanted.name).and_then(|source| config.inputs.get(source)) else {
+                continue;
+            };
+            if elements.iter().all(|(known, _)| *known != output) {
+                let count = |part: &Arc<Part>| {
+                    let input = part.request.inputs.iter().find(|input| input.name == source.name);
+                    input.and_then(|input| element_count(&input.tensor.shape)).unwrap_or(0)
+                };
+                elements.push((output, parts.iter().map(count).collect()));
+            }
+        }
+    }
+    (placements, elements)
 }
 
 /// The outputs that any of the requests wants; empty if one of them wants all.

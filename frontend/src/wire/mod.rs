@@ -4,10 +4,12 @@
 //! by the task that also reads ([`Link::run`]).
 
 mod gather;
+mod regions;
 mod scatter;
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::arena::Block;
@@ -19,6 +21,7 @@ use tokio::sync::Notify;
 
 use crate::memory::Arenas;
 use crate::metrics::Ring;
+use regions::Regions;
 
 pub(crate) use gather::{Part, ToSend};
 
@@ -29,6 +32,7 @@ pub(crate) struct Link {
     reader: Mutex<Option<OwnedReadHalf>>,
     pub(crate) arenas: Arenas,
     pub(crate) ring: Ring,
+    regions: Regions,
     // Short sections: encoding and one non-blocking write.
     outbox: Mutex<Outbox>,
     unsent: Notify,
@@ -44,13 +48,14 @@ struct Outbox {
 
 impl Link {
     /// A link over a connected socket.
-    pub(crate) fn new(socket: UnixStream, arenas: Arenas, ring: Ring) -> Self {
+    pub(crate) fn new(socket: UnixStream, regions: OwnedFd, (arenas, ring): (Arenas, Ring)) -> Self {
         let (reader, writer) = socket.into_split();
         Self {
             writer,
             reader: Mutex::new(Some(reader)),
             arenas,
             ring,
+            regions: Regions::new(regions),
             outbox: Mutex::default(),
             unsent: Notify::new(),
             blocks: Mutex::default(),
@@ -75,6 +80,15 @@ impl Link {
     pub(crate) fn send_released_if_many(&self) {
         if self.arenas.outputs.worth_telling() {
             self.send_released();
+        }
+    }
+
+    /// Tells the worker what is over: outputs that have been read, and memory of clients that is used by nobody any more.
+    pub(crate) fn tidy(&self) {
+        self.send_released();
+        let over = self.regions.over();
+        if !over.is_empty() {
+            self.send(&ToWorker::Forget(over));
         }
     }
 

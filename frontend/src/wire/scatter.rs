@@ -4,9 +4,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pharos::cut::{fixed_ends, text_ends};
+use pharos::data::Data;
 use pharos::error::InferError;
 use pharos::infer::{InferOutput, InferResponse};
 use pharos::model::ModelConfig;
+use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use pharos::wire::OutputBlock;
 
@@ -17,7 +20,9 @@ struct BatchOutput {
     name: String,
     datatype: DataType,
     shapes: Shapes,
+    /// Nothing if its worker has written it into the client's memory.
     data: Bytes,
+    placed: bool,
     ends: Vec<usize>,
     /// The requests that it is for; empty for all.
     requests: Vec<u32>,
@@ -72,12 +77,18 @@ impl Link {
     ) -> Result<Vec<InferResponse>, InferError> {
         check_apart(config, parts.len(), blocks)?;
         // All are taken before any is judged: whatever is wrong, the blocks go back to the worker.
-        let taken: Vec<_> =
-            blocks.iter().map(|block| (block, self.arenas.outputs.take(block.offset, block.len))).collect();
+        let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
         let outputs =
             taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
+    }
+}
+
+impl Link {
+    /// The bytes of an output; none of one that is in the client's memory.
+    fn take(&self, block: &OutputBlock) -> Option<Bytes> {
+        if block.placed { Some(Bytes::new()) } else { self.arenas.outputs.take(block.offset, block.len) }
     }
 }
 
@@ -106,7 +117,11 @@ fn part_of<'a>(
 fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) -> Result<(), InferError> {
     let in_parts = blocks.iter().any(|block| !block.requests.is_empty());
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
-    let mut spans: Vec<_> = blocks.iter().map(|b| (b.offset, b.offset.saturating_add(b.len.max(1)))).collect();
+    let mut spans: Vec<_> = blocks
+        .iter()
+        .filter(|block| !block.placed)
+        .map(|b| (b.offset, b.offset.saturating_add(b.len.max(1))))
+        .collect();
     spans.sort_unstable();
     if blocks.len() > most || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
         let text = format!("model '{}' answered wrongly: its outputs overlap or are too many", config.name);
@@ -130,6 +145,9 @@ fn batch_output(
         return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
     }
     let shape = spec.protocol_shape(&block.shape, config.batches());
+    if block.placed {
+        return placed(config, parts, (block, shape), &spec.name).map_err(wrong);
+    }
     if let Some(source) = config.scattered_by(&spec.name) {
         return scattered(config, parts, (block, source), data).map_err(wrong);
     }
@@ -151,7 +169,36 @@ fn batch_output(
     };
     let shapes = Shapes::Batch { shape, rows_first: batching };
     let (name, requests) = (spec.name.clone(), block.requests.clone());
-    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, ends, requests })
+    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests })
+}
+
+/// An output that is in the memory of the one client that it is for.
+fn placed(
+    config: &ModelConfig,
+    parts: &[Arc<Part>],
+    (block, shape): (&OutputBlock, Vec<i64>),
+    name: &str,
+) -> Result<BatchOutput, String> {
+    let region = parts.iter().filter_map(|part| region_of(part, name));
+    let room: Vec<u64> = region.map(|slice| slice.len).collect();
+    if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
+        return Err("is in memory of a client that does not want it there".to_owned());
+    }
+    let rows = parts.first().map_or(0, |part| part.checked.batch_size);
+    let rows_fit = !config.batches() || shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
+    if !rows_fit || byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
+        return Err(format!("has {} bytes and shape {shape:?} for a batch of {rows}", block.len));
+    }
+    let ends = vec![usize::try_from(block.len).unwrap_or(usize::MAX)];
+    let shapes = Shapes::Batch { shape, rows_first: false };
+    let (name, requests, data) = (name.to_owned(), block.requests.clone(), Bytes::new());
+    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: true, ends, requests })
+}
+
+/// Where a request wants an output in its client's memory.
+fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
+    let wanted = part.request.outputs.iter().find(|wanted| wanted.name == output);
+    wanted.and_then(|wanted| wanted.region.as_ref())
 }
 
 /// An output that holds the results of all requests one behind the other, each of the shape of its source input.
@@ -185,33 +232,15 @@ fn scattered(
     };
     let name = config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default();
     let requests = block.requests.clone();
-    Ok(BatchOutput { name, datatype: block.datatype, shapes: Shapes::Each(shapes), data, ends, requests })
-}
-
-/// Where each request's bytes end when all rows are of one size.
-fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
-    let rows: u64 = rows_of.iter().sum::<u64>().max(1);
-    let mut before = 0;
-    let ends = rows_of.iter().map(|rows_here| {
-        before += rows_here;
-        usize::try_from(len as u128 * u128::from(before) / u128::from(rows)).unwrap_or(len)
-    });
-    ends.collect()
-}
-
-/// Where each request's elements end in a serialized BYTES tensor; `None` if it does not hold `elements` whole ones.
-fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> {
-    let per_row = elements / rows_of.iter().sum::<u64>().max(1);
-    let mut at: usize = 0;
-    let mut ends = Vec::with_capacity(rows_of.len());
-    for rows in rows_of {
-        for _ in 0..per_row.checked_mul(*rows)? {
-            let prefix = data.get(at..at.checked_add(4)?)?.try_into().ok()?;
-            at = at.checked_add(4)?.checked_add(u32::from_le_bytes(prefix) as usize)?;
-        }
-        ends.push(at);
-    }
-    (at == data.len()).then_some(ends)
+    Ok(BatchOutput {
+        name,
+        datatype: block.datatype,
+        shapes: Shapes::Each(shapes),
+        data,
+        placed: false,
+        ends,
+        requests,
+    })
 }
 
 fn response(
@@ -223,7 +252,11 @@ fn response(
     let view = |(output, index): (&BatchOutput, usize)| {
         let start = index.checked_sub(1).map_or(0, |before| output.ends[before]);
         let shape = output.shapes.of(index, part.checked.batch_size);
-        let data = output.data.slice(start..output.ends[index]).into();
+        let data = match region_of(part, &output.name) {
+            Some(slice) => slice.first((output.ends[index] - start) as u64).into(),
+            None if output.placed => Data::new(),
+            None => output.data.slice(start..output.ends[index]).into(),
+        };
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
     };
     let find = |name: &str| {
@@ -269,6 +302,7 @@ mod tests {
             shape: shape.to_vec(),
             offset,
             len: element_count(shape).unwrap(),
+            placed: false,
         };
         let output = |block: &OutputBlock, data: &'static [u8]| {
             let own = part_of(&config, &parts, block)?;
@@ -291,15 +325,5 @@ mod tests {
         for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
             assert!(part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(), "{requests:?}");
         }
-    }
-
-    #[test]
-    fn rows_are_cut_where_the_requests_are() {
-        assert_eq!(fixed_ends(60, &[1, 3, 2]), [10, 40, 60]);
-        assert_eq!(fixed_ends(0, &[1, 1]), [0, 0]);
-        let data = b"\x01\0\0\0a\0\0\0\0\x02\0\0\0bc";
-        assert_eq!(text_ends(data, 3, &[2, 1]), Some(vec![9, 15]));
-        assert_eq!(text_ends(data, 2, &[1, 1]), None);
-        assert_eq!(text_ends(&data[..10], 3, &[3]), None);
     }
 }

@@ -15,80 +15,59 @@ fn control(name: &str, kind: &str, what: &str) -> String {
     format!("control_input {{ name: '{name}' control {{ kind: CONTROL_SEQUENCE_{kind} {what} }} }}")
 }
 
+const TYPES: &str = "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, \
+                     TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING";
+const MULTIPLE: &str = "sequence batching control tensor 'A' is specified for multiple control kinds for m";
+const CHOICES: &str = "'int32_false_true', 'fp32_false_true'";
+const INTS: &str = "int32_false_true: [ 0, 1 ]";
+
+#[track_caller]
+fn refused(batching: &str, expected: &str) {
+    let error = complete("m", &with(batching)).unwrap_err();
+    assert!(error.contains(expected), "{batching}\n{error}");
+}
+
 #[test]
-fn what_cannot_be_is_refused_as_triton_does() {
-    let ints = "int32_false_true: [ 0, 1 ]";
-    let start = |what| control("A", "START", what);
-    let corrid = |what| control("A", "CORRID", what);
-    let all = "'int32_false_true', 'fp32_false_true'";
-    let types = "Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING";
-    let wrong_type = format!("unexpected data type for control CONTROL_SEQUENCE_CORRID for m. {types}");
-    let exactly = |choice| {
-        format!("sequence batching control '{choice}' must have exactly 2 entries for CONTROL_SEQUENCE_START for m")
-    };
-    let rows = [
-        (control("", "START", ints), "sequence batching control tensor must have a name for m".to_owned()),
-        (
-            start(ints) + &control("A", "END", ints),
-            "sequence batching control tensor 'A' is specified for multiple control kinds for m".to_owned(),
-        ),
-        (
-            start(ints) + &control("B", "START", ints),
-            "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m".to_owned(),
-        ),
-        (
-            start(""),
-            format!(
-                "sequence batching must specify either {all} or 'bool_false_true' for CONTROL_SEQUENCE_START for m"
-            ),
-        ),
-        (
-            start("int32_false_true: [ 0, 1 ] fp32_false_true: [ 0, 1 ]"),
-            format!(
-                "sequence batching specifies more than one from {all} and 'bool_false_true' for CONTROL_SEQUENCE_START for m"
-            ),
-        ),
-        (start("int32_false_true: [ 0, 1, 2 ]"), exactly("int32_false_true")),
-        (start("fp32_false_true: [ 1 ]"), exactly("fp32_false_true")),
-        (start("bool_false_true: [ true ]"), exactly("bool_false_true")),
-        (
-            corrid(ints),
-            format!(
-                "sequence batching must not specify either {all} or 'bool_false_true' for CONTROL_SEQUENCE_CORRID for m"
-            ),
-        ),
-        (corrid(""), wrong_type.clone()),
-        (corrid("data_type: TYPE_FP32"), wrong_type.clone()),
-        (corrid("data_type: TYPE_INT8"), wrong_type),
-        (
-            "direct { minimum_slot_utilization: 1.5 }".to_owned(),
-            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m".to_owned(),
-        ),
-        (
-            "oldest { preferred_batch_size: [ 0 ] }".to_owned(),
-            "sequence batching preferred batch size must be positive for m".to_owned(),
-        ),
-        (
-            "oldest { preferred_batch_size: [ 9 ] }".to_owned(),
-            "sequence batching preferred batch size must be <= max batch size for m".to_owned(),
-        ),
-        // Triton loads these two, and the model sees one of the two tensors of the name.
-        (
-            control("X", "START", ints),
-            "sequence batching control tensor 'X' is also an input of the model for m".to_owned(),
-        ),
-        (
-            format!(
-                "control_input {{ name: 'A' control [ {{ kind: CONTROL_SEQUENCE_START {ints} }}, {{ kind: CONTROL_SEQUENCE_END {ints} }} ] }}"
-            ),
-            "sequence batching control tensor 'A' is specified for multiple control kinds for m".to_owned(),
-        ),
-    ];
-    for (batching, expected) in rows {
-        let refused = complete("m", &with(&batching)).unwrap_err();
-        assert!(refused.contains(&expected), "{batching}\n{refused}");
+fn controls_that_cannot_be_are_refused_as_triton_does() {
+    let start = |what: &str| control("A", "START", what);
+    let of_start = |text: &str| format!("sequence batching {text} for CONTROL_SEQUENCE_START for m");
+    refused(&control("", "START", INTS), "sequence batching control tensor must have a name for m");
+    refused(&(start(INTS) + &control("A", "END", INTS)), MULTIPLE);
+    let twice = "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m";
+    refused(&(start(INTS) + &control("B", "START", INTS)), twice);
+    refused(&start(""), &of_start(&format!("must specify either {CHOICES} or 'bool_false_true'")));
+    let both = format!("{INTS} fp32_false_true: [ 0, 1 ]");
+    refused(&start(&both), &of_start(&format!("specifies more than one from {CHOICES} and 'bool_false_true'")));
+    for (choice, values) in [("int32", "0, 1, 2"), ("fp32", "1"), ("bool", "true")] {
+        let exactly = of_start(&format!("control '{choice}_false_true' must have exactly 2 entries"));
+        refused(&start(&format!("{choice}_false_true: [ {values} ]")), &exactly);
+    }
+    let must_not = format!("sequence batching must not specify either {CHOICES} or 'bool_false_true'");
+    refused(&control("A", "CORRID", INTS), &format!("{must_not} for CONTROL_SEQUENCE_CORRID for m"));
+    for datatype in ["", "data_type: TYPE_FP32", "data_type: TYPE_INT8"] {
+        refused(&control("A", "CORRID", datatype), TYPES);
     }
     assert!(complete("m", &with("control_input { name: 'A' }")).is_ok());
+}
+
+/// Triton loads these two, and the model sees one of the two tensors of the name.
+#[test]
+fn a_tensor_that_would_be_two_is_refused() {
+    let input = "sequence batching control tensor 'X' is also an input of the model for m";
+    refused(&control("X", "START", INTS), input);
+    let two = format!("{{ kind: CONTROL_SEQUENCE_START {INTS} }}, {{ kind: CONTROL_SEQUENCE_END {INTS} }}");
+    refused(&format!("control_input {{ name: 'A' control [ {two} ] }}"), MULTIPLE);
+}
+
+#[test]
+fn settings_out_of_range_are_refused_as_triton_does() {
+    for utilization in ["1.5", "-0.5"] {
+        let range = "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m";
+        refused(&format!("direct {{ minimum_slot_utilization: {utilization} }}"), range);
+    }
+    let preferred = |size: u32| format!("oldest {{ preferred_batch_size: [ {size} ] }}");
+    refused(&preferred(0), "sequence batching preferred batch size must be positive for m");
+    refused(&preferred(9), "sequence batching preferred batch size must be <= max batch size for m");
 }
 
 #[track_caller]

@@ -11,7 +11,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
-FUNCTIONS = ("identity", "add_sub", "delay", "fail")
+FUNCTIONS = ("identity", "add_sub", "delay", "fail", "sequence_sum")
 
 
 class TritonPythonModel:

@@ -111,6 +111,12 @@ impl Backend for Builtin {
         concat!("builtin ", env!("CARGO_PKG_VERSION")).to_owned()
     }
 
+    /// Those that pass over their inputs once.
+    fn bears_changes(&self) -> bool {
+        use Function::{AddSub, Crash, Delay, Fail, Hang, Identity};
+        matches!(self.function, Identity | AddSub | Delay(_) | Fail(_) | Crash | Hang)
+    }
+
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let marked = batch.inputs.first().is_some_and(|input| input.data.first() == Some(&1));
         match &self.function {

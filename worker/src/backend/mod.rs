@@ -38,6 +38,14 @@ pub trait Backend {
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
 
+    /// Whether inputs, and memory for outputs, may change while a batch is executed: a client that shares its memory can
+    /// write there at any moment. Who says so is given the client's own memory, which is aligned to nothing in particular,
+    /// and must decide nothing twice from the same bytes and be right, not only safe, with any that it sees. Others are
+    /// given copies.
+    fn bears_changes(&self) -> bool {
+        false
+    }
+
     /// A sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was silent
     /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
     /// the configuration are kept, and dropped, by the runtime.

@@ -14,6 +14,7 @@
 //! | `copies` | how often the element stands in `OUT`; 1 without it |
 //! | `final` | `with`: the last response says that it is the last; else an empty one follows it |
 //! | `parameters` | `true`: responses carry the parameter `index` |
+//! | `sequence` | a number: responses are steps of this sequence, from a start to an end, as ensembles understand it |
 //! | `error_at` | the response of this number is an error, the others follow |
 //! | `fail_at` | the request fails in place of the response of this number |
 //! | `crash_at` | the process aborts in place of the response of this number |
@@ -38,6 +39,7 @@ pub(super) struct Repeat {
     copies: usize,
     last_alone: bool,
     parameters: bool,
+    sequence: Option<i64>,
     batches: bool,
     error_at: Option<u64>,
     fail_at: Option<u64>,
@@ -66,6 +68,7 @@ impl Repeat {
             copies: usize::try_from(number("copies")?.unwrap_or(1)).unwrap_or(1),
             last_alone: text("final") != Some("with"),
             parameters: text("parameters") == Some("true"),
+            sequence: number("sequence")?.map(u64::cast_signed),
             batches: config.max_batch_size > 0,
             error_at: number("error_at")?,
             fail_at: number("fail_at")?,
@@ -147,6 +150,11 @@ impl Repeat {
         }
         if self.parameters {
             response.parameter("index", Parameter::Int(i64::try_from(number).unwrap_or(i64::MAX)));
+        }
+        if let Some(id) = self.sequence {
+            response.parameter("sequence_id", Parameter::Int(id));
+            response.parameter("sequence_start", Parameter::Bool(number == 0));
+            response.parameter("sequence_end", Parameter::Bool(number + 1 == piece.count));
         }
         if !self.last_alone && number + 1 == piece.count {
             response.send_last()?;

@@ -131,14 +131,16 @@ impl Outputs<'_> {
     /// Fails the requests of this part, and gives back what it has made.
     fn fail_part(&mut self, error: &InferError) {
         let made = self.blocks.split_off(self.part_from.min(self.blocks.len()));
-        self.withdrawn.extend(made.iter().map(|block| block.offset));
+        self.withdrawn.extend(made.iter().filter(|block| !block.placed).map(|block| block.offset));
         for position in 0..self.part.len() {
             self.fail(position, error.clone());
         }
     }
 
     /// Gives the states what the model has made for them. Requests that failed keep the state from before.
-    fn keep(&self, states: &mut States, requests: &[&BatchRequest]) -> Result<(), InferError> {
+    fn keep(&mut self, states: &mut States, requests: &[&BatchRequest]) -> Result<(), InferError> {
+        // A request whose memory has vanished meanwhile has failed, too.
+        self.check_lent();
         let made = self.blocks.get(self.part_from..).unwrap_or_default();
         let of_states = made.iter().filter_map(|block| Some((states.number(usize::from(block.output))?, block)));
         let given = of_states.map(|(state, block)| {

@@ -227,7 +227,13 @@ impl Response<'_, '_> {
         self.leave(Some(error), false)
     }
 
-    fn leave(mut self, error: Option<InferError>, last: bool) -> Result<(), InferError> {
+    fn leave(mut self, mut error: Option<InferError>, last: bool) -> Result<(), InferError> {
+        if error.is_none()
+            && let Err(unplaced) = self.outputs.place_response(self.request, &self.blocks)
+        {
+            self.withdraw();
+            error = Some(unplaced);
+        }
         let stamps = self.outputs.response_stamps(self.output_start, clock::now());
         let streams = self.outputs.streams.as_mut().ok_or_else(not_decoupled)?;
         let stream = streams.stream(self.request as usize)?;

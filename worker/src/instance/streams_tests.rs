@@ -34,6 +34,21 @@ struct Frontend {
     worker: JoinHandle<(Done, Vec<ToWorker>)>,
 }
 
+/// A batch of one request with these many bytes of input.
+fn execute(len: u64) -> Execute {
+    let input = InputBlock {
+        input: 0,
+        datatype: DataType::Int32,
+        shape: vec![i64::from(ELEMENTS)],
+        offset: flags::BYTES,
+        len,
+        pieces: Vec::new(),
+    };
+    let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
+    let (inputs, outputs, released, placements, elements) = (vec![input], vec![], vec![], vec![], vec![]);
+    Execute { batch: 7, requests, inputs, outputs, released, flags: 1, placements, elements, resumed: vec![] }
+}
+
 /// Starts an instance that executes one batch of one request with [`ELEMENTS`] elements, and then reads until
 /// the connection is closed.
 fn start() -> Frontend {
@@ -62,19 +77,11 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
         metrics: "mode: prometheus".into(),
         auto_detect: false,
     };
-    let input = InputBlock {
-        input: 0,
-        datatype: DataType::Int32,
-        shape: vec![i64::from(ELEMENTS)],
-        offset: flags::BYTES,
-        len: data.len() as u64,
-    };
-    let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }];
-    let (inputs_given, outputs_wanted, released) = (vec![input], Vec::new(), Vec::new());
-    let execute =
-        Execute { batch: 7, requests, inputs: inputs_given, outputs: outputs_wanted, released, flags: 1, resumed };
+    let execute = Execute { resumed, ..execute(data.len() as u64) };
+    let (regions, _) = UnixStream::pair().unwrap();
+    let regions = regions.into();
     let (socket, theirs) = UnixStream::pair().unwrap();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let worker = thread::spawn(move || {
         let mut instance = Instance::load(&load, descriptors).unwrap();
         let mut connection = Connection::new(theirs);

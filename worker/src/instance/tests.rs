@@ -1,5 +1,6 @@
 //! Sequences of steps through a loaded instance, in real shared memory, against the same steps computed here.
 
+mod lent;
 mod onnx;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ struct World {
     next: u64,
     batches: u64,
     unread: Vec<u64>,
+    /// The frontend's end of the socket of regions.
+    regions: std::os::fd::OwnedFd,
     _folder: Folder,
 }
 
@@ -74,9 +77,10 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
         metrics: pharos::metrics::catalog::SHIPPED.into(),
         auto_detect: false,
     };
-    let instance = Instance::load(&load, SharedDescriptors { inputs, outputs, metrics: ring, bell })?;
-    let (inputs, outputs) = (our_inputs, our_outputs);
-    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread: Vec::new(), _folder: folder })
+    let (told, regions) = lent::socket();
+    let instance = Instance::load(&load, SharedDescriptors { inputs, outputs, metrics: ring, bell, regions })?;
+    let (inputs, outputs, regions) = (our_inputs, our_outputs, told);
+    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread: Vec::new(), regions, _folder: folder })
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {
@@ -110,23 +114,29 @@ impl World {
             let (offset, len) = (self.next, data.len() as u64);
             assert!(self.inputs.copy_in(usize::try_from(offset).unwrap(), data));
             self.next = (offset + len).next_multiple_of(64);
-            InputBlock { input: *input, datatype: *datatype, shape: shape.clone(), offset, len }
+            InputBlock { input: *input, datatype: *datatype, shape: shape.clone(), offset, len, pieces: Vec::new() }
         });
         let inputs = blocks.collect();
         self.batches += 1;
         let (requests, outputs, released) = (requests.to_vec(), outputs.to_vec(), std::mem::take(&mut self.unread));
-        let execute =
-            Execute { batch: self.batches, requests, inputs, outputs, released, flags: 0, resumed: Vec::new() };
+        let (placements, elements, resumed, batch) = (Vec::new(), Vec::new(), Vec::new(), self.batches);
+        let execute = Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed };
+        self.run(&execute)
+    }
+
+    /// Executes a frame, and reads what is in the arena.
+    fn run(&mut self, execute: &Execute) -> (Done, Vec<Read>) {
         let (worker, _frontend) = UnixStream::pair().unwrap();
-        let (done, panicked) = self.instance.execute(&execute, &mut Connection::new(worker));
+        let (done, panicked) = self.instance.execute(execute, &mut Connection::new(worker));
         assert!(!panicked);
-        let read = done.outputs.iter().map(|block| {
+        let in_arena = || done.outputs.iter().filter(|block| !block.placed);
+        let read = in_arena().map(|block| {
             let mut data = vec![0; usize::try_from(block.len).unwrap()];
             assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));
             Read { output: block.output, requests: block.requests.clone(), shape: block.shape.clone(), data }
         });
         let read = read.collect();
-        self.unread = done.outputs.iter().map(|block| block.offset).collect();
+        self.unread = in_arena().map(|block| block.offset).collect();
         (done, read)
     }
 

@@ -161,7 +161,7 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
     world.metrics.batch_executed(&done(None), Instant(0));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
-    let failed = pharos::wire::WireError { code: ErrorCode::Internal, message: String::new() };
+    let failed = pharos::wire::WireError { code: ErrorCode::Internal, message: String::new(), of_region: false };
     series.add_or_update(8.0);
     series.add_or_update_for(9.0, Requests::One(1));
     world.metrics.batch_executed(&done(Some(failed)), Instant(0));

@@ -9,11 +9,13 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body::Frame;
 use pharos::error::{InferError, Reason};
+use pharos::traced::Traced;
 
 use super::convert;
 use crate::engine::{Responses, Streamed};
 use crate::http::OpenStream;
 use crate::http::answer::Pending;
+use crate::http::trace;
 
 /// The events of one request. Dropped before the last, because the client went away, it cancels the request.
 pub(super) struct Events {
@@ -24,18 +26,19 @@ pub(super) struct Events {
     counting: Option<(Pending, StatusCode)>,
     /// Why the request failed, or one of its responses.
     reason: Option<Reason>,
+    traced: Option<Traced>,
     ended: bool,
     _open: OpenStream,
 }
 
 impl Events {
     pub(super) fn new(
-        responses: Responses,
+        (responses, traced): (Responses, Option<Traced>),
         first: Option<Streamed>,
         counting: (Pending, StatusCode),
         open: OpenStream,
     ) -> Self {
-        Self { responses, first, counting: Some(counting), reason: None, ended: false, _open: open }
+        Self { responses, first, counting: Some(counting), reason: None, traced, ended: false, _open: open }
     }
 
     /// The event for a response; `None` for one that only says that it is the last.
@@ -54,6 +57,7 @@ impl Events {
 
     fn end(&mut self) {
         self.ended = true;
+        trace::complete(self.traced.take().as_ref());
         if let Some((pending, status)) = self.counting.take() {
             pending.note(status.as_u16(), self.reason);
         }

@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use pharos::ensemble::{self, Dependencies, Plan};
+use pharos::ensemble::{self, Dependencies, Plan, Stages};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
-use pharos::model::ModelConfig;
+use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::States;
 
 use super::super::load::{Unserved, labels, read_cache};
 use super::super::prepare::{Prepared, Version};
 use super::super::serving::Executor;
-use super::{Ensemble, Repository, Serving};
+use super::{Ensemble, Repository, Serving, Slots};
 use crate::cache::{Files, ModelCache};
 use crate::clock;
 use crate::repository::Table;
@@ -35,12 +34,9 @@ impl Repository {
         let members = self.members(config, &plan)?;
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;
-        if let Some(member) = configs.iter().find(|member| member.decoupled) {
-            return Err(format!(
-                "in ensemble {}, model {} is decoupled: a step must give one response",
-                config.name, member.name
-            ));
-        }
+        let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
+        let stages = Stages::new(&config.name, &plan, &decoupled)?;
+        let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
         let labels = inherited(config, &plan, &members, labels(config, directory)?);
         let model = ModelVersion::new(config.name.as_str(), number);
         let cache = self.ensemble_cache(&model, config, directory, &members).await;
@@ -53,14 +49,18 @@ impl Repository {
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
         tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
-        let ensemble = Ensemble { plan: Arc::new(plan), cache, in_flight: AtomicUsize::new(0) };
+        if config.decoupled {
+            self.metrics().model_decoupled(&series);
+        }
+        let slots = Slots::new(plan.steps().len(), limit(config));
+        let (plan, stages, in_flight) = (Arc::new(plan), Arc::new(stages), Arc::default());
         Ok(Serving {
             model,
-            config: Arc::new(config.with_decoupled(false)),
+            config: Arc::new(config.clone()),
             series,
             directory: directory.clone(),
             labels,
-            executor: Arc::new(Executor::Ensemble(ensemble)),
+            executor: Arc::new(Executor::Ensemble(Ensemble { plan, stages, slots, cache, in_flight })),
             made: version.made,
             local: prepared.local.clone(),
         })
@@ -101,6 +101,14 @@ impl Repository {
                 self.add_files(&own, all);
             }
         }
+    }
+}
+
+/// The most requests that a step may have under way; 0 for no limit.
+fn limit(config: &ModelConfig) -> u32 {
+    match &config.scheduling {
+        Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
+        _ => 0,
     }
 }
 

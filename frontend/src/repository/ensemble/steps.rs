@@ -1,35 +1,38 @@
-//! The steps of one request.
+//! From an ensemble's request to those of its steps, and from their responses to its own.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::Poll;
-
-use pharos::ensemble::{Run, Step, fit};
+use pharos::ensemble::{Plan, Step, fit};
 use pharos::error::InferError;
 use pharos::infer::{
     CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput,
 };
-use pharos::metrics::record;
+use pharos::region::Slice;
 use pharos::tensor::Tensor;
-use pharos::timeline::Instant;
+use pharos::traced::Traced;
 
-use super::{Ensemble, Repository, Serving};
-use crate::clock;
-use crate::scheduler::Answer;
+use super::Serving;
 
 /// A tensor on its way between steps.
 #[derive(Clone)]
-struct Passed {
+pub(super) struct Passed {
     tensor: Tensor,
     /// The batch that its first dimension is, if what made it batches.
     batch: Option<i64>,
+    /// What the step that made it said of its sequence; `None` for the request's own.
+    sequence: Option<InSequence>,
+}
+
+/// Where in a sequence a step's request stands.
+#[derive(Clone, Debug)]
+pub(super) struct InSequence {
+    id: CorrelationId,
+    start: bool,
+    end: bool,
 }
 
 impl Passed {
-    fn new(tensor: Tensor, batches: bool) -> Self {
+    fn new(tensor: Tensor, batches: bool, sequence: Option<InSequence>) -> Self {
         let batch = tensor.shape.first().copied().filter(|_| batches);
-        Self { tensor, batch }
+        Self { tensor, batch, sequence }
     }
 
     /// As a model (or the ensemble's response) takes it that has these dimensions without the batch.
@@ -39,161 +42,50 @@ impl Passed {
     }
 }
 
-/// What has come of the steps of a request.
-pub(super) struct Computed {
-    /// When the first could run.
-    pub(super) begun: Instant,
-    pub(super) outputs: Vec<InferOutput>,
-    pub(super) parameters: Parameters,
-    /// Nanoseconds that the members spent on inputs, on computing, on outputs: sums over all steps.
-    pub(super) sums: (u64, u64, u64),
-    /// Nanoseconds in which no step was running.
-    pub(super) overhead_ns: u64,
-}
-
-/// A step that is running: which one, since when, and what came of it.
-type Running<'a> = Pin<Box<dyn Future<Output = (usize, Instant, Answer)> + Send + 'a>>;
-
-/// Where the time of a request goes.
-struct Times {
-    begun: Instant,
-    sums: (u64, u64, u64),
-    /// Nanoseconds in which a step was running, until `busy_since`.
-    busy_ns: u64,
-    busy_since: Instant,
-}
-
-impl Times {
-    fn add(&mut self, response: &InferResponse) {
-        let (input, infer, output) = response.timeline.compute.durations_ns();
-        self.sums = (self.sums.0 + input, self.sums.1 + infer, self.sums.2 + output);
-    }
-}
-
-impl Repository {
-    /// Runs the steps that the requested outputs need.
-    ///
-    /// # Errors
-    /// A member cannot be found; or that of the first step that fails, the others are cancelled then.
-    pub(super) async fn run(
-        &self,
-        serving: &Serving,
-        ensemble: &Ensemble,
-        request: &InferRequest,
-    ) -> Result<Computed, InferError> {
-        let begun = clock::now();
-        let plan = &ensemble.plan;
-        // All of them, before the first runs: the models that a request began with are those that it ends with.
-        let members = plan.steps().iter().map(|step| self.member(step)).collect::<Result<Vec<_>, _>>()?;
-        let of = |number: usize| plan.steps().get(number).zip(members.get(number));
-        let mut run = Run::new(plan.clone(), &requested(serving, request), given(serving, request));
-        let mut running: Vec<Running<'_>> = Vec::new();
-        let mut times = Times { begun, sums: (0, 0, 0), busy_ns: 0, busy_since: begun };
-        loop {
-            if running.is_empty() {
-                times.busy_since = clock::now();
-            }
-            while let Some((number, inputs)) = run.next_step() {
-                let Some((step, member)) = of(number) else { continue };
-                let own = step_request((step, member), request, inputs, &run.wanted(number));
-                running.push(Box::pin(self.step(number, member, own)));
-            }
-            let Some((number, since, answer)) = next(&mut running).await else { break };
-            let (now, response) = (clock::now(), answer?);
-            if running.is_empty() {
-                times.busy_ns += now.ns_since(times.busy_since);
-            }
-            times.add(&response);
-            let Some((step, member)) = of(number) else { continue };
-            record::ensemble_step(self.metrics(), &serving.series, (number, &step.model), now.ns_since(since));
-            let left_out = run.done(number, made(step, member, response.outputs));
-            tell_left_out(serving, step, &left_out);
-        }
-        computed(serving, request, run, &times)
-    }
-
-    /// The model of a step, as it is now.
-    ///
-    /// # Errors
-    /// It is not there, or not ready.
-    pub(in crate::repository) fn member(&self, step: &Step) -> Result<Arc<Serving>, InferError> {
-        let version = step.version.map(|version| version.to_string()).unwrap_or_default();
-        self.serving(&step.model, &version)
-    }
-
-    async fn step(&self, number: usize, member: &Serving, mut request: InferRequest) -> (usize, Instant, Answer) {
-        let since = clock::now();
-        request.timeline.request_start = since;
-        let answer = match member.check_ready() {
-            Ok(()) => self.infer(member, request).await,
-            Err(error) => Err(error),
-        };
-        (number, since, answer)
-    }
-}
-
-/// The next one that is done. All run in this task: each is a wait for an answer, and there are few of them.
-async fn next<T>(running: &mut Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Option<T> {
-    poll_fn(|context| {
-        for position in 0..running.len() {
-            let polled = running.get_mut(position).map(|future| future.as_mut().poll(context));
-            if let Some(Poll::Ready(output)) = polled {
-                drop(running.swap_remove(position));
-                return Poll::Ready(Some(output));
-            }
-        }
-        if running.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+/// The place in a sequence of what is made of these tensors: what those say that steps have made, or else the request.
+fn sequence_of(tensors: &[(usize, Passed)], request: &InferRequest) -> InSequence {
+    let said = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
+    said.unwrap_or_else(|| InSequence {
+        id: request.correlation_id.clone(),
+        start: request.sequence_start,
+        end: request.sequence_end,
     })
-    .await
-}
-
-/// What is there when no step can run any more.
-fn computed(
-    serving: &Serving,
-    request: &InferRequest,
-    run: Run<Passed>,
-    times: &Times,
-) -> Result<Computed, InferError> {
-    let outputs = run.finish().map_err(|text| InferError::invalid(text).with_request_id(&request.id))?;
-    let outputs = response_outputs(serving, outputs);
-    let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(request) };
-    let overhead_ns = clock::now().ns_since(times.begun).saturating_sub(times.busy_ns);
-    Ok(Computed { begun: times.begun, outputs, parameters, sums: times.sums, overhead_ns })
 }
 
 /// The positions of the outputs that a request wants.
-fn requested(serving: &Serving, request: &InferRequest) -> Vec<usize> {
+pub(super) fn requested(serving: &Serving, request: &InferRequest) -> Vec<usize> {
     let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == name);
     let outputs = serving.config.outputs.iter().enumerate();
     outputs.filter(|(_, spec)| wanted(&spec.name)).map(|(position, _)| position).collect()
 }
 
-/// The inputs that a request brings, by their positions in the configuration.
-fn given(serving: &Serving, request: &InferRequest) -> Vec<(usize, Passed)> {
+/// The inputs that a request brings, by their positions in the configuration; taken out of it.
+pub(super) fn given(serving: &Serving, request: &mut InferRequest) -> Vec<(usize, Passed)> {
     let batches = serving.config.batches();
-    let given = request.inputs.iter().filter_map(|input| {
+    let given = std::mem::take(&mut request.inputs).into_iter().filter_map(|input| {
         let position = serving.config.inputs.iter().position(|spec| spec.name == input.name)?;
         let shape = serving.config.inputs.get(position)?.backend_shape(&input.tensor.shape, batches);
-        Some((position, Passed::new(Tensor { shape, ..input.tensor.clone() }, batches)))
+        Some((position, Passed::new(Tensor { shape, ..input.tensor }, batches, None)))
     });
     given.collect()
 }
 
-/// The request of a step: what the ensemble was asked, with the step's tensors.
-fn step_request(
+/// The request of a step: what the ensemble was asked, with the step's tensors; and its place in a sequence.
+pub(super) fn step_request(
     (step, member): (&Step, &Serving),
     request: &InferRequest,
     inputs: Vec<(usize, Passed)>,
     wanted: &[usize],
-) -> InferRequest {
+) -> (InferRequest, InSequence) {
     let config = &member.config;
+    let sequence = sequence_of(&inputs, request);
     let input = |(position, passed): (usize, Passed)| {
         let (name, _) = step.inputs.get(position)?;
         let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
         Some(InferInput { name: name.clone(), tensor: passed.into_tensor(dims, config.batches()) })
     };
     let outputs = wanted.iter().filter_map(|position| step.outputs.get(*position));
-    InferRequest {
+    let own = InferRequest {
         model_name: config.name.clone(),
         model_version: member.model.version.to_string(),
         inputs: inputs.into_iter().filter_map(input).collect(),
@@ -202,28 +94,113 @@ fn step_request(
         parameters: request.parameters.clone(),
         priority: request.priority,
         timeout_us: request.timeout_us,
-        correlation_id: request.correlation_id.clone(),
-        sequence_start: request.sequence_start,
-        sequence_end: request.sequence_end,
+        correlation_id: sequence.id.clone(),
+        sequence_start: sequence.start,
+        sequence_end: sequence.end,
         trace: request.trace,
+        traced: request.traced.as_ref().map(Traced::step),
         timeline: request.timeline,
         empty_final_response: false,
         raw_body: None,
-    }
+    };
+    (own, sequence)
 }
 
-/// What a step has made, by position in its outputs.
-fn made(step: &Step, member: &Serving, outputs: Vec<InferOutput>) -> Vec<(usize, Passed)> {
-    let made = outputs.into_iter().filter_map(|output| {
+/// Where the client wants what a step makes under this name, if it is an output of the ensemble that goes into memory of
+/// the client's: the step's own worker writes it there.
+pub(super) fn region(
+    serving: &Serving,
+    plan: &Plan,
+    (step, output): (&Step, &str),
+    request: &InferRequest,
+) -> Option<Slice> {
+    let (_, tensor) = step.outputs.iter().find(|(name, _)| name == output)?;
+    let position = plan.outputs().iter().position(|output| output == tensor)?;
+    let name = &serving.config.outputs.get(position)?.name;
+    request.outputs.iter().find(|wanted| wanted.name == *name)?.region.clone()
+}
+
+/// What a step has made, by position in its outputs; it was asked for this place in a sequence, unless it says another.
+///
+/// # Errors
+/// A parameter that says one has no such type.
+pub(super) fn made(
+    (step, member): (&Step, &Serving),
+    response: InferResponse,
+    asked: InSequence,
+) -> Result<Vec<(usize, Passed)>, InferError> {
+    let sequence = said(&response.parameters, asked)?;
+    let made = response.outputs.into_iter().filter_map(|output| {
         let position = step.outputs.iter().position(|(name, _)| *name == output.name)?;
-        Some((position, Passed::new(output.tensor, member.config.batches())))
+        Some((position, Passed::new(output.tensor, member.config.batches(), Some(sequence.clone()))))
     });
-    made.collect()
+    Ok(made.collect())
 }
 
-/// The outputs of the response.
-fn response_outputs(serving: &Serving, outputs: Vec<(usize, Passed)>) -> Vec<InferOutput> {
+/// The place in a sequence that the parameters of a response say. As in Triton, what is not said is neither a start nor an
+/// end then.
+fn said(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferError> {
+    let value = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+    let flag = |name: &str| match value(name) {
+        None => Ok(None),
+        Some(Parameter::Bool(flag)) => Ok(Some(*flag)),
+        Some(_) => Err(InferError::invalid(format!("expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL"))),
+    };
+    let id = match value("sequence_id") {
+        None => None,
+        Some(Parameter::Int(number)) => Some(CorrelationId::Uint(number.cast_unsigned())),
+        Some(Parameter::Uint(number)) => Some(CorrelationId::Uint(*number)),
+        Some(Parameter::String(text)) => Some(CorrelationId::String(text.clone())),
+        Some(_) => {
+            let types = "TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING";
+            return Err(InferError::invalid(format!("expected parameter 'sequence_id' to be {types}")));
+        }
+    };
+    let (start, end) = (flag("sequence_start")?, flag("sequence_end")?);
+    if id.is_none() && start.is_none() && end.is_none() {
+        return Ok(asked);
+    }
+    Ok(InSequence { id: id.unwrap_or(asked.id), start: start == Some(true), end: end == Some(true) })
+}
+
+/// Refuses outputs that nobody has written where the client wants them in its memory: inputs of the ensemble, which no step
+/// makes; and where there may be any number of responses what other steps take, which the next response may have overwritten
+/// by then.
+fn check_places(serving: &Serving, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
+    let place = |slice: &Slice| (slice.region().map(|region| region.id), slice.offset);
+    let taken = |name: &str| {
+        let position = serving.config.outputs.iter().position(|spec| spec.name == name)?;
+        let plan = serving.ensemble()?.plan();
+        plan.tensors().get(*plan.outputs().get(position)?).map(|tensor| !tensor.consumers.is_empty())
+    };
+    for InferOutput { name, tensor } in outputs {
+        let wanted = request.outputs.iter().find(|wanted| wanted.name == *name);
+        let wanted = wanted.and_then(|wanted| wanted.region.as_ref());
+        let why = match () {
+            () if wanted.map(place) != tensor.data.region().map(place) => "is one of its inputs",
+            () if wanted.is_some() && serving.config.decoupled && taken(name) == Some(true) => {
+                "is taken by other steps"
+            }
+            () => continue,
+        };
+        let model = &serving.model.name;
+        let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
+        return Err(InferError::unsupported(text));
+    }
+    Ok(())
+}
+
+/// The outputs and the parameters of a response of the ensemble.
+///
+/// # Errors
+/// One cannot be where it is wanted.
+pub(super) fn response(
+    serving: &Serving,
+    request: &InferRequest,
+    outputs: Vec<(usize, Passed)>,
+) -> Result<(Vec<InferOutput>, Parameters), InferError> {
     let config = &serving.config;
+    let sequence = sequence_of(&outputs, request);
     let outputs = outputs.into_iter().filter_map(|(position, passed)| {
         let spec = config.outputs.get(position)?;
         let dims = spec.reshape.as_ref().unwrap_or(&spec.dims);
@@ -231,23 +208,26 @@ fn response_outputs(serving: &Serving, outputs: Vec<(usize, Passed)>) -> Vec<Inf
         tensor.shape = spec.protocol_shape(&tensor.shape, config.batches());
         Some(InferOutput { name: spec.name.clone(), tensor })
     });
-    outputs.collect()
+    let outputs: Vec<InferOutput> = outputs.collect();
+    check_places(serving, request, &outputs)?;
+    let parameters = if outputs.is_empty() { Parameters::new() } else { sequence_parameters(sequence) };
+    Ok((outputs, parameters))
 }
 
 /// Parameters that Triton gives every response of an ensemble.
-fn sequence_parameters(request: &InferRequest) -> Parameters {
-    let id = match &request.correlation_id {
-        CorrelationId::Uint(number) => i64::try_from(*number).map_or(Parameter::Uint(*number), Parameter::Int),
-        CorrelationId::String(text) => Parameter::String(text.clone()),
+fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters {
+    let id = match id {
+        CorrelationId::Uint(number) => i64::try_from(number).map_or(Parameter::Uint(number), Parameter::Int),
+        CorrelationId::String(text) => Parameter::String(text),
     };
     vec![
         ("sequence_id".to_owned(), id),
-        ("sequence_start".to_owned(), Parameter::Bool(request.sequence_start)),
-        ("sequence_end".to_owned(), Parameter::Bool(request.sequence_end)),
+        ("sequence_start".to_owned(), Parameter::Bool(start)),
+        ("sequence_end".to_owned(), Parameter::Bool(end)),
     ]
 }
 
-fn tell_left_out(serving: &Serving, step: &Step, left_out: &[String]) {
+pub(super) fn tell_left_out(serving: &Serving, step: &Step, left_out: &[String]) {
     for output in left_out {
         let (ensemble, model) = (&serving.model, &step.model);
         tracing::debug!(%ensemble, "step '{model}' has not made its output '{output}': what takes it goes without");

@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn names_of_models() {
-        for (name, expected) in [("m", true), ("größe", true), (".git", false), ("..", false), ("a\\b", false), ("", false)] {
+        for (name, expected) in
+            [("m", true), ("größe", true), (".git", false), ("..", false), ("a\\b", false), ("", false)]
+        {
             assert_eq!(is_model(name), expected, "{name}");
         }
     }

@@ -1,0 +1,182 @@
+//! Who may use which part of the protocol: the doer of [`pharos::access`]. It reads token files, and remembers what they
+//! said last.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use pharos::access::Api;
+use pharos::access::tokens::{Keyring, Refusal, Tokens};
+use regex::bytes::Regex;
+
+/// The largest file of tokens.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The tokens that open the server. Cheap to clone; all clones see what is read later.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// `None`: no tokens are asked for. Held to compare or replace.
+    keyring: Option<Arc<RwLock<Keyring>>>,
+    inference: Option<PathBuf>,
+    management: Option<PathBuf>,
+}
+
+impl Access {
+    /// Reads the files that are given.
+    ///
+    /// # Errors
+    /// Which of them cannot be used, and why.
+    pub fn new(inference: Option<PathBuf>, management: Option<PathBuf>) -> Result<Self, String> {
+        let read_file = |path: &Option<PathBuf>| path.as_ref().map(read).transpose();
+        let keyring = Keyring { inference: read_file(&inference)?, management: read_file(&management)? };
+        let given = inference.is_some() || management.is_some();
+        Ok(Self { keyring: given.then(|| Arc::new(RwLock::new(keyring))), inference, management })
+    }
+
+    /// The files of tokens for inference and for management, as far as they are given.
+    pub fn files(&self) -> (Option<PathBuf>, Option<PathBuf>) {
+        (self.inference.clone(), self.management.clone())
+    }
+
+    /// Reads the tokens for inference again; gives their number.
+    ///
+    /// # Errors
+    /// As [`Access::new`]; then nothing has changed.
+    pub fn reload_inference(&self) -> Result<usize, String> {
+        let tokens = self.inference.as_ref().map(read).transpose()?;
+        Ok(self.replace(tokens, |keyring| &mut keyring.inference))
+    }
+
+    /// Reads the tokens for management again; gives their number.
+    ///
+    /// # Errors
+    /// As [`Access::new`]; then nothing has changed.
+    pub fn reload_management(&self) -> Result<usize, String> {
+        let tokens = self.management.as_ref().map(read).transpose()?;
+        Ok(self.replace(tokens, |keyring| &mut keyring.management))
+    }
+
+    fn replace(&self, tokens: Option<Tokens>, of: impl FnOnce(&mut Keyring) -> &mut Option<Tokens>) -> usize {
+        let count = tokens.as_ref().map_or(0, Tokens::count);
+        if let Some(keyring) = &self.keyring {
+            *of(&mut keyring.write().unwrap_or_else(PoisonError::into_inner)) = tokens;
+        }
+        count
+    }
+
+    /// Whether anybody may do anything.
+    pub fn is_open(&self) -> bool {
+        self.keyring.is_none()
+    }
+
+    /// Whether who sends these headers may use a part of the protocol.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, api: Api, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(keyring) = &self.keyring else { return Ok(()) };
+        let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
+        keyring.read().unwrap_or_else(PoisonError::into_inner).check(api, given)
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Tokens, String> {
+    use std::io::Read;
+    let mut text = String::new();
+    let unread = |error: std::io::Error| format!("the token file '{}' cannot be read: {error}", path.display());
+    let file = std::fs::File::open(path).map_err(unread)?;
+    file.take(MAX_FILE).read_to_string(&mut text).map_err(unread)?;
+    Tokens::parse(&text).map_err(|reason| format!("the token file '{}' cannot be used: {reason}", path.display()))
+}
+
+/// Which headers of a request become parameters of it (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+#[derive(Clone, Debug, Default)]
+pub struct Forward {
+    pattern: Option<Regex>,
+    /// What is a secret of the server's and not the model's business.
+    without_tokens: bool,
+}
+
+/// Names of parameters that mean something to the server: a header must not say that by accident.
+const RESERVED: [&str; 7] =
+    ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", "headers"];
+
+impl Forward {
+    /// Forwards headers in whose name the pattern is found, if there is one. Names come in small letters.
+    pub fn new(pattern: Option<Regex>, access: &Access) -> Self {
+        Self { pattern, without_tokens: !access.is_open() }
+    }
+
+    /// Whether no header is forwarded.
+    pub fn is_empty(&self) -> bool {
+        self.pattern.is_none()
+    }
+
+    /// The headers that become parameters, with their values.
+    ///
+    /// # Errors
+    /// A header that matches and whose name is reserved, or whose value is no text.
+    pub fn parameters(&self, headers: &HeaderMap) -> Result<Vec<(String, String)>, String> {
+        let Some(pattern) = &self.pattern else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for name in headers.keys().filter(|name| pattern.is_match(name.as_str().as_bytes())) {
+            let name = name.as_str();
+            if self.without_tokens && name == AUTHORIZATION {
+                continue;
+            }
+            if RESERVED.contains(&name) || name.starts_with("triton_") {
+                return Err(format!("header '{name}' cannot be forwarded: a parameter of this name is reserved"));
+            }
+            let mut values = Vec::new();
+            for value in headers.get_all(name) {
+                let text = std::str::from_utf8(value.as_bytes());
+                values.push(text.map_err(|_| format!("header '{name}' cannot be forwarded: its value is no UTF-8"))?);
+            }
+            found.push((name.to_owned(), values.join(", ")));
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use http::HeaderValue;
+    use regex::bytes::RegexBuilder;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static [u8])]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()));
+        pairs.collect()
+    }
+
+    #[test]
+    fn headers_that_match_become_parameters() {
+        let forward = |pattern: &str| {
+            let pattern = RegexBuilder::new(pattern).unicode(false).case_insensitive(true).build().unwrap();
+            Forward { pattern: Some(pattern), without_tokens: true }
+        };
+        let mut given = headers(&[("my-a", b"1"), ("x-my-b", b"2"), ("other", b"3"), ("authorization", b"Bearer x")]);
+        given.append("my-a", HeaderValue::from_static("4"));
+        let names = |pattern: &str| {
+            let mut found = forward(pattern).parameters(&given).unwrap();
+            found.sort();
+            found.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        assert_eq!(names("MY-"), ["my-a=1, 4", "x-my-b=2"]);
+        assert_eq!(names("^my-"), ["my-a=1, 4"]);
+        assert_eq!(names("(?-i)MY-"), [""; 0]);
+        assert_eq!(names(".*"), ["my-a=1, 4", "other=3", "x-my-b=2"], "a token is never forwarded");
+        assert_eq!(Forward::default().parameters(&given), Ok(Vec::new()));
+        for (name, value, expected) in [
+            ("timeout", &b"1"[..], "'timeout' cannot be forwarded: a parameter of this name is reserved"),
+            ("triton_x", b"1", "reserved"),
+            ("plain", b"\xff", "no UTF-8"),
+        ] {
+            let error = forward(".*").parameters(&headers(&[(name, value)])).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

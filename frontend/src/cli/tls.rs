@@ -1,0 +1,132 @@
+//! The options of TLS: the same five for each listener. Those of gRPC are Triton's, the others are named after them.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+
+use super::{GRPC, HTTP, METRICS, boolean};
+
+/// What a listener is told about TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// What the names of its flags begin with.
+    pub listener: &'static str,
+    /// Speak TLS.
+    pub use_ssl: bool,
+    /// Speak TLS, and only with clients that have a certificate.
+    pub mutual: bool,
+    /// The server's certificates.
+    pub certificate: Option<PathBuf>,
+    /// Their key.
+    pub key: Option<PathBuf>,
+    /// The authorities of clients.
+    pub root: Option<PathBuf>,
+}
+
+/// The files that a listener does TLS with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsPaths {
+    /// The server's certificates.
+    pub certificate: PathBuf,
+    /// Their key.
+    pub key: PathBuf,
+    /// The authorities of clients, who then need a certificate.
+    pub authorities: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// The files, if TLS is to be spoken; `given` is told of each that is given without effect.
+    ///
+    /// # Errors
+    /// A file that is needed is not given.
+    pub fn paths(&self, mut unused: impl FnMut(String)) -> Result<Option<TlsPaths>, String> {
+        let listener = self.listener;
+        let flags = [("server-cert", &self.certificate), ("server-key", &self.key), ("root-cert", &self.root)];
+        if !self.use_ssl && !self.mutual {
+            for (flag, _) in flags.iter().filter(|(_, path)| path.is_some()) {
+                unused(format!("--{listener}-{flag} has no effect without --{listener}-use-ssl"));
+            }
+            return Ok(None);
+        }
+        if self.root.is_some() && !self.mutual {
+            unused(format!("--{listener}-root-cert has no effect without --{listener}-use-ssl-mutual"));
+        }
+        let asked = if self.mutual { "use-ssl-mutual" } else { "use-ssl" };
+        let needed = |flag: &str, path: &Option<PathBuf>| {
+            path.clone().ok_or_else(|| format!("--{listener}-{asked} needs --{listener}-{flag} FILE"))
+        };
+        let authorities = self.mutual.then(|| needed("root-cert", &self.root)).transpose()?;
+        let (certificate, key) = (needed("server-cert", &self.certificate)?, needed("server-key", &self.key)?);
+        Ok(Some(TlsPaths { certificate, key, authorities }))
+    }
+}
+
+/// The flags of one listener.
+macro_rules! flags {
+    ($name:ident, $listener:literal, $variable:literal, $heading:expr, $of:literal) => {
+        #[doc = concat!("TLS of ", $of, ".")]
+        #[derive(Clone, Debug, Args)]
+        pub struct $name {
+            #[arg(help = concat!("Speak TLS on ", $of), id = concat!($listener, "-use-ssl"), long = concat!($listener, "-use-ssl"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL"), value_parser = boolean, help_heading = $heading)]
+            use_ssl: bool,
+            #[arg(help = concat!("Speak TLS on ", $of, ", and only with clients that have a certificate"), id = concat!($listener, "-use-ssl-mutual"), long = concat!($listener, "-use-ssl-mutual"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL_MUTUAL"), value_parser = boolean, help_heading = $heading)]
+            mutual: bool,
+            /// The server's certificate in PEM, and behind it those that lead to an authority; read again when it changes
+            #[arg(id = concat!($listener, "-server-cert"), long = concat!($listener, "-server-cert"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_SERVER_CERT"), help_heading = $heading)]
+            certificate: Option<PathBuf>,
+            /// The key of the server's certificate in PEM (PKCS#8, PKCS#1 or SEC1, without a password)
+            #[arg(id = concat!($listener, "-server-key"), long = concat!($listener, "-server-key"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_SERVER_KEY"), help_heading = $heading)]
+            key: Option<PathBuf>,
+            /// The authorities in PEM that clients' certificates must come from
+            #[arg(id = concat!($listener, "-root-cert"), long = concat!($listener, "-root-cert"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_ROOT_CERT"), help_heading = $heading)]
+            root: Option<PathBuf>,
+        }
+
+        impl $name {
+            /// What the listener is told.
+            pub fn options(&self) -> TlsOptions {
+                let Self { use_ssl, mutual, certificate, key, root } = self.clone();
+                TlsOptions { listener: $listener, use_ssl, mutual, certificate, key, root }
+            }
+        }
+    };
+}
+
+flags!(HttpTls, "http", "HTTP", HTTP, "HTTP");
+flags!(GrpcTls, "grpc", "GRPC", GRPC, "gRPC");
+flags!(MetricsTls, "metrics", "METRICS", METRICS, "the metrics listener");
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_and_what_has_no_effect_is_told() {
+        let file = |name: &str| Some(PathBuf::from(name));
+        let of = |use_ssl, mutual, certificate, key, root| {
+            let options = TlsOptions { listener: "grpc", use_ssl, mutual, certificate, key, root };
+            let mut unused = Vec::new();
+            let paths = options.paths(|text| unused.push(text));
+            (paths, unused.join("; "))
+        };
+        let paths = |authorities| Ok(Some(TlsPaths { certificate: "c".into(), key: "k".into(), authorities }));
+        assert_eq!(of(false, false, None, None, None), (Ok(None), String::new()));
+        assert_eq!(of(true, false, file("c"), file("k"), None), (paths(None), String::new()));
+        assert_eq!(of(false, true, file("c"), file("k"), file("r")), (paths(file("r")), String::new()));
+        let (result, unused) = of(true, false, file("c"), file("k"), file("r"));
+        assert_eq!(
+            (result, unused),
+            (paths(None), "--grpc-root-cert has no effect without --grpc-use-ssl-mutual".into())
+        );
+        let (result, unused) = of(false, false, file("c"), None, None);
+        assert_eq!((result, unused), (Ok(None), "--grpc-server-cert has no effect without --grpc-use-ssl".into()));
+        let error = |options: (Result<_, String>, String)| options.0.map(|_: Option<TlsPaths>| ()).unwrap_err();
+        assert_eq!(error(of(true, false, None, file("k"), None)), "--grpc-use-ssl needs --grpc-server-cert FILE");
+        assert_eq!(error(of(true, false, file("c"), None, None)), "--grpc-use-ssl needs --grpc-server-key FILE");
+        assert_eq!(
+            error(of(true, true, file("c"), file("k"), None)),
+            "--grpc-use-ssl-mutual needs --grpc-root-cert FILE"
+        );
+    }
+}

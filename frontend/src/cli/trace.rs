@@ -1,0 +1,405 @@
+//! What the command line says about tracing: Triton's forms, the flags that it has given up, and OpenTelemetry's variables.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use pharos::trace::settings::{Mode, Values, count, levels, unsigned};
+use pharos::traced::Levels;
+
+use super::TRACE;
+
+/// The options of tracing.
+#[derive(Clone, Debug, Args)]
+pub struct TraceOptions {
+    /// A setting of tracing; may be given several times, or several separated by ';'. Of all: mode=triton|opentelemetry,
+    /// level=OFF|TIMESTAMPS|TENSORS (may be repeated), rate=N (one of N requests; 0: only those whose caller is traced), count=N
+    /// (-1: any number). Of files: triton,file=FILE; triton,log-frequency=N (traces in one file; 0: all). Of a collector:
+    /// opentelemetry,url=URL; opentelemetry,protocol=http/protobuf|grpc; opentelemetry,resource=KEY=VALUE (may be repeated);
+    /// opentelemetry,bsp_max_queue_size|bsp_schedule_delay|bsp_max_export_batch_size=N
+    #[arg(id = "trace-config", long = "trace-config", value_name = "SETTING", env = "PHAROS_TRACE_CONFIG", value_parser = config, value_delimiter = ';', help_heading = TRACE)]
+    pub configs: Vec<TraceConfig>,
+    /// Deprecated: --trace-config triton,file=FILE
+    #[arg(id = "trace-file", long = "trace-file", value_name = "FILE", env = "PHAROS_TRACE_FILE", help_heading = TRACE)]
+    pub file: Option<PathBuf>,
+    /// Deprecated: --trace-config level=LEVEL; may be given several times
+    #[arg(id = "trace-level", long = "trace-level", value_name = "LEVEL", env = "PHAROS_TRACE_LEVEL", value_delimiter = ',', help_heading = TRACE)]
+    pub level: Vec<String>,
+    /// Deprecated: --trace-config rate=N
+    #[arg(id = "trace-rate", long = "trace-rate", value_name = "N", env = "PHAROS_TRACE_RATE", help_heading = TRACE)]
+    pub rate: Option<String>,
+    /// Deprecated: --trace-config count=N
+    #[arg(id = "trace-count", long = "trace-count", value_name = "N", allow_negative_numbers = true, env = "PHAROS_TRACE_COUNT", help_heading = TRACE)]
+    pub count: Option<String>,
+    /// Deprecated: --trace-config triton,log-frequency=N
+    #[arg(id = "trace-log-frequency", long = "trace-log-frequency", value_name = "N", env = "PHAROS_TRACE_LOG_FREQUENCY", help_heading = TRACE)]
+    pub log_frequency: Option<String>,
+}
+
+/// One `--trace-config`: the mode that it is for, if it is for one, the setting and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceConfig {
+    mode: Option<Mode>,
+    key: String,
+    value: String,
+}
+
+/// What is traced from the start, and where traces go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tracing {
+    /// Files or a collector.
+    pub mode: Mode,
+    /// What is traced.
+    pub values: Values,
+    /// The trace file; empty for none.
+    pub file: PathBuf,
+    /// The collector.
+    pub collector: Collector,
+    /// Flags that Triton has given up and that say what another flag says too.
+    pub overridden: Vec<&'static str>,
+}
+
+/// How spans are sent to a collector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collector {
+    /// As clients are shown it.
+    pub url: String,
+    /// Its host.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Path and query of the URL; gRPC has its own path.
+    pub path: String,
+    /// gRPC in place of HTTP.
+    pub grpc: bool,
+    /// Names and values that every export carries.
+    pub headers: Vec<(String, String)>,
+    /// How long one export may take.
+    pub timeout: Duration,
+    /// Attributes of this server, beside those that every server has.
+    pub resource: Vec<(String, String)>,
+    /// `resource` as it was given on the command line.
+    pub given_resource: String,
+    /// Spans that may wait.
+    pub max_queue_size: u32,
+    /// Milliseconds between two exports, when spans come slowly.
+    pub schedule_delay_ms: u32,
+    /// Spans in one export.
+    pub max_export_batch_size: u32,
+}
+
+impl Default for Collector {
+    fn default() -> Self {
+        Self {
+            url: "http://localhost:4318/v1/traces".to_owned(),
+            host: "localhost".to_owned(),
+            port: 4318,
+            path: "/v1/traces".to_owned(),
+            grpc: false,
+            headers: Vec::new(),
+            timeout: Duration::from_secs(10),
+            resource: vec![("service.name".to_owned(), "triton-inference-server".to_owned())],
+            given_resource: String::new(),
+            max_queue_size: 2048,
+            schedule_delay_ms: 5000,
+            max_export_batch_size: 512,
+        }
+    }
+}
+
+/// Reads one `--trace-config`. What is before the first comma is a mode, unless it comes after the first `=`.
+fn config(text: &str) -> Result<TraceConfig, String> {
+    let form = "the form is MODE,SETTING=VALUE or SETTING=VALUE, with MODE triton or opentelemetry";
+    let (mode, setting) = match text.split_once(',').filter(|(before, _)| !before.contains('=')) {
+        None => (None, text),
+        Some((name, setting)) => {
+            let mode = Mode::from_name(name).ok_or_else(|| format!("there is no trace mode '{name}'; {form}"))?;
+            (Some(mode), setting)
+        }
+    };
+    let (key, value) = setting.split_once('=').ok_or_else(|| format!("'{setting}' is no SETTING=VALUE; {form}"))?;
+    let known: &[&str] = match mode {
+        None => &["mode", "level", "rate", "count"],
+        Some(Mode::Triton) => &["file", "log-frequency"],
+        Some(Mode::OpenTelemetry) => {
+            &["url", "protocol", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"]
+        }
+    };
+    if !known.contains(&key) {
+        let of = mode.map_or_else(|| "traces in general".to_owned(), |mode| format!("the trace mode {}", mode.name()));
+        return Err(format!("there is no setting '{key}' of {of}; allowed are {}; {form}", known.join(", ")));
+    }
+    Ok(TraceConfig { mode, key: key.to_owned(), value: value.to_owned() })
+}
+
+/// What all options and variables say together; `variable` looks up an environment variable.
+///
+/// # Errors
+/// A value is not allowed.
+pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<String>) -> Result<Tracing, String> {
+    let given = Given(&options.configs);
+    let file = options.file.as_ref().map(|file| file.to_string_lossy().into_owned());
+    let mut pairs = [
+        (Some(Mode::Triton), "file", file, "--trace-file"),
+        (None, "rate", options.rate.clone(), "--trace-rate"),
+        (None, "count", options.count.clone(), "--trace-count"),
+        (Some(Mode::Triton), "log-frequency", options.log_frequency.clone(), "--trace-log-frequency"),
+    ];
+    let mut overridden = Vec::new();
+    for (mode, key, value, flag) in &mut pairs {
+        if let Some(new) = given.last(*mode, key)
+            && value.replace(new.to_owned()).is_some()
+        {
+            overridden.push(*flag);
+        }
+    }
+    let [file, rate, count, frequency] = pairs.map(|(_, _, value, _)| value);
+    let new_levels: Vec<&str> = given.all(None, "level").collect();
+    if !new_levels.is_empty() && !options.level.is_empty() {
+        overridden.push("--trace-level");
+    }
+    let old_levels: Vec<&str> = options.level.iter().map(String::as_str).collect();
+    let mode = given.last(None, "mode").map(|name| {
+        Mode::from_name(name).ok_or_else(|| format!("mode is '{name}'; allowed are triton, opentelemetry"))
+    });
+    let defaults = Values::default();
+    let values = Values {
+        levels: levels_of(if new_levels.is_empty() { &old_levels } else { &new_levels })?,
+        rate: rate.map_or(Ok(defaults.rate), |text| number("rate", &text))?,
+        count: count.map_or(Ok(defaults.count), |text| count_of(&text))?,
+        log_frequency: frequency.map_or(Ok(defaults.log_frequency), |text| number("log-frequency", &text))?,
+    };
+    let file = file.unwrap_or_default().into();
+    let mode = mode.transpose()?.unwrap_or_default();
+    let collector = if mode == Mode::OpenTelemetry { collector(&given, variable)? } else { Collector::default() };
+    Ok(Tracing { mode, values, file, collector, overridden })
+}
+
+fn levels_of(names: &[&str]) -> Result<Levels, String> {
+    levels(names.iter().copied()).map_err(|error| error.message)
+}
+
+fn number(key: &str, text: &str) -> Result<u32, String> {
+    unsigned(key, text).map_err(|error| error.message)
+}
+
+fn count_of(text: &str) -> Result<i32, String> {
+    count(text).map_err(|error| error.message)
+}
+
+/// What is given, in order.
+struct Given<'a>(&'a [TraceConfig]);
+
+impl Given<'_> {
+    fn all(&self, mode: Option<Mode>, key: &str) -> impl Iterator<Item = &str> {
+        let own = self.0.iter().filter(move |config| config.mode == mode && config.key == key);
+        own.map(|config| config.value.as_str())
+    }
+
+    fn last(&self, mode: Option<Mode>, key: &str) -> Option<&str> {
+        self.all(mode, key).last()
+    }
+}
+
+/// The collector: from options, else from OpenTelemetry's variables, else where a collector usually is.
+fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Collector, String> {
+    let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let of_traces = |name: &str| {
+        set(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}")).or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{name}")))
+    };
+    let protocol = option("protocol").or_else(|| of_traces("PROTOCOL"));
+    let grpc = match protocol.as_deref().unwrap_or("http/protobuf") {
+        "grpc" => true,
+        "http/protobuf" => false,
+        other => return Err(format!("protocol is '{other}'; allowed are http/protobuf, grpc")),
+    };
+    let general = || {
+        let endpoint = set("OTEL_EXPORTER_OTLP_ENDPOINT")?;
+        let path = if grpc { "" } else { "/v1/traces" };
+        Some(format!("{}{path}", endpoint.trim_end_matches('/')))
+    };
+    let usual = if grpc { "http://localhost:4317" } else { "http://localhost:4318/v1/traces" };
+    let url = option("url").or_else(|| set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")).or_else(general);
+    let url = url.unwrap_or_else(|| usual.to_owned());
+    let (host, port, path) = address(&url, if grpc { 4317 } else { 4318 })?;
+    let size = |key: &str, name: &str, usual: u32| {
+        let text = option(key).or_else(|| set(name));
+        let size = text.map_or(Ok(usual), |text| number(key, &text))?;
+        if size == 0 { Err(format!("{key} is '0'; allowed are whole numbers from 1")) } else { Ok(size) }
+    };
+    let timeout = of_traces("TIMEOUT").map(|text| number("OTEL_EXPORTER_OTLP_TIMEOUT", &text)).transpose()?;
+    let resources: Vec<&str> = given.all(Some(Mode::OpenTelemetry), "resource").collect();
+    Ok(Collector {
+        url,
+        host,
+        port,
+        path,
+        grpc,
+        headers: pairs("OTEL_EXPORTER_OTLP_HEADERS", of_traces("HEADERS").as_deref().unwrap_or_default())?,
+        timeout: Duration::from_millis(timeout.filter(|ms| *ms > 0).unwrap_or(10_000).into()),
+        resource: resource(&resources, set)?,
+        given_resource: resources.join(","),
+        max_queue_size: size("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048)?,
+        schedule_delay_ms: size("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", 5000)?,
+        max_export_batch_size: size("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)?,
+    })
+}
+
+/// The attributes of this server: Triton's name for it, over that what variables say, over that the options.
+fn resource(given: &[&str], set: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
+    let mut all = vec![("service.name".to_owned(), "triton-inference-server".to_owned())];
+    let mut put = |key: String, value: String| {
+        all.retain(|(known, _)| *known != key);
+        all.push((key, value));
+    };
+    let variables = set("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    pairs("OTEL_RESOURCE_ATTRIBUTES", &variables)?.into_iter().for_each(|(key, value)| put(key, value));
+    if let Some(name) = set("OTEL_SERVICE_NAME") {
+        put("service.name".to_owned(), name);
+    }
+    for text in given {
+        let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+        let (key, value) = pair.ok_or_else(|| format!("resource is '{text}'; allowed are KEY=VALUE"))?;
+        put(key.to_owned(), value.to_owned());
+    }
+    Ok(all)
+}
+
+/// `KEY=VALUE,KEY=VALUE`, values percent-encoded, as OpenTelemetry's variables have them.
+fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let pair = |part: &str| {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("{name}: '{part}' is no KEY=VALUE"))?;
+        let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy().into_owned();
+        Ok((key.trim().to_owned(), value))
+    };
+    parts.map(pair).collect()
+}
+
+/// Host, port and path of `http://HOST[:PORT][/PATH]`.
+fn address(url: &str, usual_port: u16) -> Result<(String, u16, String), String> {
+    let allowed =
+        "allowed are http://HOST[:PORT][/PATH]; what has to be encrypted goes through a collector beside the server";
+    let wrong = || format!("url is '{url}'; {allowed}");
+    let uri: http::Uri = url.parse().map_err(|_| wrong())?;
+    let host = uri.host().filter(|host| !host.is_empty() && uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+    Ok((host.to_owned(), uri.port_u16().unwrap_or(usual_port), path.to_owned()))
+}
+
+/// What to do with trace files.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Where the time of traced requests went: percentiles of each stage for each model
+    Summary {
+        /// Trace files, of this server or of Triton; what a crash has cut is read as far as it goes
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// As JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// The traces as Chrome trace events, which https://ui.perfetto.dev opens
+    Chrome {
+        /// Trace files
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// The file to write [default: standard output]
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        trace: TraceOptions,
+    }
+
+    fn read_with(args: &[&str], variables: &[(&str, &str)]) -> Result<Tracing, String> {
+        let args = std::iter::once("pharos").chain(args.iter().copied());
+        let alone = Alone::try_parse_from(args).map_err(|error| error.to_string())?;
+        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+        tracing(&alone.trace, variable)
+    }
+
+    fn read(args: &[&str]) -> Result<Tracing, String> {
+        let args: Vec<String> = args.iter().map(|arg| format!("--trace-config={arg}")).collect();
+        read_with(&args.iter().map(String::as_str).collect::<Vec<_>>(), &[])
+    }
+
+    #[test]
+    fn tritons_forms_are_taken() {
+        let forms = ["triton,file=/a,b=c", "level=TIMESTAMPS", "level=TENSORS", "rate=5", "count=-1"];
+        let Tracing { mode, values, file, .. } = read(&[&forms[..], &["triton,log-frequency=9"]].concat()).unwrap();
+        let levels = Levels { timestamps: true, tensors: true };
+        assert_eq!((mode, file), (Mode::Triton, PathBuf::from("/a,b=c")));
+        assert_eq!(values, Values { levels, rate: 5, count: -1, log_frequency: 9 });
+        assert_eq!(read(&[]).unwrap().values, Values::default());
+        let old = ["--trace-file=f", "--trace-level=TIMESTAMPS", "--trace-rate=3", "--trace-count=-1"];
+        let old = read_with(&[&old[..], &["--trace-log-frequency=2", "--trace-config=rate=4"]].concat(), &[]).unwrap();
+        assert_eq!((old.values.rate, old.values.log_frequency, old.file), (4, 2, PathBuf::from("f")));
+        assert_eq!(old.overridden, ["--trace-rate"]);
+    }
+
+    #[test]
+    fn a_collector_comes_from_options_or_variables() {
+        let options = ["mode=opentelemetry", "opentelemetry,url=http://h:1/x?y", "opentelemetry,resource=a=b=c"];
+        let more = ["opentelemetry,resource=service.name=n", "opentelemetry,bsp_schedule_delay=500"];
+        let collector = read(&[&options[..], &more].concat()).unwrap().collector;
+        assert_eq!((collector.host.as_str(), collector.port, collector.path.as_str()), ("h", 1, "/x?y"));
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(collector.resource, [pair("a", "b=c"), pair("service.name", "n")]);
+        assert_eq!((collector.given_resource.as_str(), collector.schedule_delay_ms), ("a=b=c,service.name=n", 500));
+        let of = |variables: &[(&str, &str)]| read_with(&["--trace-config=mode=opentelemetry"], variables);
+        assert_eq!(of(&[]).unwrap().collector, Collector::default());
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:9/base/"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "k=v%20w, l=m"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1500"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=x,zone=y"),
+            ("OTEL_SERVICE_NAME", "named"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "7"),
+        ];
+        let collector = of(&variables).unwrap().collector;
+        assert_eq!((collector.host.as_str(), collector.port, collector.path.as_str()), ("::1", 9, "/base/v1/traces"));
+        assert_eq!(collector.headers, [pair("k", "v w"), pair("l", "m")]);
+        assert_eq!((collector.timeout, collector.max_queue_size), (Duration::from_millis(1500), 7));
+        assert_eq!(collector.resource, [pair("zone", "y"), pair("service.name", "named")]);
+        let grpc = of(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).unwrap().collector;
+        assert_eq!((grpc.grpc, grpc.port, grpc.url.as_str()), (true, 4317, "http://localhost:4317"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_is_allowed() {
+        let otel = "mode=opentelemetry";
+        for (args, expected) in [
+            (&["zipkin,url=x"][..], "no trace mode 'zipkin'"),
+            (&["rate"], "'rate' is no SETTING=VALUE"),
+            (&["speed=3"], "no setting 'speed' of traces in general; allowed are mode, level, rate, count"),
+            (&["triton,rate=3"], "allowed are file, log-frequency"),
+            (&["opentelemetry,uri=x"], "allowed are url, protocol"),
+            (&["mode=zipkin"], "mode is 'zipkin'; allowed are triton, opentelemetry"),
+            (&["level=ALL"], "got: ALL; allowed are OFF"),
+            (&["rate=-1"], "out of range"),
+            (&["count=-2"], "Expecting value >= -1"),
+            (&[otel, "opentelemetry,url=https://h"], "url is 'https://h'; allowed are http://HOST"),
+            (&[otel, "opentelemetry,url=h:1"], "url is 'h:1'"),
+            (&[otel, "opentelemetry,resource=a"], "resource is 'a'; allowed are KEY=VALUE"),
+            (&[otel, "opentelemetry,bsp_max_queue_size=0"], "bsp_max_queue_size is '0'"),
+            (&[otel, "opentelemetry,protocol=http/json"], "allowed are http/protobuf, grpc"),
+        ] {
+            let message = read(args).unwrap_err();
+            assert!(message.contains(expected), "{args:?} should tell {expected:?}: {message}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The six rpcs about memory that clients share (spec 2.10). An empty name means all regions.
+
+use pharos::error::InferError;
+use pharos::region::{Kind, Memory};
+
+use super::Engine;
+use super::proto::{
+    self, CudaSharedMemoryStatusResponse, SystemSharedMemoryStatusResponse, cuda_shared_memory_status_response,
+    system_shared_memory_status_response,
+};
+
+fn one(name: &str) -> Option<&str> {
+    Some(name).filter(|name| !name.is_empty())
+}
+
+pub(super) fn system_status(engine: &Engine, name: &str) -> Result<SystemSharedMemoryStatusResponse, InferError> {
+    let regions = engine.shared_memory().status(Kind::System, one(name))?.into_iter().map(|status| {
+        let region = status.region;
+        let (key, offset) = match &region.memory {
+            Memory::System { key, offset, .. } => (key.clone(), *offset),
+            Memory::Cuda { .. } => Default::default(),
+        };
+        let (name, byte_size) = (region.name.clone(), region.byte_size);
+        (name.clone(), system_shared_memory_status_response::RegionStatus { name, key, offset, byte_size })
+    });
+    Ok(SystemSharedMemoryStatusResponse { regions: regions.collect() })
+}
+
+pub(super) fn system_register(
+    engine: &Engine,
+    asked: &proto::SystemSharedMemoryRegisterRequest,
+) -> Result<(), InferError> {
+    engine.shared_memory().register_system(&asked.name, &asked.key, (asked.offset, asked.byte_size))
+}
+
+pub(super) fn unregister(engine: &Engine, kind: Kind, name: &str) -> Result<(), InferError> {
+    engine.shared_memory().unregister(kind, one(name))
+}
+
+pub(super) fn cuda_status(engine: &Engine, name: &str) -> Result<CudaSharedMemoryStatusResponse, InferError> {
+    let regions = engine.shared_memory().status(Kind::Cuda, one(name))?.into_iter().map(|status| {
+        let region = status.region;
+        let device_id = match &region.memory {
+            Memory::Cuda { device, .. } => u64::from(*device),
+            Memory::System { .. } => 0,
+        };
+        let (name, byte_size) = (region.name.clone(), region.byte_size);
+        (name.clone(), cuda_shared_memory_status_response::RegionStatus { name, device_id, byte_size })
+    });
+    Ok(CudaSharedMemoryStatusResponse { regions: regions.collect() })
+}
+
+pub(super) async fn cuda_register(
+    engine: &Engine,
+    asked: &proto::CudaSharedMemoryRegisterRequest,
+) -> Result<(), InferError> {
+    let place = (asked.device_id, asked.byte_size);
+    engine.shared_memory().register_cuda(&asked.name, &asked.raw_handle, place).await
+}

@@ -1,0 +1,144 @@
+//! `TraceSetting`: what is traced (spec 2.7); and what the gRPC edge adds to the traces of its requests.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use pharos::error::InferError;
+use pharos::infer::InferRequest;
+use pharos::timeline::Instant;
+use pharos::trace::settings::{Change, Update, count, levels, unsigned};
+use pharos::traced::{Activity, Traced};
+use tonic::body::Body;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Response, Status};
+
+use super::Engine;
+use super::proto::trace_setting_response::SettingValue;
+use super::proto::{TraceSettingRequest, TraceSettingResponse};
+use crate::clock;
+use crate::engine::unchangeable_trace_setting;
+
+/// Changes what the request names, and gives all settings.
+///
+/// # Errors
+/// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
+pub(super) fn settings(engine: &Engine, request: TraceSettingRequest) -> Result<TraceSettingResponse, InferError> {
+    engine.trace_settings(&request.model_name)?;
+    let mut update = Update::default();
+    for (name, setting) in &request.settings {
+        set(name, &setting.value, &mut update)?;
+    }
+    let settings = engine.update_trace_settings(&request.model_name, &update)?;
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
+    Ok(TraceSettingResponse { settings: settings.collect() })
+}
+
+fn set(name: &str, values: &[String], update: &mut Update) -> Result<(), InferError> {
+    if name == "trace_level" {
+        let named = || levels(values.iter().map(String::as_str));
+        update.levels = if values.is_empty() { Change::Clear } else { Change::Set(named()?) };
+        return Ok(());
+    }
+    let one = || match values {
+        [] => Ok(None),
+        [value] => Ok(Some(value.as_str())),
+        _ => Err(InferError::invalid(format!("expect only 1 value for '{name}'"))),
+    };
+    match name {
+        "trace_rate" => update.rate = change(one()?, |text| unsigned(name, text))?,
+        "trace_count" => update.count = change(one()?, count)?,
+        "log_frequency" => update.log_frequency = change(one()?, |text| unsigned(name, text))?,
+        _ => return Err(unchangeable_trace_setting(name)),
+    }
+    Ok(())
+}
+
+fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -> Result<Change<T>, InferError> {
+    text.map_or(Ok(Change::Clear), |text| read(text).map(Change::Set))
+}
+
+/// Begins to trace a request, if it is sampled.
+pub(super) fn begin(engine: &Engine, model: &str, metadata: &MetadataMap) -> Option<Traced> {
+    engine.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
+}
+
+/// The request's message is here and understood: it takes along what collects its course.
+pub(super) fn received(traced: Option<&Traced>, read: Instant, request: &mut InferRequest) {
+    if let Some(traced) = traced {
+        traced.stamp(Activity::GrpcWaitReadStart, request.timeline.received);
+        traced.stamp(Activity::GrpcWaitReadEnd, read);
+        // The latencies' exemplars point to it.
+        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
+        request.traced = Some(traced.clone());
+    }
+}
+
+/// The last response of the model is here.
+pub(super) fn complete(traced: Option<&Traced>) {
+    if let Some(traced) = traced {
+        traced.stamp(Activity::ResponseComplete, clock::now());
+    }
+}
+
+/// What becomes of an answer travels with it: [`sent`] takes it off again.
+pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
+    let Some(traced) = traced else { return answer };
+    traced.stamp(Activity::GrpcSendStart, clock::now());
+    let parent = traced.traceparent().and_then(|parent| MetadataValue::try_from(parent.to_string()).ok());
+    match answer {
+        Ok(mut response) => {
+            if let Some(parent) = parent {
+                response.metadata_mut().insert("traceparent", parent);
+            }
+            response.extensions_mut().insert(traced);
+            Ok(response)
+        }
+        Err(mut status) => {
+            if let Some(parent) = parent {
+                status.metadata_mut().insert("traceparent", parent);
+            }
+            // A status is sent at once, without a body that could be followed.
+            traced.stamp(Activity::GrpcSendEnd, clock::now());
+            Err(status)
+        }
+    }
+}
+
+/// The answer to a call, with a body that stamps when it is sent if the call is traced.
+pub(super) fn sent(mut response: http::Response<Body>) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Traced>() {
+        Some(traced) => response.map(|body| Body::new(Sending { body, traced })),
+        None => response,
+    }
+}
+
+/// A body on its way; dropped when the connection has taken it.
+struct Sending {
+    body: Body,
+    traced: Traced,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.traced.stamp(Activity::GrpcSendEnd, clock::now());
+    }
+}
+
+impl http_body::Body for Sending {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

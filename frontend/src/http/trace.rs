@@ -1,0 +1,178 @@
+//! `GET` and `POST /v2[/models/M]/trace/setting`: what is traced (spec 2.7); and what the HTTP edge adds to the traces of its
+//! requests.
+
+use std::fmt::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request};
+use http_body::{Frame, SizeHint};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::InferRequest;
+use pharos::trace::settings::{Change, Update, count, levels, unsigned};
+use pharos::traced::{Activity, Traced};
+use serde_json::value::RawValue;
+
+use super::body::{self, Read};
+use super::infer::TRACEPARENT;
+use super::json::{Members, as_string, parse_error, type_error};
+use super::model::ModelPath;
+use super::{Edge, answer};
+use crate::clock;
+use crate::engine::{Route, Shown, unchangeable_trace_setting};
+
+/// The most bytes of a change: it has a handful of members.
+const MAX_BODY: u64 = 64 << 10;
+
+pub(super) async fn get(State(edge): State<Edge>) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings("").map(shown))
+}
+
+pub(super) async fn get_of(State(edge): State<Edge>, path: ModelPath) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings(&path.model).map(shown))
+}
+
+pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::TraceSetting);
+    pending.finish(change(&edge, "", request.into_body()).await)
+}
+
+pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::TraceSetting);
+    pending.finish(change(&edge, &path.model, request.into_body()).await)
+}
+
+async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferError> {
+    // As in Triton, that there is no such model is said before what is wrong with the body.
+    edge.engine.trace_settings(model)?;
+    let body = match body::read(body, MAX_BODY, false).await? {
+        Read::Whole(body) => body.join(),
+        Read::TooLarge(size) => {
+            let text = format!("the body has {size} bytes; a change of the trace settings has at most {MAX_BODY}");
+            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
+        }
+    };
+    let mut update = Update::default();
+    if !body.iter().all(u8::is_ascii_whitespace) {
+        let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+        for (name, value) in members.0 {
+            member(&name, value, &mut update)?;
+        }
+    }
+    edge.engine.update_trace_settings(model, &update).map(shown)
+}
+
+fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
+    let clear = value.get() == "null";
+    match name {
+        "trace_level" if clear => update.levels = Change::Clear,
+        "trace_rate" if clear => update.rate = Change::Clear,
+        "trace_count" if clear => update.count = Change::Clear,
+        "log_frequency" if clear => update.log_frequency = Change::Clear,
+        "trace_level" => {
+            let names = names(value)?;
+            if !names.is_empty() {
+                update.levels = Change::Set(levels(names.iter().map(String::as_str))?);
+            }
+        }
+        "trace_rate" => update.rate = Change::Set(unsigned(name, &text(name, value)?)?),
+        "trace_count" => update.count = Change::Set(count(&text(name, value)?)?),
+        "log_frequency" => update.log_frequency = Change::Set(unsigned(name, &text(name, value)?)?),
+        _ => return Err(unchangeable_trace_setting(name)),
+    }
+    Ok(())
+}
+
+/// A setting's text; a number is taken as its digits.
+fn text(name: &str, value: &RawValue) -> Result<String, InferError> {
+    match value.get().as_bytes() {
+        [b'-' | b'0'..=b'9', ..] => Ok(value.get().to_owned()),
+        _ => Ok(as_string(value, &format!("Unable to parse '{name}'"))?.into_owned()),
+    }
+}
+
+fn names(value: &RawValue) -> Result<Vec<String>, InferError> {
+    let prefix = "Unable to parse 'trace_level'";
+    let all: Vec<&RawValue> = serde_json::from_str(value.get())
+        .map_err(|_| type_error(prefix, "attempt to access JSON non-array as array"))?;
+    all.into_iter().map(|name| Ok(as_string(name, prefix)?.into_owned())).collect()
+}
+
+fn shown(settings: Shown) -> Response {
+    // Built by hand because clients see the keys in this order (serde_json's maps sort them).
+    let mut out = String::new();
+    for (name, values) in settings {
+        let value = if name == "trace_level" { serde_json::json!(values) } else { serde_json::json!(values.concat()) };
+        let comma = if out.is_empty() { "{" } else { "," };
+        let _ = write!(out, "{comma}\"{name}\":{value}");
+    }
+    out.push('}');
+    answer::json(out)
+}
+
+/// Begins to trace a request whose head is here, if it is sampled.
+pub(super) fn begin(edge: &Edge, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
+    edge.engine.trace(model, |name| super::infer::text(headers, name).map(std::borrow::Cow::into_owned))
+}
+
+/// The request's body is here and understood: it takes along what collects its course.
+pub(super) fn received(traced: Option<&Traced>, request: &mut InferRequest) {
+    if let Some(traced) = traced {
+        traced.stamp(Activity::HttpRecvStart, request.timeline.received);
+        traced.stamp(Activity::HttpRecvEnd, clock::now());
+        // The latencies' exemplars point to it.
+        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
+        request.traced = Some(traced.clone());
+    }
+}
+
+/// The last response of the model is here.
+pub(super) fn complete(traced: Option<&Traced>) {
+    if let Some(traced) = traced {
+        traced.stamp(Activity::ResponseComplete, clock::now());
+    }
+}
+
+/// The answer to a traced request: names its span, and stamps when it is sent.
+pub(super) fn sending(traced: Option<Traced>, response: Response) -> Response {
+    let Some(traced) = traced else { return response };
+    traced.stamp(Activity::HttpSendStart, clock::now());
+    let mut response = response.map(|body| Body::new(Sending { body, traced: traced.clone() }));
+    if let Some(Ok(value)) = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string())) {
+        response.headers_mut().insert(HeaderName::from_static(TRACEPARENT), value);
+    }
+    response
+}
+
+/// A body on its way; dropped when the connection has taken it.
+struct Sending {
+    body: Body,
+    traced: Traced,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.traced.stamp(Activity::HttpSendEnd, clock::now());
+    }
+}
+
+impl http_body::Body for Sending {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,180 @@
+//! One connection, from its first byte to its end.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use pharos::metrics::labels::Refused;
+use tokio::net::TcpStream;
+use tower::Service;
+
+use super::traffic::{Stream, Traffic};
+use super::watch::{Activity, Watched};
+use super::{Shared, Speaks};
+
+/// The first byte of a TLS record with a handshake in it (RFC 8446, 5.1).
+const HANDSHAKE: u8 = 0x16;
+/// The ALPN of HTTP/2.
+const H2: &[u8] = b"h2";
+
+/// A connection that was let in.
+pub(super) struct Accepted {
+    pub(super) shared: Arc<Shared>,
+    pub(super) activity: Arc<Activity>,
+}
+
+impl Accepted {
+    /// Serves requests until the connection ends.
+    pub(super) async fn serve<S, B>(self, stream: TcpStream, service: S, refused: impl Fn(u16))
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send + Unpin + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let peer = stream.peer_addr().ok();
+        let Some(stream) = self.open(stream).await else { return };
+        let traffic = Traffic::new(stream, self.activity.clone());
+        let service = Watched { service, activity: self.activity.clone() };
+        let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
+        let Err(error) = self.until_end(connection).await else { return };
+        if let Some(status) = error.downcast_ref().and_then(refusal) {
+            refused(status);
+        } else if is_violation(&*error) {
+            self.shared.meter.refused(Refused::Protocol, &peer, || describe(&*error));
+        }
+        tracing::debug!(error, "a connection ended with an error");
+    }
+
+    /// Finds out what the client speaks, and agrees with it on TLS. `None` if there is nobody to talk to any more.
+    async fn open(&self, stream: TcpStream) -> Option<Stream> {
+        let (shared, mut first) = (&*self.shared, [0; 3]);
+        let count = stream.peek(&mut first).await.ok()?;
+        let first = first.get(..count).filter(|first| !first.is_empty())?;
+        let speaks_tls = first.starts_with(&[HANDSHAKE]);
+        if shared.settings.tls.is_some() {
+            if speaks_tls {
+                return self.handshake(stream).await;
+            }
+            let why = || "it speaks no TLS, and this port speaks only that".to_owned();
+            shared.meter.refused(Refused::NotTls, &stream, why);
+            shared.speaker.clear_text(stream, first);
+            return None;
+        }
+        if speaks_tls {
+            let why = || "it speaks TLS, and this port does not".to_owned();
+            shared.meter.refused(Refused::UnexpectedTls, &stream, why);
+            shared.speaker.tls(stream);
+            return None;
+        }
+        if shared.speaks == Speaks::Http2 || first == b"PRI" {
+            self.activity.speaks_http2();
+        }
+        Some(Stream::clear(stream))
+    }
+
+    async fn handshake(&self, stream: TcpStream) -> Option<Stream> {
+        let (shared, peer) = (&*self.shared, stream.peer_addr().ok());
+        let (acceptor, patience) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
+        let patience = if patience.is_zero() { Duration::MAX } else { patience };
+        match tokio::time::timeout(patience, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let agreed = stream.get_ref().1.alpn_protocol();
+                if agreed == Some(H2) || shared.speaks == Speaks::Http2 {
+                    self.activity.speaks_http2();
+                }
+                Some(Stream::tls(stream))
+            }
+            Ok(Err(error)) => {
+                shared.meter.refused(Refused::Handshake, &peer, || format!("the TLS handshake failed: {error}"));
+                None
+            }
+            Err(_) => {
+                let why = || format!("the TLS handshake took more than {} s", patience.as_secs_f32());
+                shared.meter.refused(Refused::HandshakeTimeout, &peer, why);
+                None
+            }
+        }
+    }
+
+    /// Serves until the client goes, or until it is time to part.
+    async fn until_end<S, B>(
+        &self,
+        mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
+    ) -> Result<(), Box<dyn Error + Send + Sync>>
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S::Future: Send + Unpin + 'static,
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let limits = &self.shared.settings.limits;
+        let grace = {
+            let mut parting = pin!(self.parting());
+            tokio::select! {
+                // The connection first: it is what is woken.
+                biased;
+                ended = connection.as_mut() => return ended,
+                grace = parting.as_mut() => grace,
+            }
+        };
+        connection.as_mut().graceful_shutdown();
+        match grace {
+            Some(grace) if !grace.is_zero() => {
+                let ended = tokio::time::timeout(grace, connection).await;
+                ended.unwrap_or_else(|_| {
+                    tracing::debug!("a connection of {} s is closed with calls in flight", limits.age.as_secs());
+                    Ok(())
+                })
+            }
+            _ => connection.await,
+        }
+    }
+
+    /// Ready when the client is to be told to go: because the server goes, or, with the time that its calls may still
+    /// take, because the connection is old.
+    async fn parting(&self) -> Option<Duration> {
+        let limits = &self.shared.settings.limits;
+        if limits.age.is_zero() {
+            self.activity.parting().await;
+            return None;
+        }
+        tokio::select! {
+            () = self.activity.parting() => None,
+            () = tokio::time::sleep(self.activity.spread(limits.age)) => Some(limits.age_grace),
+        }
+    }
+}
+
+/// The status that hyper has answered with when it could not read the head of an HTTP/1 request.
+fn refusal(error: &hyper::Error) -> Option<u16> {
+    match error {
+        // Only the text tells them apart.
+        error if error.is_parse_too_large() => Some(if error.to_string().contains("URI") { 414 } else { 431 }),
+        error if error.is_parse() => Some(400),
+        _ => None,
+    }
+}
+
+/// Whether a connection ended because its client broke the rules of HTTP/2. Only the text tells, again.
+fn is_violation(error: &(dyn Error + Send + Sync + 'static)) -> bool {
+    describe(error).contains("connection error detected")
+}
+
+/// An error with its causes.
+fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,72 @@
+//! The end of all models: what has begun is finished, then the workers are ended.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+use super::Repository;
+use super::serving::Executor;
+
+/// What was not finished in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Requests that were not answered by a model.
+    pub requests: usize,
+    /// Sequences that had begun and not ended.
+    pub sequences: usize,
+}
+
+impl Unfinished {
+    fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl Repository {
+    /// Refuses new requests, apart from those of running sequences; finishes the accepted ones and the sequences for at
+    /// most `patience`, and ends all workers. Returns what was left.
+    ///
+    /// A sequence whose client has gone ends when it has been idle for as long as its model allows.
+    pub(crate) async fn shut_down(&self, patience: Duration) -> Unfinished {
+        self.exiting.store(true, Ordering::Relaxed);
+        let all = self.executors();
+        let drivers = || all.iter().filter_map(|executor| executor.driver());
+        let give_up = tokio::time::Instant::now() + patience;
+        // What an ensemble has begun needs its members for the steps to come.
+        let needed = |name: &str| all.iter().filter_map(|e| e.ensemble()).any(|e| e.plan().members().contains(name));
+        drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
+        let ensembles = || Unfinished {
+            requests: all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum(),
+            sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.running_sequences()).sum(),
+        };
+        until_none(ensembles, give_up).await;
+        drivers().for_each(|driver| driver.stop());
+        let everything = || Unfinished {
+            requests: all.iter().map(|executor| executor.unanswered()).sum(),
+            sequences: drivers().map(|driver| driver.running_sequences()).sum(),
+        };
+        let left = until_none(everything, give_up).await;
+        drivers().for_each(|driver| driver.give_up());
+        let stopping = all.iter().cloned().map(|executor| tokio::spawn(async move { executor.stop().await }));
+        for task in stopping.collect::<Vec<_>>() {
+            let _ = task.await;
+        }
+        left
+    }
+
+    /// All that executes, what is on its way out included.
+    fn executors(&self) -> Vec<Arc<Executor>> {
+        let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
+        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(retired.iter().filter_map(Weak::upgrade));
+        all
+    }
+}
+
+/// Waits until nothing is left, or the time is over; gives what is left.
+async fn until_none(left: impl Fn() -> Unfinished, give_up: tokio::time::Instant) -> Unfinished {
+    while !left().is_none() && tokio::time::Instant::now() < give_up {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    left()
+}

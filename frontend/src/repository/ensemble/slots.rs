@@ -1,0 +1,98 @@
+//! `max_inflight_requests`: each step of an ensemble may have so many requests under way, those of all the ensemble's clients
+//! together. What comes next waits, and with it the decoupled step whose responses it is for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pharos::id::ModelVersion;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A place is waited for so long, as in Triton: a model that is in a plan twice can hold its only instance with responses
+/// that wait for that instance, and the limit must not stop it for ever.
+pub(super) const STUCK: Duration = Duration::from_secs(300);
+
+/// A place in a step; free again when nobody holds it any more. `None` without a limit.
+pub(super) type Place = Option<Arc<OwnedSemaphorePermit>>;
+
+/// The places of an ensemble's steps.
+#[derive(Debug)]
+pub(super) struct Slots {
+    steps: Vec<Arc<Semaphore>>,
+    limit: u32,
+}
+
+impl Slots {
+    /// For so many steps; `None` for a limit of 0, which means none.
+    pub(super) fn new(steps: usize, limit: u32) -> Option<Self> {
+        let places = usize::try_from(limit).unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
+        let steps = (0..steps).map(|_| Arc::new(Semaphore::new(places))).collect();
+        (limit > 0).then_some(Self { steps, limit })
+    }
+
+    /// Queues for a place in a step of this number. `waiting` counts who does. `before` is the place of the step whose response
+    /// this one is for: it is held until this one has its own, so that what is made is not made faster than it is taken.
+    pub(super) fn queue(&self, step: usize, waiting: &Arc<AtomicUsize>, before: Place) -> Option<Queued> {
+        let semaphore = self.steps.get(step)?.clone();
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Some(Queued { semaphore, limit: self.limit, step, waiting: waiting.clone(), _before: before })
+    }
+
+    /// The steps with how many of their places are taken.
+    pub(super) fn taken(&self) -> impl Iterator<Item = usize> {
+        let limit = usize::try_from(self.limit).unwrap_or(Semaphore::MAX_PERMITS);
+        self.steps.iter().map(move |step| limit.saturating_sub(step.available_permits()))
+    }
+}
+
+/// A request that waits for its place.
+pub(super) struct Queued {
+    semaphore: Arc<Semaphore>,
+    limit: u32,
+    step: usize,
+    waiting: Arc<AtomicUsize>,
+    _before: Place,
+}
+
+impl Queued {
+    /// The place, once it is there; none after so long.
+    pub(super) async fn place(self, ensemble: &ModelVersion, patience: Duration) -> Place {
+        match tokio::time::timeout(patience, self.semaphore.clone().acquire_owned()).await {
+            Ok(place) => place.ok().map(Arc::new),
+            Err(_) => {
+                let Self { limit, step, .. } = self;
+                let seconds = patience.as_secs();
+                tracing::warn!(%ensemble, "step {step} has had {limit} requests under way for {seconds} s, one more is let in");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn places_are_waited_for_in_turn_and_not_for_ever() {
+        let (slots, waiting) = (Slots::new(2, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
+        let (ensemble, patience) = (ModelVersion::new("e", 1), Duration::from_millis(20));
+        let first = slots.queue(1, &waiting, None).unwrap().place(&ensemble, STUCK).await;
+        assert_eq!((waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()), (0, vec![0, 1]));
+        let second = slots.queue(1, &waiting, first.clone()).unwrap();
+        assert_eq!(waiting.load(Ordering::Relaxed), 1);
+        drop(first);
+        // Its own place is held for it: nobody would ever free it.
+        assert!(second.place(&ensemble, patience).await.is_none());
+        assert_eq!(waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(slots.taken().collect::<Vec<_>>(), [0, 0]);
+        assert!(Slots::new(2, 0).is_none());
+    }
+}

@@ -1,0 +1,225 @@
+//! The responses of decoupled steps of one stage, which come from any number of requests at once.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use pharos::ensemble::CallId;
+use pharos::error::InferError;
+
+use super::slots::Place;
+use crate::repository::Responses;
+use crate::scheduler::Streamed;
+
+/// Responses that everything has been made of may wait for one before them, so many of a request; beyond it the request's
+/// next responses are not taken.
+const BEHIND: usize = 256;
+
+/// Where responses come from.
+pub(super) trait Source: Unpin {
+    /// The next response; `None` after the last.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
+}
+
+impl Source for Responses {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        Self::poll_next(self, cx)
+    }
+}
+
+/// A decoupled step under way.
+pub(super) struct Stream<S = Responses> {
+    pub(super) id: CallId,
+    pub(super) responses: S,
+    pub(super) place: Place,
+}
+
+/// The next response of a step, with the step.
+struct Next<S>(Option<Stream<S>>);
+
+impl<S: Source> Future for Next<S> {
+    type Output = Option<(Stream<S>, Streamed)>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(stream) = &mut self.0 else { return Poll::Ready(None) };
+        let streamed = ready!(stream.poll_next(cx));
+        Poll::Ready(self.0.take().map(|stream| (stream, streamed)))
+    }
+}
+
+impl<S: Source> Stream<S> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Streamed> {
+        let none = || Err(InferError::internal("a model's responses have ended without a last one"));
+        let next = ready!(self.responses.poll_next(cx));
+        Poll::Ready(next.unwrap_or_else(|| Streamed { answer: none(), last: true, empty: false }))
+    }
+}
+
+/// The decoupled steps of one stage.
+///
+/// Responses are taken in the order in which they come: one of another request only when the request before it has none.
+/// A model with one instance answers its requests one after the other, and its responses must leave like that.
+pub(super) struct Streams<S = Responses> {
+    /// The request whose response was taken last.
+    current: Option<Stream<S>>,
+    /// A response of another, which came when `current` had none.
+    held: Option<(Stream<S>, Streamed)>,
+    others: FuturesUnordered<Next<S>>,
+    /// Too far ahead of what is made of their responses.
+    parked: Vec<Stream<S>>,
+}
+
+impl<S> Default for Streams<S> {
+    fn default() -> Self {
+        Self { current: None, held: None, others: FuturesUnordered::new(), parked: Vec::new() }
+    }
+}
+
+impl<S: Source> Streams<S> {
+    /// One more request.
+    pub(super) fn push(&mut self, stream: Stream<S>) {
+        match &self.current {
+            None if self.others.is_empty() && self.held.is_none() => self.current = Some(stream),
+            _ => self.others.push(Next(Some(stream))),
+        }
+    }
+
+    /// The next response, with its step; with the step's place if it was the last. `waiting` says how many responses of a step
+    /// wait for one before them.
+    pub(super) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        waiting: impl Fn(CallId) -> usize,
+    ) -> Poll<(CallId, Streamed, Place)> {
+        let is_ahead = |stream: &mut Stream<S>| waiting(stream.id) >= BEHIND;
+        for stream in self.parked.extract_if(.., |stream| !is_ahead(stream)) {
+            self.others.push(Next(Some(stream)));
+        }
+        self.parked.extend(self.current.take_if(is_ahead));
+        loop {
+            if let Some(mut stream) = self.current.take() {
+                match stream.poll_next(cx) {
+                    Poll::Ready(streamed) => return Poll::Ready(self.given(stream, streamed)),
+                    Poll::Pending => self.current = Some(stream),
+                }
+            }
+            if let Some((stream, streamed)) = self.held.take() {
+                self.others.extend(self.current.take().map(|stream| Next(Some(stream))));
+                return Poll::Ready(self.given(stream, streamed));
+            }
+            let Poll::Ready(Some(next)) = self.others.poll_next_unpin(cx) else { return Poll::Pending };
+            // What the current one has got meanwhile was there before.
+            self.held = next;
+        }
+    }
+
+    fn given(&mut self, stream: Stream<S>, streamed: Streamed) -> (CallId, Streamed, Place) {
+        let id = stream.id;
+        if streamed.last {
+            return (id, streamed, stream.place);
+        }
+        self.current = Some(stream);
+        (id, streamed, None)
+    }
+
+    /// Gives up the step whose response was given last.
+    pub(super) fn give_up(&mut self, id: CallId) {
+        drop(self.current.take_if(|stream| stream.id == id));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Waker;
+
+    use pharos::ensemble::{Flow, Plan, Stages};
+    use pharos::infer::InferResponse;
+    use pharos::model::{Completion, Draft};
+    use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+    use super::*;
+
+    impl Source for UnboundedReceiver<Streamed> {
+        fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+            self.poll_recv(cx)
+        }
+    }
+
+    /// Numbers of steps.
+    fn ids(count: usize) -> Vec<CallId> {
+        let step = |n| {
+            format!(
+                "step {{ model_name: 'm' input_map {{ key: 'i' value: 'x' }} output_map {{ key: 'o' value: 'y{n}' }} }}"
+            )
+        };
+        let steps: String = (0..count).map(step).collect();
+        let io = |kind, name: String| format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }} ");
+        let outputs: String = (0..count).map(|n| io("output", format!("y{n}"))).collect();
+        let input = io("input", "x".to_owned());
+        let text = format!("platform: 'ensemble' {input}{outputs}ensemble_scheduling {{ {steps} }}");
+        let draft = Draft::from_text(&text, "config.pbtxt").unwrap();
+        let config = draft.complete(&Completion { directory: "e", ..Completion::default() }).unwrap();
+        let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
+        let stages = Stages::new("e", &plan, &vec![false; count]).unwrap();
+        let all: Vec<usize> = (0..count).collect();
+        let mut flow = Flow::new(plan, Arc::new(stages), &all, [(0, ())]);
+        std::iter::from_fn(|| flow.next_step()).map(|call| call.id).collect()
+    }
+
+    fn respond(sender: &UnboundedSender<Streamed>, id: &str, last: bool) {
+        let answer = Ok(InferResponse { id: id.to_owned(), ..InferResponse::default() });
+        sender.send(Streamed { answer, last, empty: false }).unwrap();
+    }
+
+    /// What can be taken now.
+    fn taken(streams: &mut Streams<UnboundedReceiver<Streamed>>, waiting: impl Fn(CallId) -> usize) -> Vec<String> {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let next = || match streams.poll_next(cx, &waiting) {
+            Poll::Ready((_, streamed, _)) => Some(streamed.answer.unwrap().id),
+            Poll::Pending => None,
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn responses_are_taken_as_they_come_and_those_of_one_request_together() {
+        let (ids, mut streams) = (ids(3), Streams::default());
+        let senders: Vec<_> = ids
+            .iter()
+            .map(|id| {
+                let (sender, responses) = unbounded_channel();
+                streams.push(Stream { id: *id, responses, place: None });
+                sender
+            })
+            .collect();
+        let none = |_| 0;
+        assert_eq!(taken(&mut streams, none), Vec::<String>::new());
+        for (stream, id, last) in
+            [(0, "a0", false), (0, "a1", true), (1, "b0", false), (2, "c0", false), (2, "c1", true)]
+        {
+            respond(&senders[stream], id, last);
+        }
+        assert_eq!(taken(&mut streams, none), ["a0", "a1", "b0", "c0", "c1"]);
+        respond(&senders[1], "b1", false);
+        assert_eq!(taken(&mut streams, none), ["b1"]);
+        respond(&senders[1], "b2", true);
+        let ahead = |id| if id == ids[1] { BEHIND } else { 0 };
+        assert_eq!(taken(&mut streams, ahead), Vec::<String>::new(), "it is too far ahead");
+        assert_eq!(taken(&mut streams, none), ["b2"]);
+    }
+
+    #[test]
+    fn what_is_given_up_is_dropped() {
+        let (ids, mut streams) = (ids(1), Streams::default());
+        let (sender, responses) = unbounded_channel();
+        streams.push(Stream { id: ids[0], responses, place: None });
+        respond(&sender, "a0", false);
+        assert_eq!(taken(&mut streams, |_| 0), ["a0"]);
+        streams.give_up(ids[0]);
+        assert!(sender.is_closed());
+    }
+}

@@ -1,0 +1,191 @@
+//! The listeners: what each is told, and the files that are read again while they serve.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pharos::access::Restrictions;
+use pharos::metrics::labels::{Credentials, Listener};
+use rustix::process::{Resource, getrlimit};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::access::{Access, Forward};
+use crate::cli::{Options, TlsOptions};
+use crate::engine::Engine;
+use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
+use crate::reread::{self, Reread};
+use crate::{grpc, http, statsd};
+
+const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
+const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
+
+/// Connections of a protocol unless an option says otherwise.
+const CONNECTIONS: usize = 16_384;
+
+/// What listeners are made of.
+pub(super) struct Listeners<'a> {
+    pub(super) options: &'a Options,
+    pub(super) engine: &'a Engine,
+    pub(super) life: Life,
+    /// Notified when files are to be read again.
+    pub(super) reread: Arc<Notify>,
+}
+
+impl Listeners<'_> {
+    /// Opens the listeners and serves on them.
+    pub(super) async fn open(&self) -> Result<Vec<JoinHandle<()>>, String> {
+        let Self { options, engine, .. } = self;
+        let mut tasks = Vec::new();
+        let access = self.access()?;
+        if options.http.allow {
+            tasks.push(self.http(&access)?);
+        }
+        if options.grpc.allow {
+            tasks.push(self.grpc(&access)?);
+        }
+        if options.metrics.allow {
+            let wanted = (options.metrics_address(), options.metrics.port, false);
+            let listener = bind("metrics", "--metrics-port", wanted)?;
+            let tls = self.tls(Listener::Metrics, (options.metrics_tls.options(), Speaks::Http))?;
+            let most = options.http_clients.max_scrapers;
+            let connections = self.connections(Listener::Metrics, tls, most);
+            let (engine, life) = (self.engine.clone(), self.life.clone());
+            tasks.push(tokio::spawn(http::metrics::serve(listener, engine, connections, life)));
+        }
+        if let Some(address) = &options.metrics.statsd {
+            let socket = statsd::bind(address).await?;
+            let mut life = self.life.clone();
+            let stopped = async move {
+                // An error means that the sender is gone: the server ends too.
+                let _ = life.wait_for(|phase| *phase == Phase::Stopping).await;
+            };
+            tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), stopped)));
+        }
+        Ok(tasks)
+    }
+
+    fn http(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+        let options = self.options;
+        let clients = &options.http_clients;
+        let settings = http::Settings {
+            max_input_size: options.http.max_input_size,
+            restricted: restricted(&options.http.restricted, HTTP_RESTRICTED)?,
+            access: access.clone(),
+            forward: Forward::new(clients.forward.clone(), access),
+            body_timeout: options.patience.body,
+        };
+        let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
+        let wanted = (options.http.address, options.http.port, clients.reuse_port);
+        let listener = bind("HTTP", "--http-port", wanted)?;
+        let most = clients.max_connections.unwrap_or_else(usual_connections);
+        let connections = self.connections(Listener::Http, tls, most);
+        Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
+    }
+
+    fn grpc(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+        let options = self.options;
+        let clients = &options.grpc_clients;
+        clients.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
+        let settings = grpc::Settings {
+            restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)?,
+            access: access.clone(),
+            forward: Forward::new(clients.forward.clone(), access),
+            body_timeout: options.patience.body,
+            compress: clients.compress(),
+        };
+        let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;
+        let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
+        let listener = bind("gRPC", "--grpc-port", wanted)?;
+        let most = clients.max_connections.unwrap_or_else(usual_connections);
+        let mut connections = self.connections(Listener::Grpc, tls, most);
+        let limits = &mut connections.limits;
+        limits.ping_interval = clients.keepalive_time;
+        limits.ping_timeout = clients.keepalive_timeout;
+        limits.age = clients.max_age.unwrap_or_default();
+        limits.age_grace = clients.max_age_grace.unwrap_or_default();
+        let (engine, life) = (self.engine.clone(), self.life.clone());
+        Ok(tokio::spawn(async move {
+            if let Err(error) = grpc::serve(listener, engine, (settings, connections), life).await {
+                tracing::error!("gRPC does not serve: {error}");
+            }
+        }))
+    }
+
+    fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {
+        let patience = &self.options.patience;
+        let limits = Limits {
+            connections,
+            handshake: patience.handshake,
+            head: patience.head,
+            idle: patience.idle,
+            write: patience.write,
+            ..Limits::default()
+        };
+        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()) }
+    }
+
+    /// TLS of a listener, if it is to speak that.
+    fn tls(&self, listener: Listener, (options, speaks): (TlsOptions, Speaks)) -> Result<Option<Arc<Tls>>, String> {
+        let Some(paths) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
+        let files = TlsFiles { certificate: paths.certificate, key: paths.key, authorities: paths.authorities };
+        let tls = Tls::new(files, speaks).map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
+        let tls = Arc::new(tls);
+        let (paths, reading) = (tls.paths(), tls.clone());
+        let read = move || reading.reload().map(|()| "for connections from now on".to_owned());
+        self.watch(Credentials::Tls(listener), paths, read);
+        Ok(Some(tls))
+    }
+
+    /// The tokens.
+    fn access(&self) -> Result<Access, String> {
+        let tokens = &self.options.tokens;
+        let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
+        let counted = |count: usize| format!("{count} tokens");
+        let (inference, management) = access.files();
+        if let Some(path) = inference {
+            let access = access.clone();
+            self.watch(Credentials::InferenceTokens, vec![path], move || access.reload_inference().map(counted));
+        }
+        if let Some(path) = management {
+            let access = access.clone();
+            self.watch(Credentials::ManagementTokens, vec![path], move || access.reload_management().map(counted));
+        }
+        Ok(access)
+    }
+
+    fn watch(
+        &self,
+        what: Credentials,
+        paths: Vec<PathBuf>,
+        read: impl Fn() -> Result<String, String> + Send + Sync + 'static,
+    ) {
+        let files = Reread { what, paths, read: Box::new(read) };
+        tokio::spawn(reread::watch(files, self.reread.clone(), self.engine.cache().clone()));
+    }
+}
+
+/// As many as there should be files for, when both protocols have their share and models want some too.
+fn usual_connections() -> usize {
+    let files =
+        getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+    CONNECTIONS.min(files / 3).max(1)
+}
+
+/// The restrictions of an edge.
+fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
+    let mut restrictions = Restrictions::default();
+    groups.iter().try_for_each(|group| restrictions.add(group, option))?;
+    Ok(Arc::new(restrictions))
+}
+
+fn bind(what: &str, flag: &str, (address, port, shared): (IpAddr, u16, bool)) -> Result<TcpListener, String> {
+    let wanted = SocketAddr::new(address, port);
+    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {flag} chooses another port");
+    let listener = listener::bind(wanted, shared).map_err(unusable)?;
+    let bound = listener.local_addr().map_err(unusable)?;
+    tracing::info!("{what} on {bound}");
+    Ok(listener)
+}

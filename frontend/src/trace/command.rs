@@ -1,0 +1,73 @@
+//! `pharos trace`: what trace files say, without a server.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use pharos::trace::read::{Trace, read};
+use pharos::trace::{chrome, summary};
+
+use crate::cli::TraceCommand;
+
+/// Runs a command.
+#[cfg_attr(test, allow(dead_code))]
+pub(crate) fn run(command: &TraceCommand) -> ExitCode {
+    match text(command) {
+        Ok((text, output)) => match write(&text, output) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error),
+        },
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(reason: &str) -> ExitCode {
+    eprintln!("pharos trace: {reason}");
+    ExitCode::FAILURE
+}
+
+/// What is to be written, and where to if not to standard output.
+fn text(command: &TraceCommand) -> Result<(String, Option<&Path>), String> {
+    match command {
+        TraceCommand::Summary { files, json } => {
+            let traces = read_all(files)?;
+            let models = summary::summarize(traces.iter());
+            Ok((if *json { summary::json(&models) } else { summary::table(&models) }, None))
+        }
+        TraceCommand::Chrome { files, output } => Ok((chrome::render(read_all(files)?.iter()), output.as_deref())),
+    }
+}
+
+/// The traces of all files. Numbers begin anew in each server's files, so those of the files are made different.
+fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
+    let mut all: Vec<Trace> = Vec::new();
+    for path in files {
+        let wrong = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
+        let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
+        let found = read(&bytes).map_err(|error| wrong(&error))?;
+        if found.cut {
+            eprintln!("{}", wrong(&"the file is cut: what is whole of it is read"));
+        }
+        if found.broken > 0 {
+            eprintln!("{}", wrong(&format!("{} records are no JSON and left out", found.broken)));
+        }
+        let base = all.iter().map(|trace| trace.id).max().unwrap_or(0);
+        all.extend(found.traces.into_iter().map(|mut trace| {
+            trace.id = trace.id.saturating_add(base);
+            trace.parent = if trace.parent == 0 { 0 } else { trace.parent.saturating_add(base) };
+            trace
+        }));
+    }
+    Ok(all)
+}
+
+fn write(text: &str, output: Option<&Path>) -> Result<(), String> {
+    match output {
+        Some(path) => std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())),
+        None => match std::io::stdout().write_all(text.as_bytes()) {
+            // Who reads the table may have seen enough.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.to_string()),
+            _ => Ok(()),
+        },
+    }
+}

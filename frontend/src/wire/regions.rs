@@ -1,0 +1,96 @@
+//! Makes memory of clients known to a worker: each region once, before the first batch that uses it, with its descriptor.
+
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::region::{Memory, Region};
+use pharos::wire::regions::{Announced, MOST, Place, encode};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::{Part, lock};
+
+/// What one worker has been told.
+pub(super) struct Regions {
+    socket: OwnedFd,
+    // Held while packets are sent, so that nobody uses what another has not sent yet.
+    told: Mutex<HashMap<u64, Weak<Region>>>,
+}
+
+impl Regions {
+    /// Nothing yet.
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self { socket, told: Mutex::default() }
+    }
+
+    /// Tells of the regions that requests use, if they are new.
+    ///
+    /// # Errors
+    /// The system has no room for them.
+    pub(super) fn announce(&self, parts: &[Arc<Part>]) -> Result<(), InferError> {
+        let mut used = parts.iter().flat_map(|part| used(part)).peekable();
+        if used.peek().is_none() {
+            return Ok(());
+        }
+        let mut told = lock(&self.told);
+        let mut new: Vec<&Arc<Region>> = used.filter(|region| !told.contains_key(&region.id)).collect();
+        new.sort_unstable_by_key(|region| region.id);
+        new.dedup_by_key(|region| region.id);
+        for packet in new.chunks(MOST) {
+            match self.send(packet) {
+                Ok(()) => told.extend(packet.iter().map(|region| (region.id, Arc::downgrade(region)))),
+                Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
+                    let text = format!("the worker cannot be told of more shared memory regions now: {error}");
+                    return Err(InferError::new(ErrorCode::Unavailable, Reason::SharedMemory, text));
+                }
+                // The worker is gone; who reads from it deals with that.
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, regions: &[&Arc<Region>]) -> rustix::io::Result<()> {
+        let packet: Vec<Announced> = regions.iter().map(|region| announced(region)).collect();
+        let packet = encode(&packet);
+        let files: Vec<BorrowedFd<'_>> = regions.iter().filter_map(|region| file(region)).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut control, flags).map(drop)
+    }
+
+    /// The regions that were told of and that nobody can use any more.
+    pub(super) fn over(&self) -> Vec<u64> {
+        let mut told = lock(&self.told);
+        told.extract_if(|_, region| region.strong_count() == 0).map(|(id, _)| id).collect()
+    }
+}
+
+fn used(part: &Part) -> impl Iterator<Item = &Arc<Region>> {
+    let inputs = part.request.inputs.iter().filter_map(|input| input.tensor.data.region());
+    let outputs = part.request.outputs.iter().filter_map(|output| output.region.as_ref());
+    inputs.chain(outputs).filter_map(|slice| slice.region())
+}
+
+fn announced(region: &Region) -> Announced {
+    let place = match &region.memory {
+        Memory::System { offset, .. } => Place::System { offset: *offset },
+        Memory::Cuda { device, handle } => Place::Cuda { device: *device, handle: handle.clone() },
+    };
+    Announced { id: region.id, name: region.name.clone(), byte_size: region.byte_size, place }
+}
+
+fn file(region: &Region) -> Option<BorrowedFd<'_>> {
+    match &region.memory {
+        Memory::System { file, .. } => Some(file.as_fd()),
+        Memory::Cuda { .. } => None,
+    }
+}

@@ -1,0 +1,124 @@
+//! Decoupled steps in a plan: what is done once for a request, and what is done again for each response of such a step.
+
+use std::sync::Arc;
+
+use super::plan::{Plan, Step, TensorId};
+use super::run::Goal;
+
+/// The stages of a plan. Stage 0 begins with the request; each of the others with a response of the decoupled step that
+/// ends the stage before it. The ensemble's outputs are made in the last one.
+///
+/// There are no other plans: what a step takes must come of the same response, as Triton has it, so that stages cannot
+/// meet; and what is made must be used, so that none ends in nothing.
+#[derive(Debug, Default)]
+pub struct Stages {
+    /// The decoupled steps: the one at `n` ends stage `n`.
+    producers: Vec<usize>,
+    /// What each is to make when all outputs are asked for, as they mostly are.
+    whole: Vec<Arc<Goal>>,
+}
+
+impl Stages {
+    /// The stages of the plan of this ensemble; `decoupled` says of each step whether its model answers any number of times.
+    ///
+    /// # Errors
+    /// A step, or the response, would be made of tensors of different responses.
+    pub fn new(ensemble: &str, plan: &Plan, decoupled: &[bool]) -> Result<Self, String> {
+        // For each tensor the decoupled step whose response it comes of, or `None` for the request; and the number of those
+        // before it.
+        let mut origins: Vec<Option<Origin>> = vec![None; plan.tensors().len()];
+        for id in plan.inputs() {
+            set(&mut origins, *id, Origin::default());
+        }
+        let mut producers = Vec::new();
+        let mut left: Vec<usize> = (0..plan.steps().len()).collect();
+        while !left.is_empty() {
+            let is_known = |(_, id): &(String, TensorId)| origins.get(*id).is_some_and(Option::is_some);
+            let ready = |number: &usize| plan.steps().get(*number).is_some_and(|step| step.inputs.iter().all(is_known));
+            // Every step of a plan can run once others have.
+            let Some(position) = left.iter().position(ready) else { break };
+            let number = left.remove(position);
+            let Some(step) = plan.steps().get(number) else { break };
+            let model = step.model.as_str();
+            let mut origin = common(plan, (ensemble, model), &origins, step.inputs.iter().map(|(_, id)| *id))?;
+            if decoupled.get(number) == Some(&true) {
+                producers.push((origin.depth, number));
+                origin = Origin { step: Some(number), depth: origin.depth + 1 };
+            }
+            step.outputs.iter().for_each(|(_, id)| set(&mut origins, *id, origin));
+        }
+        common(plan, (ensemble, ensemble), &origins, plan.outputs().iter().copied())?;
+        producers.sort_unstable();
+        let producers = producers.into_iter().map(|(_, step)| step).collect();
+        let stages = Self { producers, whole: Vec::new() };
+        let all: Vec<usize> = (0..plan.outputs().len()).collect();
+        Ok(Self { whole: Goal::of(plan, &stages, &all), ..stages })
+    }
+
+    /// What each is to make when the outputs at these positions are asked for, ascending and each once.
+    pub(super) fn goals(&self, plan: &Plan, requested: &[usize]) -> Vec<Arc<Goal>> {
+        match requested.len() == plan.outputs().len() {
+            true => self.whole.clone(),
+            false => Goal::of(plan, self, requested),
+        }
+    }
+
+    /// Whether a request may have any number of responses.
+    pub fn is_decoupled(&self) -> bool {
+        !self.producers.is_empty()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.producers.len() + 1
+    }
+
+    /// The decoupled step that ends a stage; none ends the last.
+    pub fn producer(&self, stage: usize) -> Option<usize> {
+        self.producers.get(stage).copied()
+    }
+
+    /// The stage that a decoupled step ends; `None` for a step that answers once.
+    pub fn ended_by(&self, step: usize) -> Option<usize> {
+        self.producers.iter().position(|producer| *producer == step)
+    }
+}
+
+/// Of whose response a tensor is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Origin {
+    /// A decoupled step; `None` for the request.
+    step: Option<usize>,
+    depth: usize,
+}
+
+fn set(origins: &mut [Option<Origin>], tensor: TensorId, origin: Origin) {
+    if let Some(place) = origins.get_mut(tensor) {
+        *place = Some(origin);
+    }
+}
+
+/// The one origin of these tensors, which a model takes.
+fn common(
+    plan: &Plan,
+    (ensemble, model): (&str, &str),
+    origins: &[Option<Origin>],
+    tensors: impl Iterator<Item = TensorId>,
+) -> Result<Origin, String> {
+    let mut known = tensors.filter_map(|id| Some((id, (*origins.get(id)?)?)));
+    let Some((first, origin)) = known.next() else { return Ok(Origin::default()) };
+    let Some((other, different)) = known.find(|(_, other)| *other != origin) else { return Ok(origin) };
+    let told = |id: TensorId, origin: Origin| {
+        let name = plan.tensors().get(id).map_or("", |tensor| tensor.name.as_str());
+        match origin.step.and_then(|step| plan.steps().get(step)) {
+            None => format!("'{name}' comes of the request"),
+            Some(Step { model, .. }) => format!("'{name}' comes of each response of model '{model}'"),
+        }
+    };
+    // The first half is Triton's.
+    Err(format!(
+        "in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models: {}, {}",
+        told(first, origin),
+        told(other, different)
+    ))
+}

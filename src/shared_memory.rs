@@ -1,0 +1,391 @@
+//! The table of registered regions: which names there are, which keys may be opened, which ranges may be used, and what
+//! becomes of a region that is unregistered while requests use it.
+//!
+//! Nothing here opens or maps anything: `frontend/src/shared_memory.rs` does, and asks here first. Texts and codes are
+//! Triton's.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Weak};
+
+use crate::error::{ErrorCode, InferError, Reason};
+use crate::region::{Kind, MAX_NAME, Memory, Region, Slice};
+
+/// The longest name of a file, bytes.
+const MAX_FILE_NAME: usize = 255;
+
+/// Objects whose names begin so are those of Triton's Python backend.
+const RESERVED: &str = "triton_python_backend_shm_region_";
+
+/// An error of this extension.
+pub fn refusal(code: ErrorCode, text: impl Into<String>) -> InferError {
+    InferError::new(code, Reason::SharedMemory, text)
+}
+
+/// The refusal of a server that is started without client shared memory.
+pub fn disabled() -> InferError {
+    let text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.";
+    refusal(ErrorCode::Unsupported, text)
+}
+
+/// The name of the file in the folder of POSIX shared memory objects that a key stands for: one component, so that
+/// nothing outside of the folder can be named.
+///
+/// # Errors
+/// The key names no object, or one that clients may not use.
+pub fn object_name<'a>(region: &str, key: &'a str) -> Result<&'a str, InferError> {
+    // `shm_open` takes any number of slashes in front as well.
+    let name = key.trim_start_matches('/');
+    if name.starts_with(RESERVED) {
+        let text = format!("cannot register shared memory region '{region}' - invalid shm key '{key}'");
+        return Err(refusal(ErrorCode::InvalidArg, text));
+    }
+    if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) || name.len() > MAX_FILE_NAME {
+        return Err(cannot_open(key));
+    }
+    Ok(name)
+}
+
+/// There is no such object, or it cannot be opened.
+pub fn cannot_open(key: &str) -> InferError {
+    refusal(ErrorCode::Internal, format!("Unable to open shared memory region: '{key}'"))
+}
+
+/// Checks that an object of `object` bytes holds a region.
+///
+/// # Errors
+/// It does not, or the region is empty.
+pub fn check_range(region: &str, (offset, byte_size): (u64, u64), object: u64) -> Result<(), InferError> {
+    match offset.checked_add(byte_size) {
+        Some(end) if byte_size > 0 && end <= object => Ok(()),
+        _ => {
+            let text = format!("failed to register shared memory region '{region}': invalid args");
+            Err(refusal(ErrorCode::InvalidArg, text))
+        }
+    }
+}
+
+/// What is told about a region.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// The region.
+    pub region: Arc<Region>,
+    /// Tensors of requests that are in it now.
+    pub in_use: u64,
+}
+
+/// All regions, of both kinds: they share their names.
+#[derive(Debug)]
+pub struct Registry {
+    regions: BTreeMap<String, Arc<Region>>,
+    /// Unregistered, but used by requests.
+    leaving: Vec<Weak<Region>>,
+    next: u64,
+    most: usize,
+}
+
+impl Registry {
+    /// An empty table for at most `most` regions.
+    pub fn new(most: usize) -> Self {
+        Self { regions: BTreeMap::new(), leaving: Vec::new(), next: 1, most }
+    }
+
+    /// Whether a region of this name could be added.
+    ///
+    /// # Errors
+    /// The name is taken or too long, or there are too many regions.
+    pub fn check_new(&self, name: &str) -> Result<(), InferError> {
+        if self.regions.contains_key(name) {
+            let text = format!("shared memory region '{name}' already in manager");
+            return Err(refusal(ErrorCode::AlreadyExists, text));
+        }
+        if name.len() > MAX_NAME {
+            let text =
+                format!("the name of a shared memory region has {} bytes; at most {MAX_NAME} are allowed", name.len());
+            return Err(refusal(ErrorCode::InvalidArg, text));
+        }
+        let leaving = self.leaving.iter().filter(|region| region.strong_count() > 0).count();
+        if self.regions.len() + leaving >= self.most {
+            let text = format!(
+                "shared memory region '{name}' cannot be registered: {} regions are registered, which is the most that the limit \
+                 of open files leaves room for",
+                self.most
+            );
+            return Err(refusal(ErrorCode::Unavailable, text));
+        }
+        Ok(())
+    }
+
+    /// Adds a region. One that was unregistered and is still in use under the same name is another region.
+    ///
+    /// # Errors
+    /// As [`Registry::check_new`].
+    pub fn insert(&mut self, name: &str, byte_size: u64, memory: Memory) -> Result<(), InferError> {
+        self.leaving.retain(|region| region.strong_count() > 0);
+        self.check_new(name)?;
+        let region = Region::new(self.next, name.to_owned(), byte_size, memory);
+        self.next += 1;
+        self.regions.insert(name.to_owned(), Arc::new(region));
+        Ok(())
+    }
+
+    /// Lends a range to a request: the region stays until the slice is dropped.
+    ///
+    /// # Errors
+    /// The name is not registered, or the region does not hold the range.
+    pub fn lend(&self, slice: &mut Slice) -> Result<Kind, InferError> {
+        let Some(region) = self.regions.get(&slice.name) else {
+            let text = format!("Unable to find shared memory region: '{}'", slice.name);
+            return Err(refusal(ErrorCode::NotFound, text));
+        };
+        let wrong = |what: &str| {
+            let text = format!("Invalid {what} for shared memory region: '{}'", slice.name);
+            Err(refusal(ErrorCode::InvalidArg, text))
+        };
+        if slice.offset >= region.byte_size {
+            return wrong("offset");
+        }
+        match slice.offset.checked_add(slice.len) {
+            // As for Triton, nothing at the very start is no range, and nothing elsewhere is an empty one.
+            Some(end) if end > 0 && end <= region.byte_size => {}
+            _ => return wrong("offset + byte size"),
+        }
+        slice.lend(Arc::clone(region));
+        Ok(region.kind())
+    }
+
+    /// Unregisters the region of this kind and name, or all of the kind. What is in use vanishes after its last user; one
+    /// that is not there is unregistered already.
+    pub fn unregister(&mut self, kind: Kind, name: Option<&str>) {
+        self.leaving.retain(|region| region.strong_count() > 0);
+        let leaving = &mut self.leaving;
+        let mut leave = |region: Arc<Region>| {
+            let weak = Arc::downgrade(&region);
+            drop(region);
+            if weak.strong_count() > 0 {
+                leaving.push(weak);
+            }
+        };
+        match name {
+            Some(name) => {
+                if let Entry::Occupied(entry) = self.regions.entry(name.to_owned())
+                    && entry.get().kind() == kind
+                {
+                    leave(entry.remove());
+                }
+            }
+            None => {
+                self.regions.extract_if(.., |_, region| region.kind() == kind).for_each(|(_, region)| leave(region))
+            }
+        }
+    }
+
+    /// The region of this kind and name, or all of the kind by name. What is unregistered is told of until its last user
+    /// is done, unless its name has been registered anew.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is of the other kind.
+    pub fn status(&self, kind: Kind, name: Option<&str>) -> Result<Vec<Status>, InferError> {
+        let mut all: BTreeMap<&str, Status> = BTreeMap::new();
+        let leaving: Vec<Arc<Region>> = self.leaving.iter().filter_map(Weak::upgrade).collect();
+        for region in leaving.iter().chain(self.regions.values()) {
+            // Not counted: the table's own hold on a region, or the one above.
+            let in_use = Arc::strong_count(region).saturating_sub(1) as u64;
+            all.insert(&region.name, Status { region: Arc::clone(region), in_use });
+        }
+        let Some(name) = name else {
+            return Ok(all.into_values().filter(|status| status.region.kind() == kind).collect());
+        };
+        let what = |kind: Kind| if kind == Kind::System { "system" } else { "CUDA" };
+        match all.remove(name) {
+            Some(status) if status.region.kind() == kind => Ok(vec![status]),
+            Some(status) => {
+                let (is, wanted) = (what(status.region.kind()), what(kind));
+                let text = format!(
+                    "The region named '{name}' is registered as {is} shared memory, not {wanted} shared memory"
+                );
+                Err(refusal(ErrorCode::NotFound, text))
+            }
+            None => {
+                let text = format!("Unable to find {} shared memory region: '{name}'", kind.as_str());
+                Err(refusal(ErrorCode::NotFound, text))
+            }
+        }
+    }
+
+    /// How many regions of a kind there are, those included that only wait for their last users: count, bytes, tensors in
+    /// them now.
+    pub fn totals(&self, kind: Kind) -> (u64, u64, u64) {
+        let leaving = self.leaving.iter().filter_map(Weak::upgrade);
+        let all = leaving.chain(self.regions.values().cloned()).filter(|region| region.kind() == kind);
+        // Not counted: the table's own hold on a region, and the one of this iteration.
+        all.fold((0, 0, 0), |(count, bytes, used), region| {
+            let kept = usize::from(self.regions.get(&region.name).is_some_and(|kept| kept.id == region.id));
+            let users = Arc::strong_count(&region).saturating_sub(1 + kept) as u64;
+            (count + 1, bytes + region.byte_size, used + users)
+        })
+    }
+}
+
+/// The fuzzer's way in: a key and a range, as a client may send them.
+pub fn fuzz(data: &[u8]) {
+    let Some((numbers, key)) = data.split_first_chunk::<24>() else { return };
+    let number = |at: usize| {
+        numbers.get(at..at + 8).map_or(0, |bytes| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
+    };
+    let (offset, byte_size, object) = (number(0), number(8), number(16));
+    let key = String::from_utf8_lossy(key);
+    if let Ok(name) = object_name("r", &key) {
+        assert!(!name.is_empty() && !name.contains('/') && name != "." && name != "..", "{name}");
+    }
+    if check_range("r", (offset, byte_size), object).is_ok() {
+        assert!(byte_size > 0 && u128::from(offset) + u128::from(byte_size) <= u128::from(object));
+    }
+    let mut registry = Registry::new(2);
+    let memory = Memory::Cuda { device: 0, handle: Box::new([0; 64]) };
+    if registry.insert(&key, object, memory).is_ok() {
+        let mut slice = Slice::new(key.into_owned(), offset, byte_size);
+        if registry.lend(&mut slice).is_ok() {
+            assert!(u128::from(offset) + u128::from(byte_size) <= u128::from(object));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn memory(kind: Kind) -> Memory {
+        match kind {
+            Kind::System => {
+                let file = crate::shm::create("test", 4096).unwrap();
+                Memory::System { key: "/k".into(), offset: 0, file }
+            }
+            Kind::Cuda => Memory::Cuda { device: 0, handle: Box::new([0; 64]) },
+        }
+    }
+
+    fn refused<T: std::fmt::Debug>(result: Result<T, InferError>) -> (ErrorCode, String) {
+        let error = result.unwrap_err();
+        (error.code, error.message)
+    }
+
+    fn names(registry: &Registry, kind: Kind) -> Vec<(String, u64)> {
+        let all = registry.status(kind, None).unwrap();
+        all.into_iter().map(|status| (status.region.name.clone(), status.in_use)).collect()
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_that_a_client_says_is_outside(
+            numbers in proptest::array::uniform3(proptest::prelude::prop_oneof![0u64..100, proptest::num::u64::ANY]),
+            key in "/{0,2}[./a\0]{0,6}",
+        ) {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_be_bytes()).chain(key.bytes()).collect();
+            fuzz(&bytes);
+        }
+    }
+
+    #[test]
+    fn keys_name_one_file_of_one_folder() {
+        for (key, name) in [("/a", "a"), ("a", "a"), ("//a", "a"), ("/...", "..."), ("/a b", "a b")] {
+            assert_eq!(object_name("r", key), Ok(name));
+        }
+        let long = "k".repeat(256);
+        for key in ["", "/", ".", "..", "/..", "a/b", "/a/", "../shm/a", "/dev/shm/a", "a\0", "/proc/self/fd/3", &long]
+        {
+            let text = format!("Unable to open shared memory region: '{key}'");
+            assert_eq!(refused(object_name("r", key)), (ErrorCode::Internal, text));
+        }
+        let (code, text) = refused(object_name("r", "/triton_python_backend_shm_region_1"));
+        assert_eq!(code, ErrorCode::InvalidArg);
+        assert!(text.starts_with("cannot register shared memory region 'r' - invalid shm key"));
+    }
+
+    #[test]
+    fn ranges_are_within() {
+        for (range, fits) in [
+            ((0, 10), true),
+            ((9, 1), true),
+            ((0, 0), false),
+            ((10, 0), false),
+            ((9, 2), false),
+            ((u64::MAX, 2), false),
+            ((2, u64::MAX), false),
+        ] {
+            assert_eq!(check_range("r", range, 10).is_ok(), fits, "{range:?}");
+        }
+        let mut registry = Registry::new(9);
+        registry.insert("r", 10, memory(Kind::System)).unwrap();
+        for (offset, len, wrong) in [
+            (0, 10, None),
+            (9, 1, None),
+            (1, 0, None),
+            (10, 0, Some("offset")),
+            (u64::MAX, 2, Some("offset")),
+            (9, 2, Some("offset + byte size")),
+            (9, u64::MAX, Some("offset + byte size")),
+            (0, 0, Some("offset + byte size")),
+        ] {
+            let expected = wrong.map(|what| format!("Invalid {what} for shared memory region: 'r'"));
+            let got = registry.lend(&mut Slice::new("r".into(), offset, len)).err().map(|error| error.message);
+            assert_eq!(got, expected, "{offset} {len}");
+        }
+        let unknown = refused(registry.lend(&mut Slice::new("s".into(), 0, 1)));
+        assert_eq!(unknown, (ErrorCode::NotFound, "Unable to find shared memory region: 's'".into()));
+    }
+
+    #[test]
+    fn a_region_in_use_vanishes_after_its_last_user() {
+        let mut registry = Registry::new(9);
+        registry.insert("r", 4096, memory(Kind::System)).unwrap();
+        assert_eq!(refused(registry.insert("r", 1, memory(Kind::Cuda))).0, ErrorCode::AlreadyExists);
+        let mut slice = Slice::new("r".into(), 0, 8);
+        registry.lend(&mut slice).unwrap();
+        let copy = slice.clone();
+        assert_eq!(names(&registry, Kind::System), [("r".into(), 2)]);
+        assert_eq!(registry.totals(Kind::System), (1, 4096, 2));
+        registry.unregister(Kind::Cuda, Some("r"));
+        registry.unregister(Kind::Cuda, None);
+        registry.unregister(Kind::System, Some("nothing"));
+        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap();
+        registry.unregister(Kind::System, Some("r"));
+        // Nobody new gets it; who has it keeps it, and the status says so.
+        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap_err();
+        drop(slice);
+        assert_eq!(names(&registry, Kind::System), [("r".into(), 1)]);
+        assert_eq!(registry.totals(Kind::System), (1, 4096, 1));
+        // The name is free: another region, which is the one that is told of.
+        registry.insert("r", 100, memory(Kind::System)).unwrap();
+        let status = registry.status(Kind::System, Some("r")).unwrap();
+        assert_eq!((status.len(), status[0].region.byte_size, status[0].in_use), (1, 100, 0));
+        drop(status);
+        assert_eq!(registry.totals(Kind::System), (2, 4196, 1));
+        drop(copy);
+        assert_eq!(registry.totals(Kind::System), (1, 100, 0));
+        registry.unregister(Kind::System, None);
+        assert!(names(&registry, Kind::System).is_empty());
+        assert_eq!(refused(registry.status(Kind::System, Some("r"))).0, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn names_are_shared_by_both_kinds_and_bounded() {
+        let mut registry = Registry::new(2);
+        registry.insert("c", 64, memory(Kind::Cuda)).unwrap();
+        let (code, text) = refused(registry.status(Kind::System, Some("c")));
+        let expected = "The region named 'c' is registered as CUDA shared memory, not system shared memory";
+        assert_eq!((code, text.as_str()), (ErrorCode::NotFound, expected));
+        let long = "n".repeat(MAX_NAME + 1);
+        assert_eq!(refused(registry.insert(&long, 1, memory(Kind::Cuda))).0, ErrorCode::InvalidArg);
+        registry.insert(&long[1..], 1, memory(Kind::Cuda)).unwrap();
+        assert_eq!(refused(registry.insert("d", 1, memory(Kind::Cuda))).0, ErrorCode::Unavailable);
+        // One that only waits for its last user counts: it has a file open.
+        let mut slice = Slice::new("c".into(), 0, 8);
+        registry.lend(&mut slice).unwrap();
+        registry.unregister(Kind::Cuda, Some("c"));
+        assert_eq!(refused(registry.insert("d", 1, memory(Kind::Cuda))).0, ErrorCode::Unavailable);
+        drop(slice);
+        registry.insert("d", 1, memory(Kind::Cuda)).unwrap();
+    }
+}

@@ -1,0 +1,115 @@
+//! The form of trace files: a JSON array of records, Triton's (spec 2.7), so that tools for its files read these.
+//!
+//! A record says of a part of a trace who it is, or has one stamp of it, or a tensor. The file is a whole array after each
+//! trace that is added: [`OPEN`], then traces with [`BETWEEN`] between them, then [`CLOSE`], which the next trace overwrites.
+//! One writes what is added and the new end at once; a file that was cut all the same is read by [`super::read`].
+
+use std::fmt::Write;
+
+use crate::traced::{Finished, Part, text};
+
+/// What a file begins with.
+pub const OPEN: &str = "[";
+/// What stands between two records.
+pub const BETWEEN: &str = ",\n";
+/// What a file ends with.
+pub const CLOSE: &str = "]\n";
+
+/// Appends the records of a trace: those of the request, then those of each step. `false` if it has none.
+pub fn append(trace: &Finished, out: &mut String) -> bool {
+    let start = out.len();
+    for part in &trace.parts {
+        append_part(part, out);
+    }
+    // Each record is followed by a separator; the last one's is one too many.
+    if out.len() == start {
+        return false;
+    }
+    out.truncate(out.len() - BETWEEN.len());
+    true
+}
+
+fn append_part(part: &Part, out: &mut String) {
+    let id = part.id;
+    if let Some(model) = &part.model {
+        let _ = write!(out, "{{\"id\":{id},\"model_name\":{},\"model_version\":{}", quoted(&model.name), model.version);
+        if !part.request_id.is_empty() {
+            let _ = write!(out, ",\"request_id\":{}", quoted(&part.request_id));
+        }
+        if part.parent != 0 {
+            let _ = write!(out, ",\"parent_id\":{}", part.parent);
+        }
+        if let Some(instance) = part.instance {
+            let _ = write!(out, ",\"instance\":{}", instance.0);
+        }
+        if let Some(failure) = &part.failure {
+            let _ = write!(out, ",\"error\":{}", quoted(failure));
+        }
+        let _ = write!(out, "}}{BETWEEN}");
+    }
+    for (activity, at) in &part.stamps {
+        let (name, ns) = (activity.name(), at.0);
+        let _ = write!(out, "{{\"id\":{id},\"timestamps\":[{{\"name\":\"{name}\",\"ns\":{ns}}}]}}{BETWEEN}");
+    }
+    for seen in &part.tensors {
+        let (activity, name, dtype) = (seen.activity.name(), quoted(&seen.name), seen.tensor.datatype.name());
+        let (data, shape) = (quoted(&text::elements(&seen.tensor)), text::shape(&seen.tensor));
+        let _ = write!(
+            out,
+            "{{\"id\":{id},\"activity\":\"{activity}\",\"tensor\":{{\"name\":{name},\"data\":{data},\
+             \"shape\":\"{shape}\",\"dtype\":\"{dtype}\"}}}}{BETWEEN}"
+        );
+    }
+}
+
+fn quoted(text: &str) -> String {
+    // A string is always JSON.
+    serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::id::{InstanceId, ModelVersion};
+    use crate::tensor::{DataType, Tensor};
+    use crate::timeline::Instant;
+    use crate::traced::{Activity, Levels, Sample, Seen, TensorActivity};
+
+    use super::*;
+
+    #[test]
+    fn records_have_tritons_form() {
+        let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: b"\x01\0\0\0a".to_vec().into() };
+        let seen = Seen { activity: TensorActivity::QueueInput, name: "IN".into(), tensor };
+        let root = Part {
+            id: 3,
+            model: Some(ModelVersion::new("m", 2)),
+            request_id: "r\"\\".into(),
+            stamps: vec![(Activity::HttpRecvStart, Instant(7)), (Activity::RequestEnd, Instant(9))],
+            tensors: vec![seen],
+            ..Part::default()
+        };
+        let step = Part {
+            id: 4,
+            parent: 3,
+            model: Some(ModelVersion::new("s", 1)),
+            instance: Some(InstanceId(5)),
+            failure: Some("no".into()),
+            ..Part::default()
+        };
+        let sample = Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
+        let trace = Finished { sample, context: None, parts: vec![root, step], ended: Instant(9) };
+        let mut text = OPEN.to_owned();
+        assert!(append(&trace, &mut text));
+        text.push_str(CLOSE);
+        let expected = r#"[{"id":3,"model_name":"m","model_version":2,"request_id":"r\"\\"},
+{"id":3,"timestamps":[{"name":"HTTP_RECV_START","ns":7}]},
+{"id":3,"timestamps":[{"name":"REQUEST_END","ns":9}]},
+{"id":3,"activity":"TENSOR_QUEUE_INPUT","tensor":{"name":"IN","data":"\"a\"","shape":"1,1","dtype":"BYTES"}},
+{"id":4,"model_name":"s","model_version":1,"parent_id":3,"instance":5,"error":"no"}]
+"#;
+        assert_eq!(text, expected);
+        let nothing = Finished { parts: vec![Part::default()], ..trace };
+        assert!(!append(&nothing, &mut text));
+        assert_eq!(text, expected);
+    }
+}

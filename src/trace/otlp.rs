@@ -1,0 +1,282 @@
+//! Traces as spans for an OpenTelemetry collector, with Triton's names: `InferRequest` for the request as a whole, in it a
+//! span named as the model, in that `compute`, and for each step of an ensemble a span in that of the ensemble. What happened
+//! when is told by events of the spans.
+//!
+//! Pure: traces in, bytes of an `ExportTraceServiceRequest` out.
+
+use prost::Message;
+
+use crate::id::SpanId;
+use crate::timeline::Instant;
+use crate::traced::{Activity, Context, Finished, Part};
+
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/otlp_trace.rs"));
+}
+
+use proto::{KeyValue, Span, any_value, span};
+
+/// The name of the scope of all spans.
+const SCOPE: &str = "triton-server";
+
+/// The span of the request as a whole.
+const ROOT: &str = "InferRequest";
+
+/// Random numbers that are good enough for ids: 64 bits a call.
+pub trait Random {
+    /// The next number.
+    fn next(&mut self) -> u64;
+}
+
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): every seed gives another
+/// sequence, no number comes twice in one.
+#[derive(Clone, Debug)]
+pub struct SplitMix(pub u64);
+
+impl Random for SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// A span's id.
+pub fn span_id(random: &mut impl Random) -> SpanId {
+    loop {
+        if let Some(id) = SpanId::new(random.next()) {
+            return id;
+        }
+    }
+}
+
+/// How many spans a trace becomes.
+pub fn count(trace: &Finished) -> usize {
+    1 + trace.parts.iter().map(|part| 1 + usize::from(has_computed(part))).sum::<usize>()
+}
+
+fn has_computed(part: &Part) -> bool {
+    part.stamps.iter().any(|(activity, _)| *activity == Activity::ComputeStart)
+}
+
+/// The message that exports these traces. `offset` is what the wall clock's nanoseconds since 1970 are ahead of the clock of
+/// all stamps, `resource` the attributes of this server.
+pub fn request(traces: &[Finished], resource: &[(String, String)], offset: u64, random: &mut impl Random) -> Vec<u8> {
+    let mut spans = Vec::new();
+    for trace in traces {
+        if let Some(context) = &trace.context {
+            Trace { trace, context, offset, spans: &mut spans }.append(random);
+        }
+    }
+    let scope = proto::InstrumentationScope { name: SCOPE.to_owned(), version: String::new() };
+    let attributes = resource.iter().map(|(key, value)| text(key, value)).collect();
+    let spans = proto::ResourceSpans {
+        resource: Some(proto::Resource { attributes }),
+        scope_spans: vec![proto::ScopeSpans { scope: Some(scope), spans }],
+    };
+    proto::ExportTraceServiceRequest { resource_spans: vec![spans] }.encode_to_vec()
+}
+
+/// The spans that a collector says it has refused, and why, in its answer to an export; `None` if it has taken all, or if the
+/// answer cannot be understood.
+pub fn refused(answer: &[u8]) -> Option<(u64, String)> {
+    let answer = proto::ExportTraceServiceResponse::decode(answer).ok()?;
+    let partial = answer.partial_success?;
+    let refused = u64::try_from(partial.rejected_spans).ok().filter(|count| *count > 0)?;
+    Some((refused, partial.error_message))
+}
+
+struct Trace<'a> {
+    trace: &'a Finished,
+    context: &'a Context,
+    offset: u64,
+    spans: &'a mut Vec<Span>,
+}
+
+impl Trace<'_> {
+    fn append(&mut self, random: &mut impl Random) {
+        let parts = &self.trace.parts;
+        // The span of each part, for its steps.
+        let mut known: Vec<(u64, SpanId)> = Vec::new();
+        for part in parts {
+            let own = span_id(random);
+            let parent = known.iter().find(|(id, _)| *id == part.parent).map_or(self.context.span, |(_, span)| *span);
+            known.push((part.id, own));
+            if part.model.is_some() {
+                self.model(part, (own, parent));
+                if has_computed(part) {
+                    self.compute(part, (span_id(random), own));
+                }
+            }
+        }
+        if let Some(root) = parts.first() {
+            self.root(root);
+        }
+    }
+
+    fn root(&mut self, root: &Part) {
+        let events = self.events(root, |activity| !is_model(activity) && !is_compute(activity));
+        let all = self.trace.parts.iter().flat_map(|part| &part.stamps).map(|(_, at)| *at);
+        let start = all.clone().min().unwrap_or(self.trace.ended);
+        let end = all.max().unwrap_or(start).max(self.trace.ended);
+        let mut span = self.span(ROOT, (self.context.span, self.context.parent), (start, end));
+        span.events = events;
+        span.status = status(root);
+        self.spans.push(span);
+    }
+
+    fn model(&mut self, part: &Part, (own, parent): (SpanId, SpanId)) {
+        let Some(model) = &part.model else { return };
+        let (start, end) = bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
+        let mut span = self.span(&model.name, (own, Some(parent)), (start, end));
+        span.attributes = vec![
+            text("triton.model_name", &model.name),
+            number("triton.model_version", model.version),
+            number("triton.trace_id", part.id),
+            number("triton.trace_parent_id", part.parent),
+        ];
+        if !part.request_id.is_empty() {
+            span.attributes.push(text("triton.request_id", &part.request_id));
+        }
+        span.events = self.events(part, is_model);
+        span.status = status(part);
+        self.spans.push(span);
+    }
+
+    fn compute(&mut self, part: &Part, (own, parent): (SpanId, SpanId)) {
+        let (start, end) = bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
+        let mut span = self.span("compute", (own, Some(parent)), (start, end));
+        span.events = self.events(part, is_compute);
+        self.spans.push(span);
+    }
+
+    fn span(&self, name: &str, (own, parent): (SpanId, Option<SpanId>), (start, end): (Instant, Instant)) -> Span {
+        Span {
+            trace_id: self.context.trace.to_bytes().to_vec(),
+            span_id: own.to_bytes().to_vec(),
+            trace_state: self.context.state.clone(),
+            parent_span_id: parent.map(|parent| parent.to_bytes().to_vec()).unwrap_or_default(),
+            name: name.to_owned(),
+            kind: span::SpanKind::Server.into(),
+            start_time_unix_nano: self.wall(start),
+            end_time_unix_nano: self.wall(end.max(start)),
+            ..Span::default()
+        }
+    }
+
+    fn events(&self, part: &Part, wanted: impl Fn(Activity) -> bool) -> Vec<span::Event> {
+        let stamps = part.stamps.iter().filter(|(activity, _)| wanted(*activity));
+        let event = |(activity, at): &(Activity, Instant)| span::Event {
+            time_unix_nano: self.wall(*at),
+            name: activity.name().to_owned(),
+        };
+        stamps.map(event).collect()
+    }
+
+    fn wall(&self, at: Instant) -> u64 {
+        at.0.saturating_add(self.offset)
+    }
+}
+
+fn is_model(activity: Activity) -> bool {
+    matches!(activity, Activity::RequestStart | Activity::QueueStart | Activity::RequestEnd)
+}
+
+fn is_compute(activity: Activity) -> bool {
+    let compute =
+        [Activity::ComputeStart, Activity::ComputeInputEnd, Activity::ComputeOutputStart, Activity::ComputeEnd];
+    compute.contains(&activity)
+}
+
+/// When a part's span begins and ends, from the first stamp to the last; what has no stamp for its end was given up when the
+/// trace ended.
+fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
+    let all = |wanted: Activity| part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at);
+    (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
+}
+
+fn status(part: &Part) -> Option<proto::Status> {
+    let message = part.failure.clone()?;
+    Some(proto::Status { message, code: proto::status::StatusCode::Error.into() })
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, any_value::Value::StringValue(value.to_owned()))
+}
+
+fn number(key: &str, value: u64) -> KeyValue {
+    attribute(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+fn attribute(key: &str, value: any_value::Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(proto::AnyValue { value: Some(value) }) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::id::{ModelVersion, Traceparent};
+    use crate::traced::{Levels, Sample};
+
+    use super::*;
+
+    #[test]
+    fn spans_nest_as_tritons_do() {
+        use Activity::{ComputeEnd, ComputeStart, HttpRecvStart, HttpSendEnd, QueueStart, RequestEnd, RequestStart};
+        let caller = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        let own = SpanId::new(7).unwrap();
+        let context = Context { trace: caller.trace, span: own, parent: Some(caller.span), state: "a=b".to_owned() };
+        let stamps = |all: &[(Activity, u64)]| all.iter().map(|(activity, at)| (*activity, Instant(*at))).collect();
+        let part = |id, parent, model: &str, all: &[(Activity, u64)]| Part {
+            id,
+            parent,
+            model: Some(ModelVersion::new(model, 1)),
+            request_id: "r".to_owned(),
+            stamps: stamps(all),
+            ..Part::default()
+        };
+        let mut root = [(HttpRecvStart, 1), (RequestStart, 2), (QueueStart, 3), (RequestEnd, 20)].to_vec();
+        root.push((HttpSendEnd, 30));
+        let mut step = part(
+            5,
+            4,
+            "m",
+            &[(RequestStart, 4), (QueueStart, 5), (ComputeStart, 6), (ComputeEnd, 9), (RequestEnd, 10)],
+        );
+        step.failure = Some("no".to_owned());
+        let sample = Sample { generation: 1, levels: Levels::default(), log_frequency: 0, limited: false };
+        let parts = vec![part(4, 0, "pipe", &root), step];
+        let trace = Finished { sample, context: Some(context), parts, ended: Instant(31) };
+        assert_eq!(count(&trace), 4);
+        let resource = [("service.name".to_owned(), "s".to_owned())];
+        let bytes = request(std::slice::from_ref(&trace), &resource, 1000, &mut SplitMix(1));
+        let message = proto::ExportTraceServiceRequest::decode(&bytes[..]).unwrap();
+        let spans = &message.resource_spans[0].scope_spans[0].spans;
+        let find = |name: &str| spans.iter().find(|span| span.name == name).unwrap();
+        let (root, pipe, step, compute) = (find(ROOT), find("pipe"), find("m"), find("compute"));
+        assert_eq!(root.span_id, 7u64.to_be_bytes());
+        assert_eq!(root.parent_span_id, caller.span.to_bytes());
+        assert_eq!((&pipe.parent_span_id, &step.parent_span_id), (&root.span_id, &pipe.span_id));
+        assert_eq!(compute.parent_span_id, step.span_id);
+        assert!(spans.iter().all(|span| span.trace_id == caller.trace.to_bytes() && span.trace_state == "a=b"));
+        assert_eq!((root.start_time_unix_nano, root.end_time_unix_nano), (1001, 1031));
+        assert_eq!((step.start_time_unix_nano, step.end_time_unix_nano), (1004, 1010));
+        let names = |span: &Span| span.events.iter().map(|event| event.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(root), ["HTTP_RECV_START", "HTTP_SEND_END"]);
+        assert_eq!(names(pipe), ["REQUEST_START", "QUEUE_START", "REQUEST_END"]);
+        assert_eq!(names(compute), ["COMPUTE_START", "COMPUTE_END"]);
+        assert_eq!(step.status.as_ref().map(|status| status.message.as_str()), Some("no"));
+        assert_eq!(pipe.attributes.len(), 5);
+    }
+
+    #[test]
+    fn what_a_collector_refuses_is_told() {
+        let partial = proto::ExportTracePartialSuccess { rejected_spans: 3, error_message: "full".to_owned() };
+        let answer = proto::ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec();
+        assert_eq!(refused(&answer), Some((3, "full".to_owned())));
+        assert_eq!((refused(b""), refused(b"{}")), (None, None));
+    }
+}

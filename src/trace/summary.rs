@@ -1,0 +1,190 @@
+//! Where the time of traced requests goes: percentiles of each stage for each model.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::read::Trace;
+use crate::traced::Activity;
+
+/// The stages, each from one activity to another, in the order in which they are shown.
+const STAGES: &[(&str, &[(Activity, Activity)])] = &[
+    ("request", &[(Activity::RequestStart, Activity::RequestEnd)]),
+    (
+        "receive",
+        &[(Activity::HttpRecvStart, Activity::HttpRecvEnd), (Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd)],
+    ),
+    ("queue", &[(Activity::QueueStart, Activity::ComputeStart)]),
+    ("compute input", &[(Activity::ComputeStart, Activity::ComputeInputEnd)]),
+    ("compute infer", &[(Activity::ComputeInputEnd, Activity::ComputeOutputStart)]),
+    ("compute output", &[(Activity::ComputeOutputStart, Activity::ComputeEnd)]),
+    ("send", &[(Activity::HttpSendStart, Activity::HttpSendEnd), (Activity::GrpcSendStart, Activity::GrpcSendEnd)]),
+];
+
+/// The times of one stage of one model, microseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    /// Its name.
+    pub stage: &'static str,
+    /// How many traces have it.
+    pub count: usize,
+    /// The mean.
+    pub mean_us: f64,
+    /// Half of the traces took no longer.
+    pub p50_us: f64,
+    /// Nine tenths did not.
+    pub p90_us: f64,
+    /// 95 of a hundred did not.
+    pub p95_us: f64,
+    /// 99 of a hundred did not.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+/// What the traces of one model say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Its name.
+    pub model: String,
+    /// Its version.
+    pub version: i64,
+    /// Traces, those of steps included.
+    pub traces: usize,
+    /// Traces that are steps of ensembles.
+    pub steps: usize,
+    /// Traces of requests that were not executed here: found in the response cache, or answered by steps.
+    pub not_executed: usize,
+    /// Traces that tell of a failure.
+    pub failed: usize,
+    /// Traces without an end: cut off, cancelled or lost.
+    pub unfinished: usize,
+    /// The stages that there are.
+    pub stages: Vec<Stage>,
+}
+
+/// What these traces say, by model.
+pub fn summarize<'a>(traces: impl Iterator<Item = &'a Trace>) -> Vec<Model> {
+    let mut models: BTreeMap<(&str, i64), Vec<&Trace>> = BTreeMap::new();
+    for trace in traces.filter(|trace| !trace.model.is_empty()) {
+        models.entry((&trace.model, trace.version)).or_default().push(trace);
+    }
+    models.into_iter().map(|((model, version), traces)| of_model(model, version, &traces)).collect()
+}
+
+fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
+    let count = |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
+    let ended = |trace: &Trace| trace.at(Activity::RequestEnd).is_some();
+    let stages = STAGES.iter().filter_map(|(name, bounds)| {
+        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| trace.between(*from, *to));
+        stage(name, traces.iter().filter_map(time).collect())
+    });
+    Model {
+        model: model.to_owned(),
+        version,
+        traces: traces.len(),
+        steps: count(&|trace| trace.parent != 0),
+        not_executed: count(&|trace| {
+            ended(trace) && trace.error.is_none() && trace.at(Activity::ComputeStart).is_none()
+        }),
+        failed: count(&|trace| trace.error.is_some()),
+        unfinished: count(&|trace| !trace.stamps.is_empty() && !ended(trace)),
+        stages: stages.collect(),
+    }
+}
+
+fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
+    times.sort_unstable();
+    let us = |ns: u64| ns as f64 / 1000.0;
+    // Nearest rank: of `n` times the first that `percent` of them do not exceed.
+    let percentile = |percent: usize| {
+        let rank = (times.len() * percent).div_ceil(100).max(1);
+        times.get(rank - 1).map_or(0.0, |ns| us(*ns))
+    };
+    let sum: u128 = times.iter().map(|ns| u128::from(*ns)).sum();
+    let max_us = us(*times.last()?);
+    Some(Stage {
+        stage,
+        count: times.len(),
+        mean_us: sum as f64 / times.len() as f64 / 1000.0,
+        p50_us: percentile(50),
+        p90_us: percentile(90),
+        p95_us: percentile(95),
+        p99_us: percentile(99),
+        max_us,
+    })
+}
+
+/// As a table for people.
+pub fn table(models: &[Model]) -> String {
+    let mut out = String::new();
+    for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models {
+        let _ = write!(out, "{model} version {version}: {traces} traces");
+        for (count, what) in [
+            (steps, "steps of ensembles"),
+            (not_executed, "not executed (cache or steps)"),
+            (failed, "failed"),
+            (unfinished, "unfinished"),
+        ] {
+            if *count > 0 {
+                let _ = write!(out, ", {count} {what}");
+            }
+        }
+        let heads = ["count", "mean us", "p50", "p90", "p95", "p99", "max"];
+        let _ = write!(out, "\n  {:<15}", "stage");
+        heads.iter().for_each(|head| {
+            let _ = write!(out, "{head:>12}");
+        });
+        out.push('\n');
+        for stage in stages {
+            let _ = write!(out, "  {:<15}{:>12}", stage.stage, stage.count);
+            for us in [stage.mean_us, stage.p50_us, stage.p90_us, stage.p95_us, stage.p99_us, stage.max_us] {
+                let _ = write!(out, "{us:>12.1}");
+            }
+            out.push('\n');
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// As JSON for programs.
+pub fn json(models: &[Model]) -> String {
+    // Numbers and texts are always JSON.
+    serde_json::to_string_pretty(&serde_json::json!({ "models": models })).unwrap_or_default() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(id: u64, model: &str, stamps: &[(Activity, u64)]) -> Trace {
+        Trace { id, model: model.to_owned(), version: 1, stamps: stamps.to_vec(), ..Trace::default() }
+    }
+
+    #[test]
+    fn stages_are_counted_where_they_are_and_ranked() {
+        use Activity::{ComputeStart, GrpcSendEnd, GrpcSendStart, QueueStart, RequestEnd, RequestStart};
+        let executed = |id: u64| {
+            let queue = [(QueueStart, 0), (ComputeStart, id * 1000)];
+            trace(id, "m", &[&queue[..], &[(RequestStart, 0), (RequestEnd, 500_000)]].concat())
+        };
+        let mut traces: Vec<Trace> = (1..=100).map(executed).collect();
+        traces.push(trace(101, "m", &[(RequestStart, 0), (RequestEnd, 1000), (GrpcSendStart, 5), (GrpcSendEnd, 2005)]));
+        traces.push(trace(102, "m", &[(RequestStart, 0)]));
+        traces.push(trace(103, "", &[]));
+        let models = summarize(traces.iter());
+        let [model] = &models[..] else { panic!("{models:?}") };
+        assert_eq!((model.traces, model.not_executed, model.unfinished, model.failed), (102, 1, 1, 0));
+        let stage = |name: &str| model.stages.iter().find(|stage| stage.stage == name);
+        let Some(queue) = stage("queue") else { panic!("{model:?}") };
+        let ranks = (queue.count, queue.p50_us, queue.p90_us, queue.p99_us, queue.max_us, queue.mean_us);
+        assert_eq!(ranks, (100, 50.0, 90.0, 99.0, 100.0, 50.5));
+        assert_eq!(stage("send").map(|send| (send.count, send.p50_us)), Some((1, 2.0)));
+        assert_eq!(stage("receive"), None);
+        let table = table(&models);
+        assert!(table.contains("m version 1: 102 traces, 1 not executed") && table.contains("queue"), "{table}");
+        assert!(json(&models).contains("\"p99_us\": 99.0"));
+    }
+}

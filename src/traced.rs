@@ -1,0 +1,440 @@
+//! What is collected of a request that was sampled for tracing: a handle that travels with the request, and with each step
+//! that it makes of an ensemble, and what all of them have collected when the last is gone.
+//!
+//! Which requests are sampled decides `pharos::trace`; who takes what was collected is a [`Sink`].
+
+pub mod text;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
+use crate::infer::InferOutput;
+use crate::tensor::Tensor;
+use crate::timeline::{ComputeStamps, Instant, Timeline};
+
+/// The most tensors and stamps that one request or step collects: a stream of responses may be endless.
+const MOST: usize = 10_000;
+
+/// The most bytes of tensors that one request collects with all its steps.
+const MOST_BYTES: usize = 64 << 20;
+
+macro_rules! activities {
+    ($($variant:ident = $name:literal;)*) => {
+        /// A point in a request's life that has a stamp, with Triton's name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Activity {
+            $(#[doc = concat!("`", $name, "`")] $variant,)*
+        }
+
+        impl Activity {
+            /// Its name in trace files and in events of spans.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The activity of this name.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+activities! {
+    HttpRecvStart = "HTTP_RECV_START";
+    HttpRecvEnd = "HTTP_RECV_END";
+    GrpcWaitReadStart = "GRPC_WAITREAD_START";
+    GrpcWaitReadEnd = "GRPC_WAITREAD_END";
+    RequestStart = "REQUEST_START";
+    QueueStart = "QUEUE_START";
+    ComputeStart = "COMPUTE_START";
+    ComputeInputEnd = "COMPUTE_INPUT_END";
+    ComputeOutputStart = "COMPUTE_OUTPUT_START";
+    ComputeEnd = "COMPUTE_END";
+    RequestEnd = "REQUEST_END";
+    ResponseComplete = "INFER_RESPONSE_COMPLETE";
+    HttpSendStart = "HTTP_SEND_START";
+    HttpSendEnd = "HTTP_SEND_END";
+    GrpcSendStart = "GRPC_SEND_START";
+    GrpcSendEnd = "GRPC_SEND_END";
+}
+
+/// When a tensor was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorActivity {
+    /// An input, as the request entered the queue.
+    QueueInput,
+    /// An output, as the backend gave it.
+    BackendOutput,
+}
+
+impl TensorActivity {
+    /// Its name in trace files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::QueueInput => "TENSOR_QUEUE_INPUT",
+            Self::BackendOutput => "TENSOR_BACKEND_OUTPUT",
+        }
+    }
+}
+
+/// What is collected; neither of the two means that tracing is off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Levels {
+    /// Stamps.
+    pub timestamps: bool,
+    /// Tensors with their contents.
+    pub tensors: bool,
+}
+
+impl Levels {
+    /// Whether nothing is collected.
+    pub fn is_off(self) -> bool {
+        !self.timestamps && !self.tensors
+    }
+}
+
+/// Where a trace belongs among those of other services (W3C Trace Context).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The trace: the caller's, or a new one.
+    pub trace: TraceId,
+    /// The span of the request as a whole.
+    pub span: SpanId,
+    /// The caller's span, if it named one.
+    pub parent: Option<SpanId>,
+    /// The caller's `tracestate`.
+    pub state: String,
+}
+
+/// How a request was sampled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Which settings sampled it: another number after each change.
+    pub generation: u64,
+    /// What is collected.
+    pub levels: Levels,
+    /// Traces in one file; 0 for all in one.
+    pub log_frequency: u32,
+    /// Only so many traces are sampled in all.
+    pub limited: bool,
+}
+
+/// A tensor that was seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// When.
+    pub activity: TensorActivity,
+    /// The input's or output's name.
+    pub name: String,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+/// What was collected of the request as a whole, or of one step of it.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Its number, unique for the life of the process.
+    pub id: u64,
+    /// The number of the part that it is a step of; 0 for the request as a whole.
+    pub parent: u64,
+    /// The model that executes it; `None` before that has begun.
+    pub model: Option<ModelVersion>,
+    /// The request's id, if the client gave one.
+    pub request_id: String,
+    /// The instance that executed it.
+    pub instance: Option<InstanceId>,
+    /// In the order in which they were reported.
+    pub stamps: Vec<(Activity, Instant)>,
+    /// Tensors.
+    pub tensors: Vec<Seen>,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+}
+
+/// All that was collected of one request.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// How it was sampled.
+    pub sample: Sample,
+    /// For traces that go to a collector.
+    pub context: Option<Context>,
+    /// The request as a whole first, then its steps in the order in which they began.
+    pub parts: Vec<Part>,
+    /// When the last who could add to it was gone; zero if nobody knows.
+    pub ended: Instant,
+}
+
+impl Finished {
+    /// Bytes that its tensors take.
+    pub fn tensor_bytes(&self) -> usize {
+        let tensors = self.parts.iter().flat_map(|part| &part.tensors);
+        tensors.map(|seen| seen.tensor.data.bytes_here()).sum()
+    }
+}
+
+/// Takes what was collected.
+pub trait Sink: Send + Sync {
+    /// A trace is complete. Called on the threads that answer requests: it must not wait.
+    fn finished(&self, trace: Finished);
+
+    /// The number of the next part.
+    fn next_id(&self) -> u64;
+}
+
+/// Numbers of parts, from 1 on.
+#[derive(Debug, Default)]
+pub struct PartIds(AtomicU64);
+
+impl PartIds {
+    /// The next number.
+    pub fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+struct Collected {
+    parts: BTreeMap<u64, Part>,
+    bytes: usize,
+    latest: Instant,
+}
+
+struct Shared {
+    sample: Sample,
+    context: Option<Context>,
+    sink: Arc<dyn Sink>,
+    // Held to add a few values.
+    collected: Mutex<Collected>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Collected> {
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let collected = self.collected.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
+        // A request that was refused before any model had it leaves no trace, as in Triton.
+        if parts.first().is_some_and(|root| root.model.is_some()) {
+            let (sample, context) = (self.sample.clone(), self.context.take());
+            self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
+        }
+    }
+}
+
+/// A request, or a step of one, whose course is collected.
+#[derive(Clone)]
+pub struct Traced {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl fmt::Debug for Traced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "trace {}", self.id)
+    }
+}
+
+impl Traced {
+    /// A request that was sampled. What was collected goes to `sink` when the last clone and the last step are gone.
+    pub fn new(sample: Sample, context: Option<Context>, sink: Arc<dyn Sink>) -> Self {
+        let id = sink.next_id();
+        let parts = BTreeMap::from([(id, Part { id, ..Part::default() })]);
+        let collected = Mutex::new(Collected { parts, bytes: 0, latest: Instant(0) });
+        Self { shared: Arc::new(Shared { sample, context, sink, collected }), id }
+    }
+
+    /// A step of it.
+    #[must_use]
+    pub fn step(&self) -> Self {
+        let id = self.shared.sink.next_id();
+        let part = Part { id, parent: self.id, ..Part::default() };
+        self.shared.lock().parts.insert(id, part);
+        Self { shared: self.shared.clone(), id }
+    }
+
+    /// What names the request's span to others (`traceparent`), if the trace goes to a collector.
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.shared.context.as_ref().map(|context| Traceparent { trace: context.trace, span: context.span })
+    }
+
+    /// Something happened.
+    pub fn stamp(&self, activity: Activity, at: Instant) {
+        self.stamps(&[(activity, at)]);
+    }
+
+    /// The model has begun with it: who it is, and the first stamps of its timeline.
+    pub fn begin(&self, model: &ModelVersion, request_id: &str, timeline: &Timeline) {
+        self.add(|part| {
+            part.model = Some(model.clone());
+            request_id.clone_into(&mut part.request_id);
+        });
+        self.stamps(&[(Activity::RequestStart, timeline.request_start), (Activity::QueueStart, timeline.queue_start)]);
+    }
+
+    /// An instance has executed it.
+    pub fn executed_by(&self, instance: InstanceId) {
+        self.add(|part| part.instance = Some(instance));
+    }
+
+    /// It was executed and is over.
+    pub fn executed(&self, timeline: &Timeline) {
+        self.computed(&timeline.compute);
+        self.stamp(Activity::RequestEnd, timeline.request_end);
+    }
+
+    /// It was executed and has entered the queue again.
+    pub fn executed_again(&self, compute: &ComputeStamps, queue_start: Instant) {
+        self.computed(compute);
+        self.stamp(Activity::QueueStart, queue_start);
+    }
+
+    fn computed(&self, compute: &ComputeStamps) {
+        self.stamps(&[
+            (Activity::ComputeStart, compute.start),
+            (Activity::ComputeInputEnd, compute.input_end),
+            (Activity::ComputeOutputStart, compute.output_start),
+            (Activity::ComputeEnd, compute.end),
+        ]);
+    }
+
+    /// It is over without having been executed itself: answered by the cache or by steps.
+    pub fn ended(&self, at: Instant) {
+        self.stamps(&[(Activity::RequestEnd, at)]);
+    }
+
+    /// It has failed for this reason.
+    pub fn failed(&self, reason: &str) {
+        self.add(|part| part.failure = Some(reason.to_owned()));
+    }
+
+    /// Whether tensors are collected.
+    pub fn wants_tensors(&self) -> bool {
+        self.shared.sample.levels.tensors
+    }
+
+    /// Tensors were seen. Beyond a bound they are left out.
+    pub fn tensors<'a>(&self, activity: TensorActivity, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) {
+        if !self.wants_tensors() {
+            return;
+        }
+        let mut collected = self.shared.lock();
+        let collected = &mut *collected;
+        let Some(part) = collected.parts.get_mut(&self.id) else { return };
+        for (name, tensor) in tensors {
+            let bytes = tensor.data.bytes_here();
+            if part.tensors.len() < MOST && collected.bytes + bytes <= MOST_BYTES {
+                collected.bytes += bytes;
+                part.tensors.push(Seen { activity, name: name.to_owned(), tensor: tensor.clone() });
+            }
+        }
+    }
+
+    /// Outputs that a backend gave. They are copied: they may lie in memory that a worker waits for.
+    pub fn outputs(&self, outputs: &[InferOutput]) {
+        if self.wants_tensors() {
+            let copy = |output: &InferOutput| {
+                let data = output.tensor.data.as_slice().into_owned().into();
+                (output.name.clone(), Tensor { data, ..output.tensor.clone() })
+            };
+            let copies: Vec<_> = outputs.iter().map(copy).collect();
+            self.tensors(TensorActivity::BackendOutput, copies.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+        }
+    }
+
+    fn stamps(&self, stamps: &[(Activity, Instant)]) {
+        let mut collected = self.shared.lock();
+        for (_, at) in stamps {
+            collected.latest = collected.latest.max(*at);
+        }
+        if !self.shared.sample.levels.timestamps {
+            return;
+        }
+        if let Some(part) = collected.parts.get_mut(&self.id).filter(|part| part.stamps.len() < MOST) {
+            part.stamps.extend_from_slice(stamps);
+        }
+    }
+
+    fn add(&self, change: impl FnOnce(&mut Part)) {
+        if let Some(part) = self.shared.lock().parts.get_mut(&self.id) {
+            change(part);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::tensor::DataType;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Kept {
+        ids: PartIds,
+        traces: Mutex<Vec<Finished>>,
+    }
+
+    impl Sink for Kept {
+        fn finished(&self, trace: Finished) {
+            self.traces.lock().unwrap().push(trace);
+        }
+
+        fn next_id(&self) -> u64 {
+            self.ids.next()
+        }
+    }
+
+    fn sample(timestamps: bool, tensors: bool) -> Sample {
+        Sample { generation: 1, levels: Levels { timestamps, tensors }, log_frequency: 0, limited: false }
+    }
+
+    #[test]
+    fn what_steps_collect_comes_with_the_request_when_the_last_is_gone() {
+        let kept = Arc::new(Kept::default());
+        let root = Traced::new(sample(true, false), None, kept.clone());
+        root.stamp(Activity::HttpRecvStart, Instant(1));
+        root.begin(&ModelVersion::new("e", 1), "id", &Timeline::default());
+        let step = root.step();
+        step.begin(&ModelVersion::new("m", 2), "id", &Timeline::default());
+        step.executed(&Timeline { request_end: Instant(9), ..Timeline::default() });
+        drop(root);
+        assert!(kept.traces.lock().unwrap().is_empty());
+        drop(step);
+        let traces = kept.traces.lock().unwrap();
+        let [Finished { parts, ended: Instant(9), .. }] = &traces[..] else { panic!("{traces:?}") };
+        let names: Vec<_> = parts.iter().map(|part| (part.id, part.parent, part.stamps.len())).collect();
+        assert_eq!(names, [(1, 0, 3), (2, 1, 7)]);
+    }
+
+    #[test]
+    fn a_request_that_no_model_had_leaves_nothing() {
+        let kept = Arc::new(Kept::default());
+        Traced::new(sample(true, true), None, kept.clone()).stamp(Activity::HttpRecvStart, Instant(1));
+        assert!(kept.traces.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn levels_choose_and_tensors_are_bounded() {
+        let kept = Arc::new(Kept::default());
+        let tensor =
+            |len: usize| Tensor { datatype: DataType::Uint8, shape: vec![len as i64], data: vec![0; len].into() };
+        let (small, large) = (tensor(3), tensor(MOST_BYTES));
+        for levels in [(true, false), (false, true)] {
+            let traced = Traced::new(sample(levels.0, levels.1), None, kept.clone());
+            traced.begin(&ModelVersion::new("m", 1), "", &Timeline::default());
+            let all = [("a", &small), ("b", &large), ("c", &small)];
+            traced.tensors(TensorActivity::QueueInput, all.into_iter());
+        }
+        let traces = kept.traces.lock().unwrap();
+        let counts: Vec<_> = traces.iter().map(|t| (t.parts[0].stamps.len(), t.parts[0].tensors.len())).collect();
+        assert_eq!(counts, [(2, 0), (0, 2)]);
+        assert_eq!(traces[1].tensor_bytes(), 6);
+    }
+}

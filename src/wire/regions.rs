@@ -1,0 +1,163 @@
+//! How memory of clients is made known to a worker: packets over a socket of their own, before the first frame that uses it.
+//!
+//! A packet holds up to [`MOST`] descriptions. Those of system memory come with a descriptor each, in their order.
+
+use super::codec::{DecodeError, Result, Wire, take, whole};
+use crate::region::{CUDA_HANDLE, MAX_NAME};
+
+/// The most regions in a packet. Each may come with a descriptor, of which the kernel passes on at most 253 at a time.
+pub const MOST: usize = 32;
+
+/// The most bytes of a packet.
+pub const MAX_PACKET: usize = MOST * (MAX_NAME + 256);
+
+/// A region, as a worker is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// Its number, which is never 0.
+    pub id: u64,
+    /// Its name, for messages.
+    pub name: String,
+    /// Bytes.
+    pub byte_size: u64,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a region is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the file whose descriptor comes with the packet.
+    System {
+        /// Where it begins there, bytes.
+        offset: u64,
+    },
+    /// On a CUDA device.
+    Cuda {
+        /// The device's number.
+        device: u32,
+        /// The handle by which it is opened.
+        handle: Box<[u8; CUDA_HANDLE]>,
+    },
+}
+
+impl Wire for Announced {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.id.put(out);
+        self.name.put(out);
+        self.byte_size.put(out);
+        match &self.place {
+            Place::System { offset } => {
+                out.push(0);
+                offset.put(out);
+            }
+            Place::Cuda { device, handle } => {
+                out.push(1);
+                device.put(out);
+                out.extend_from_slice(&**handle);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        let (id, name, byte_size) = (Wire::get(input)?, Wire::get(input)?, Wire::get(input)?);
+        let place = match u8::get(input)? {
+            0 => Place::System { offset: Wire::get(input)? },
+            1 => {
+                let device = Wire::get(input)?;
+                let handle = take(input, CUDA_HANDLE)?.try_into().map_err(|_| DecodeError::new("handle", 0))?;
+                Place::Cuda { device, handle: Box::new(handle) }
+            }
+            other => return Err(DecodeError::new("kind of region", other.into())),
+        };
+        Ok(Self { id, name, byte_size, place })
+    }
+}
+
+/// A packet.
+pub fn encode(regions: &[Announced]) -> Vec<u8> {
+    let mut out = Vec::new();
+    u32::try_from(regions.len()).unwrap_or(u32::MAX).put(&mut out);
+    regions.iter().for_each(|region| region.put(&mut out));
+    out
+}
+
+/// Reads a packet.
+///
+/// # Errors
+/// Anything that is not exactly one.
+pub fn decode(packet: &[u8]) -> Result<Vec<Announced>> {
+    whole(packet, Wire::get)
+}
+
+/// The worker's argument that has it look at CUDA memory and end; the device's number follows, the handle is read from
+/// standard input.
+pub const PROBE: &str = "--look-at-cuda-memory";
+
+/// What such a process prints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probed {
+    /// The handle opens so many bytes.
+    Bytes(u64),
+    /// There is no GPU, or no driver.
+    NoGpu(String),
+    /// The driver does not open it.
+    Refused(String),
+}
+
+impl Probed {
+    /// As a line.
+    pub fn line(&self) -> String {
+        match self {
+            Self::Bytes(bytes) => format!("bytes {bytes}"),
+            Self::NoGpu(why) => format!("none {}", why.replace('\n', " ")),
+            Self::Refused(why) => format!("refused {}", why.replace('\n', " ")),
+        }
+    }
+
+    /// The last line of a text, if it is one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (word, rest) = text.trim_end().lines().last()?.split_once(' ')?;
+        match word {
+            "bytes" => rest.parse().ok().map(Self::Bytes),
+            "none" => Some(Self::NoGpu(rest.to_owned())),
+            "refused" => Some(Self::Refused(rest.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_probe_prints_is_read() {
+        let all = [Probed::Bytes(7), Probed::NoGpu("no driver".into()), Probed::Refused("invalid\nhandle".into())];
+        for probed in all {
+            let read = Probed::parse(&format!("a library talks\n{}\n", probed.line()));
+            assert_eq!(read.map(|read| read.line()), Some(probed.line()));
+        }
+        for nothing in ["", "bytes", "bytes x", "what now"] {
+            assert_eq!(Probed::parse(nothing), None);
+        }
+    }
+
+    #[test]
+    fn packets_come_back() {
+        let region = |id, place| Announced { id, name: "n".into(), byte_size: 7, place };
+        let all = vec![
+            region(1, Place::System { offset: 4096 }),
+            region(u64::MAX, Place::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) }),
+        ];
+        let packet = encode(&all);
+        assert_eq!(decode(&packet).unwrap(), all);
+        for cut in 0..packet.len() {
+            assert!(decode(&packet[..cut]).is_err(), "{cut}");
+        }
+        let name = "n".repeat(MAX_NAME);
+        let place = Place::Cuda { device: 0, handle: Box::new([0; CUDA_HANDLE]) };
+        let largest = Announced { id: 1, name, byte_size: 1, place };
+        assert!(encode(&vec![largest; MOST]).len() <= MAX_PACKET);
+    }
+}

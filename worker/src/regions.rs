@@ -1,0 +1,214 @@
+//! Memory of clients: received from the frontend, mapped when a batch uses it for the first time, kept while it is
+//! registered.
+//!
+//! Nothing in it is trusted. The client may write to it at any moment, so that nothing is read twice to decide something;
+//! it may cut its object off, which is found out before a batch, by the fault while it is executed, or after it, and is
+//! told to the requests that used it.
+
+mod cuda;
+#[allow(unsafe_code)]
+mod fault;
+#[allow(unsafe_code)]
+mod mapping;
+mod packet;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::wire::regions::{Announced, Place};
+
+use cuda::{Driver, Failure};
+use mapping::Mapping;
+
+pub(crate) use cuda::probe;
+
+/// All regions that this worker knows.
+pub(crate) struct Regions {
+    socket: OwnedFd,
+    known: HashMap<u64, Known>,
+    cuda: Box<dyn Driver>,
+}
+
+/// A region.
+struct Known {
+    region: Announced,
+    /// The object of system memory.
+    file: Option<OwnedFd>,
+    memory: Option<Memory>,
+}
+
+/// Where this process reaches a region.
+enum Memory {
+    System(Mapping),
+    /// An address of the device.
+    Cuda(u64),
+}
+
+impl Regions {
+    /// None yet; they come over this socket.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, known: HashMap::new(), cuda: Box::new(cuda::Cudarc::default()) }
+    }
+
+    /// Makes a region ready for use.
+    ///
+    /// # Errors
+    /// It cannot be reached, or is no longer as large as it was registered.
+    pub(crate) fn open(&mut self, id: u64) -> Result<(), InferError> {
+        if !self.known.contains_key(&id) {
+            self.receive().map_err(|error| lost(format!("shared memory regions cannot be received: {error}")))?;
+        }
+        let known = self.known.get_mut(&id).ok_or_else(|| lost(format!("there is no shared memory region {id}")))?;
+        known.check_size()?;
+        if known.memory.as_ref().is_some_and(|memory| matches!(memory, Memory::System(mapping) if mapping.is_cut_off()))
+        {
+            known.memory = None;
+        }
+        if known.memory.is_none() {
+            known.memory = Some(known.map(&*self.cuda)?);
+        }
+        Ok(())
+    }
+
+    /// Unmaps regions that are over.
+    pub(crate) fn forget(&mut self, ids: &[u64]) {
+        // Those that have not been read yet too.
+        let _ = self.receive();
+        for id in ids {
+            if let Some(Known { region, memory: Some(Memory::Cuda(address)), .. }) = self.known.remove(id)
+                && let Place::Cuda { device, .. } = region.place
+            {
+                self.cuda.close(device, address);
+            }
+        }
+    }
+
+    /// Bytes of system memory where they are; `None` for what has to be copied.
+    pub(crate) fn in_place(&self, id: u64, offset: u64, len: u64) -> Option<&[u8]> {
+        self.mapping(id)?.bytes(offset, len)
+    }
+
+    /// As [`Regions::in_place`], to be written. Ranges of one region that are lent out together must be apart.
+    pub(crate) fn in_place_mut(&self, id: u64, offset: u64, len: u64) -> Option<&mut [u8]> {
+        self.mapping(id)?.bytes_mut(offset, len)
+    }
+
+    fn mapping(&self, id: u64) -> Option<&Mapping> {
+        match self.known.get(&id)?.memory.as_ref()? {
+            Memory::System(mapping) => Some(mapping),
+            Memory::Cuda(_) => None,
+        }
+    }
+
+    /// Copies from a region that is open.
+    ///
+    /// # Errors
+    /// The range is not in it, or the driver cannot copy.
+    pub(crate) fn read(&self, id: u64, offset: u64, into: &mut [u8]) -> Result<(), InferError> {
+        let known = self.known.get(&id).ok_or_else(|| outside(id))?;
+        known.check_range(offset, into.len() as u64)?;
+        match (&known.memory, &known.region.place) {
+            (Some(Memory::System(mapping)), _) if mapping.copy_out(offset, into) => Ok(()),
+            (Some(Memory::Cuda(address)), Place::Cuda { device, .. }) => {
+                self.cuda.read(*device, address + offset, into).map_err(|why| known.failed(&why))
+            }
+            _ => Err(outside(id)),
+        }
+    }
+
+    /// Copies into a region that is open.
+    ///
+    /// # Errors
+    /// As [`Regions::read`].
+    pub(crate) fn write(&self, id: u64, offset: u64, from: &[u8]) -> Result<(), InferError> {
+        let known = self.known.get(&id).ok_or_else(|| outside(id))?;
+        known.check_range(offset, from.len() as u64)?;
+        match (&known.memory, &known.region.place) {
+            (Some(Memory::System(mapping)), _) if mapping.copy_in(offset, from) => Ok(()),
+            (Some(Memory::Cuda(address)), Place::Cuda { device, .. }) => {
+                self.cuda.write(*device, address + offset, from).map_err(|why| known.failed(&why))
+            }
+            _ => Err(outside(id)),
+        }
+    }
+
+    /// Whether a region that was used was there all the time.
+    ///
+    /// # Errors
+    /// It was cut off meanwhile: what was read of it were zeros, and what was written is nowhere.
+    pub(crate) fn check(&self, id: u64) -> Result<(), InferError> {
+        let Some(known) = self.known.get(&id) else { return Err(outside(id)) };
+        match &known.memory {
+            Some(Memory::System(mapping)) if mapping.is_cut_off() => Err(known.cut_off("less")),
+            _ => known.check_size(),
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        while let Some(regions) = packet::receive(&self.socket)? {
+            self.known
+                .extend(regions.into_iter().map(|(region, file)| (region.id, Known { region, file, memory: None })));
+        }
+        Ok(())
+    }
+}
+
+impl Known {
+    /// Whether the object is as large as it was registered.
+    fn check_size(&self) -> Result<(), InferError> {
+        let (Some(file), Place::System { offset }) = (&self.file, &self.region.place) else { return Ok(()) };
+        let size = rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        if offset.checked_add(self.region.byte_size).is_some_and(|end| end <= size) {
+            return Ok(());
+        }
+        Err(self.cut_off(&size.saturating_sub(*offset).to_string()))
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), InferError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.region.byte_size);
+        if inside { Ok(()) } else { Err(outside(self.region.id)) }
+    }
+
+    fn map(&self, cuda: &dyn Driver) -> Result<Memory, InferError> {
+        match (&self.region.place, &self.file) {
+            (Place::System { offset }, Some(file)) => {
+                let mapping = Mapping::new(file, *offset, self.region.byte_size);
+                mapping.map(Memory::System).map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
+            }
+            (Place::System { .. }, None) => Err(self.failed("the worker has no descriptor for it")),
+            (Place::Cuda { device, handle }, _) => match cuda.open(*device, handle) {
+                Ok((address, size)) if size >= self.region.byte_size => Ok(Memory::Cuda(address)),
+                Ok((address, size)) => {
+                    cuda.close(*device, address);
+                    Err(self.cut_off(&size.to_string()))
+                }
+                Err(Failure::NoGpu(why) | Failure::Refused(why)) => Err(self.failed(&why)),
+            },
+        }
+    }
+
+    fn cut_off(&self, now: &str) -> InferError {
+        let Announced { name, byte_size, .. } = &self.region;
+        let text =
+            format!("shared memory region '{name}' was registered with {byte_size} bytes, of which {now} are left");
+        InferError::new(ErrorCode::InvalidArg, Reason::SharedMemory, text)
+    }
+
+    fn failed(&self, why: &str) -> InferError {
+        lost(format!("shared memory region '{}' cannot be used: {why}", self.region.name))
+    }
+}
+
+/// An error that is not the client's fault, or not for sure.
+fn lost(text: String) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::SharedMemory, text)
+}
+
+fn outside(id: u64) -> InferError {
+    lost(format!("a range is not in shared memory region {id}"))
+}

@@ -1,0 +1,142 @@
+//! What happens when a client cuts off memory that is being read or written here: the kernel sends SIGBUS, whose handler
+//! puts zeros under the fault and remembers that it did. Faults anywhere else end the process as ever.
+//!
+//! Contract of the handler: it only reads and writes atomics, and makes two system calls (`mmap` over pages that a
+//! [`Guard`] says are a client's mapping, `sigaction` to give a foreign fault back to whom it belonged); it allocates
+//! nothing and takes no lock. Entries of the list are never freed, only used again, so that it can be walked at any moment.
+//! It replaces pages only within a range that is being watched, and who watches one unmaps it after ending the watch.
+
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, SIGBUS};
+
+/// A range of addresses.
+struct Entry {
+    /// 0 while nobody watches it.
+    start: AtomicUsize,
+    len: AtomicUsize,
+    taken: AtomicBool,
+    cut_off: AtomicBool,
+    next: *const Entry,
+}
+
+// A signal handler has nothing but statics.
+static FIRST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+/// What was done at SIGBUS before: Rust's own handler, which ends the process.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static PAGE: AtomicUsize = AtomicUsize::new(0);
+static INSTALL: Once = Once::new();
+
+/// A range that is watched.
+pub(super) struct Guard(&'static Entry);
+
+impl Guard {
+    /// Whether there was a fault in it.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.0.cut_off.load(Ordering::Acquire)
+    }
+
+    /// Ends the watch.
+    pub(super) fn release(&self) {
+        self.0.start.store(0, Ordering::Release);
+        self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+/// Watches whole pages of a mapping.
+pub(super) fn watch(start: usize, len: usize) -> Guard {
+    INSTALL.call_once(install);
+    let entry = free().unwrap_or_else(add);
+    entry.cut_off.store(false, Ordering::Relaxed);
+    entry.len.store(len, Ordering::Relaxed);
+    entry.start.store(start, Ordering::Release);
+    Guard(entry)
+}
+
+/// An entry that nobody uses, which is the caller's now.
+fn free() -> Option<&'static Entry> {
+    let mut entries = entries();
+    entries.find(|entry| entry.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok())
+}
+
+/// A new entry, the caller's.
+fn add() -> &'static Entry {
+    let entry: &'static mut Entry = Box::leak(Box::new(Entry {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        taken: AtomicBool::new(true),
+        cut_off: AtomicBool::new(false),
+        next: ptr::null(),
+    }));
+    let mut first = FIRST.load(Ordering::Acquire);
+    let this: *mut Entry = entry;
+    loop {
+        // SAFETY: nobody else knows it until the exchange succeeds, which this loop waits for.
+        unsafe { (*this).next = first };
+        match FIRST.compare_exchange_weak(first, this, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: leaked above, and from now on only read but for its atomics.
+            Ok(_) => return unsafe { &*this },
+            Err(other) => first = other,
+        }
+    }
+}
+
+fn entries() -> impl Iterator<Item = &'static Entry> {
+    let mut next: *const Entry = FIRST.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: entries are leaked, and their link does not change once they are in the list.
+        let entry = unsafe { next.as_ref() }?;
+        next = entry.next;
+        Some(entry)
+    })
+}
+
+fn install() {
+    PAGE.store(rustix::param::page_size(), Ordering::Relaxed);
+    // SAFETY: all bytes zero is a valid `sigaction`: no flags, an empty mask, the default action.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_fault;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    let before = Box::leak(Box::new(action));
+    // SAFETY: both are valid, and the handler keeps the contract above. It is installed before the first range is watched.
+    let installed = unsafe { libc::sigaction(SIGBUS, ptr::null(), before) } == 0;
+    BEFORE.store(before, Ordering::Release);
+    if installed {
+        // SAFETY: as above.
+        unsafe { libc::sigaction(SIGBUS, &action, ptr::null_mut()) };
+    }
+}
+
+extern "C" fn on_fault(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid `info` to a handler with SA_SIGINFO, whose address field is set for SIGBUS.
+    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    if code == libc::BUS_ADRERR && replace(address) {
+        return;
+    }
+    // Not ours: what was there before gets the fault, which comes again at once.
+    // SAFETY: `BEFORE` was filled by `install`, which ran before this handler could.
+    unsafe { libc::sigaction(SIGBUS, BEFORE.load(Ordering::Acquire), ptr::null_mut()) };
+}
+
+/// Puts zeros under an address and all that follows it in its range; whether it is in one.
+fn replace(address: usize) -> bool {
+    let page = PAGE.load(Ordering::Relaxed).max(1);
+    for entry in entries() {
+        let start = entry.start.load(Ordering::Acquire);
+        let end = start.saturating_add(entry.len.load(Ordering::Relaxed));
+        if start == 0 || !(start..end).contains(&address) {
+            continue;
+        }
+        entry.cut_off.store(true, Ordering::Release);
+        let from = address / page * page;
+        let (access, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE);
+        // SAFETY: the pages belong to a mapping that is watched, so nobody else has them; to those who look at them this
+        // is a write by the client.
+        let mapped = unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };
+        return mapped != MAP_FAILED;
+    }
+    false
+}

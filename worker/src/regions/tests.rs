@@ -1,0 +1,234 @@
+//! Regions against real objects, as a client may treat them, and CUDA regions over a made-up driver.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use pharos::region::CUDA_HANDLE;
+use pharos::wire::regions::encode;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+
+use super::cuda::fake::Fake;
+use super::*;
+
+const PAGE: u64 = 4096;
+
+/// The regions of a worker, and the frontend's end of their socket.
+struct World {
+    regions: Regions,
+    frontend: OwnedFd,
+}
+
+fn world() -> World {
+    let (frontend, worker) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+    World { regions: Regions::new(worker), frontend }
+}
+
+impl World {
+    fn send(&self, regions: &[Announced], files: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+        }
+        let packet = encode(regions);
+        sendmsg(&self.frontend, &[IoSlice::new(&packet)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    /// An object of `len` bytes under the number `id`, which begins at `offset` in it.
+    fn system(&self, id: u64, offset: u64, len: u64) -> OwnedFd {
+        let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, offset + len).unwrap();
+        let region = Announced { id, name: format!("r{id}"), byte_size: len, place: Place::System { offset } };
+        self.send(&[region], &[file.as_fd()]);
+        file
+    }
+}
+
+fn write(file: &OwnedFd, offset: u64, bytes: &[u8]) {
+    assert_eq!(rustix::io::pwrite(file, bytes, offset).unwrap(), bytes.len());
+}
+
+fn text<T>(result: Result<T, InferError>) -> String {
+    let error = result.err().unwrap();
+    assert_eq!(error.reason, Reason::SharedMemory);
+    error.message
+}
+
+#[test]
+fn what_a_client_writes_is_there_and_what_is_written_the_client_sees() {
+    let mut world = world();
+    // Not at the beginning of a page.
+    let file = world.system(1, 100, 3 * PAGE);
+    write(&file, 100, b"begin");
+    write(&file, 100 + 3 * PAGE - 3, b"end");
+    world.regions.open(1).unwrap();
+    let regions = &world.regions;
+    assert_eq!(regions.in_place(1, 0, 5), Some(&b"begin"[..]));
+    let mut end = [0; 3];
+    regions.read(1, 3 * PAGE - 3, &mut end).unwrap();
+    assert_eq!(&end, b"end");
+    regions.in_place_mut(1, 5, 2).unwrap().copy_from_slice(b"ab");
+    regions.write(1, 7, b"cd").unwrap();
+    let mut seen = [0; 9];
+    assert_eq!(rustix::io::pread(&file, &mut seen, 100).unwrap(), 9);
+    assert_eq!(&seen, b"beginabcd");
+    regions.check(1).unwrap();
+    // Nothing reaches past the end, nor into what is not there.
+    assert!(regions.in_place(1, 3 * PAGE - 3, 4).is_none() && regions.in_place(1, u64::MAX, 2).is_none());
+    assert!(regions.in_place(2, 0, 1).is_none());
+    assert!(text(regions.read(1, 3 * PAGE, &mut [0])).contains("not in shared memory region 1"));
+    assert!(text(regions.write(1, u64::MAX, &[0])).contains("not in shared memory region 1"));
+    assert!(text(world.regions.open(2)).contains("there is no shared memory region 2"));
+}
+
+#[test]
+fn one_that_is_too_small_before_is_refused_and_works_again_when_it_has_grown() {
+    let mut world = world();
+    let file = world.system(1, PAGE, PAGE);
+    ftruncate(&file, PAGE + 10).unwrap();
+    let expected = "shared memory region 'r1' was registered with 4096 bytes, of which 10 are left";
+    assert_eq!(text(world.regions.open(1)), expected);
+    ftruncate(&file, 0).unwrap();
+    assert!(text(world.regions.open(1)).ends_with("of which 0 are left"));
+    ftruncate(&file, 2 * PAGE).unwrap();
+    world.regions.open(1).unwrap();
+    assert_eq!(world.regions.in_place(1, PAGE - 1, 1), Some(&[0][..]));
+}
+
+#[test]
+fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
+    let mut world = world();
+    let (file, other) = (world.system(1, 0, 64 * PAGE), world.system(2, 0, PAGE));
+    write(&file, 0, &[7; 8]);
+    write(&file, 40 * PAGE, &[7; 8]);
+    write(&other, 0, &[8; 8]);
+    world.regions.open(1).unwrap();
+    world.regions.open(2).unwrap();
+    let regions = &world.regions;
+    let (start, late) = (regions.in_place(1, 0, 8).unwrap(), regions.in_place(1, 40 * PAGE, 8).unwrap());
+    assert_eq!((start, late), (&[7; 8][..], &[7; 8][..]));
+    ftruncate(&file, PAGE).unwrap();
+    // Reading and writing where nothing is any more, from several threads at once.
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let mapping = regions.in_place_mut(1, (1 + thread) * 8 * PAGE, 4 * PAGE).unwrap();
+            scope.spawn(move || {
+                assert!(mapping.iter().all(|byte| *byte == 0));
+                mapping.fill(1);
+            });
+        }
+    });
+    assert_eq!(start, [7; 8]);
+    let mut copy = [9; 8];
+    regions.read(1, 63 * PAGE, &mut copy).unwrap();
+    assert_eq!(copy, [0; 8]);
+    assert!(text(regions.check(1)).starts_with("shared memory region 'r1' was registered with 262144 bytes"));
+    // The other one is none the worse, and the first is itself again once it is whole.
+    regions.check(2).unwrap();
+    assert_eq!(regions.in_place(2, 0, 8), Some(&[8; 8][..]));
+    assert!(world.regions.open(1).is_err());
+    ftruncate(&file, 64 * PAGE).unwrap();
+    // Whole again, but not while it was used: still to be told.
+    world.regions.check(1).unwrap_err();
+    world.regions.open(1).unwrap();
+    world.regions.check(1).unwrap();
+    write(&file, 40 * PAGE, &[6; 8]);
+    assert_eq!(world.regions.in_place(1, 40 * PAGE, 8), Some(&[6; 8][..]));
+}
+
+#[test]
+fn a_fault_elsewhere_ends_the_process_as_ever() {
+    const CHILD: &str = "PHAROS_TEST_FOREIGN_FAULT";
+    if std::env::var_os(CHILD).is_some() {
+        let mut world = world();
+        let file = world.system(1, 0, PAGE);
+        world.regions.open(1).unwrap();
+        let foreign = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&foreign, PAGE).unwrap();
+        let mapping = Mapping::new(&foreign, 0, PAGE).unwrap();
+        mapping.forget_watch();
+        ftruncate(&foreign, 0).unwrap();
+        drop(file);
+        let _ = std::hint::black_box(mapping.bytes(0, 8).map(|bytes| bytes.iter().map(|b| u64::from(*b)).sum::<u64>()));
+        std::process::exit(0);
+    }
+    let this = std::env::current_exe().unwrap();
+    let test = "regions::tests::a_fault_elsewhere_ends_the_process_as_ever";
+    let output = std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+}
+
+#[test]
+fn many_come_and_go() {
+    let mut world = world();
+    for round in 0..50u64 {
+        let ids: Vec<u64> = (round * 10 + 1..=round * 10 + 10).collect();
+        let files: Vec<OwnedFd> = ids.iter().map(|id| world.system(*id, 0, PAGE)).collect();
+        for (id, file) in ids.iter().zip(&files) {
+            write(file, 0, &id.to_le_bytes());
+        }
+        // The last is forgotten before it was ever looked at.
+        for id in &ids[..9] {
+            world.regions.open(*id).unwrap();
+            assert_eq!(world.regions.in_place(*id, 0, 8), Some(&id.to_le_bytes()[..]));
+        }
+        world.regions.forget(&ids);
+        assert!(world.regions.known.is_empty());
+    }
+}
+
+#[test]
+fn packets_that_are_none_are_refused() {
+    let mut world = world();
+    let packet = [IoSlice::new(&[9; 7])];
+    let mut nothing = SendAncillaryBuffer::default();
+    sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
+    assert!(text(world.regions.open(1)).starts_with("shared memory regions cannot be received"));
+    let region = Announced { id: 1, name: "r".into(), byte_size: 8, place: Place::System { offset: 0 } };
+    world.send(&[region], &[]);
+    assert!(text(world.regions.open(1)).contains("a packet of 1 regions came with 0 descriptors"));
+    world.system(2, 0, 8);
+    world.regions.open(2).unwrap();
+    // More than any address space has.
+    let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 1 << 62).unwrap();
+    let region = Announced { id: 3, name: "huge".into(), byte_size: 1 << 62, place: Place::System { offset: 0 } };
+    world.send(&[region], &[file.as_fd()]);
+    assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
+}
+
+#[test]
+fn cuda_memory_is_opened_copied_and_closed() {
+    let mut world = world();
+    let fake = Fake::default();
+    world.regions.cuda = Box::new(fake.clone());
+    let region = |id, byte_size, handle: u8, device| {
+        let place = Place::Cuda { device, handle: Box::new([handle; CUDA_HANDLE]) };
+        Announced { id, name: format!("c{id}"), byte_size, place }
+    };
+    world.send(&[region(1, 8, 1, 0), region(2, 9, 1, 0), region(3, 8, 0, 0), region(4, 8, 1, 7)], &[]);
+    assert_eq!(text(world.regions.open(1)), "shared memory region 'c1' cannot be used: no device");
+    fake.memory.borrow_mut().push(vec![5; 8]);
+    world.regions.open(1).unwrap();
+    world.regions.open(1).unwrap();
+    assert_eq!(*fake.open.borrow(), 1);
+    let mut two = [0; 2];
+    world.regions.read(1, 6, &mut two).unwrap();
+    assert_eq!(two, [5; 2]);
+    world.regions.write(1, 1, &[1, 2]).unwrap();
+    assert_eq!(fake.memory.borrow()[0], [5, 1, 2, 5, 5, 5, 5, 5]);
+    world.regions.check(1).unwrap();
+    assert!(world.regions.in_place(1, 0, 1).is_none());
+    assert!(text(world.regions.read(1, 7, &mut two)).contains("not in shared memory region 1"));
+    assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
+    assert!(text(world.regions.open(3)).ends_with("invalid handle"));
+    assert!(text(world.regions.open(4)).ends_with("invalid handle"));
+    world.regions.forget(&[1, 2, 3, 4]);
+    assert_eq!(*fake.open.borrow(), 0);
+}
