@@ -194,10 +194,10 @@ impl Repository {
     }
 
     /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is
-    /// to. Gives every model that should be ready and is not, with the reason.
+    /// to. Gives every model that should be ready and is not, and every store that cannot be reached, with the reason.
     ///
     /// # Errors
-    /// A repository cannot be read. A model that cannot be loaded is no error here.
+    /// A directory cannot be read. A model that cannot be loaded is no error here.
     pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
         // Before anything is loaded: what changes meanwhile is seen as changed.
         let look = match self.settings.mode {
@@ -218,6 +218,7 @@ impl Repository {
         let loaded = self.load_all_of(names.iter().map(|name| Wanted::new(name, None)).collect()).await;
         self.start_polling(Poll::new(look));
         let mut failures: Vec<(String, String)> = self.failures();
+        failures.extend(self.sources.troubles());
         for (name, result) in loaded {
             if let Err(error) = result
                 && !failures.iter().any(|(known, _)| *known == name)

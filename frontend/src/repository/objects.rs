@@ -1,35 +1,42 @@
 //! A repository in an object store: models are folders of keys. What serves is a copy here; only objects that have changed
 //! are fetched again.
+//!
+//! A store that cannot be reached makes nothing fail that does without it: what it held the last time counts until it answers
+//! again, and it is left in peace for a while so that nobody waits for its silence more than once.
 
 mod client;
+mod fetch;
 mod files;
 mod keys;
+mod known;
+mod secrets;
 mod store;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{Error, ObjectMeta, ObjectStore};
 use pharos::repository::Stamp;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::source::{Local, Source};
-use crate::cli::{Address, Protocol};
+use crate::cli::Address;
 use files::Files;
 use keys::Tree;
+use known::Known;
 
 /// Requests to a store at the same time.
 const AT_ONCE: usize = 8;
-/// How often a model that changes while it is fetched is begun again.
-const ROUNDS: usize = 5;
-/// How much of a store's own words an error has, in bytes.
-const WORDS: usize = 600;
+/// How many objects a model may have, and a repository.
+const MOST: usize = 100_000;
+const MOST_OF_ALL: usize = 1_000_000;
 
 /// A repository in an object store.
 pub(super) struct Objects {
@@ -41,15 +48,7 @@ pub(super) struct Objects {
     requests: Semaphore,
     /// Read by who fetches a model.
     fetching: RwLock<()>,
-    last: Mutex<Last>,
-}
-
-/// What the store held when it could be reached, for while it cannot.
-#[derive(Default)]
-struct Last {
-    names: Option<Vec<String>>,
-    look: Option<Vec<(String, Stamp)>>,
-    away: bool,
+    known: Known,
 }
 
 impl Debug for Objects {
@@ -60,8 +59,8 @@ impl Debug for Objects {
 
 /// Why a model's objects cannot be had.
 enum Refused {
-    /// A key can be no path: that model's fault.
-    Key(String),
+    /// What it consists of can be no model's directory: that model's fault.
+    Model(String),
     /// The store's.
     Store(io::Error),
 }
@@ -84,6 +83,7 @@ impl Objects {
         let files = Files::new(cache, &address.to_string());
         let files = files.map_err(|error| format!("'{address}' has no place for copies: {error}"))?;
         Ok(Self {
+            known: Known::new(&address.to_string()),
             address,
             prefix,
             store,
@@ -91,7 +91,6 @@ impl Objects {
             runtime: Handle::current(),
             requests: Semaphore::new(AT_ONCE),
             fetching: RwLock::default(),
-            last: Mutex::default(),
         })
     }
 
@@ -110,17 +109,21 @@ impl Objects {
     async fn listed(&self, model: &str) -> Result<(Vec<Object>, Tree), Refused> {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
-        let found = self.store.list(Some(&folder)).try_collect::<Vec<ObjectMeta>>().await;
+        // One more than may be.
+        let found = self.store.list(Some(&folder)).take(MOST + 1).try_collect::<Vec<ObjectMeta>>().await;
         let mut found = found.map_err(|error| match &error {
-            Error::InvalidPath { .. } => Refused::Key(words(&error)),
+            Error::InvalidPath { .. } => Refused::Model(words::of(&error)),
             _ => Refused::Store(self.failed(&folder, &error)),
         })?;
+        if found.len() > MOST {
+            return Err(Refused::Model(format!("it has more than {MOST} objects")));
+        }
         found.sort_unstable_by(|one, other| one.location.cmp(&other.location));
         let start = folder.as_ref().len();
         let below = |meta: &ObjectMeta| meta.location.as_ref().get(start..).unwrap_or_default().to_owned();
         let keys: Vec<(String, u64)> = found.iter().map(|meta| (below(meta), meta.size)).collect();
         let keys = keys.iter().map(|(key, size)| (key.strip_prefix('/').unwrap_or(key), *size));
-        let tree = keys::tree(keys).map_err(Refused::Key)?;
+        let tree = keys::tree(keys).map_err(Refused::Model)?;
         Ok((found.into_iter().map(Object::new).collect(), tree))
     }
 
@@ -129,101 +132,59 @@ impl Objects {
             "" => model.to_owned(),
             prefix => format!("{prefix}/{model}"),
         };
-        Key::parse(text).map_err(|error| Refused::Key(error.to_string()))
+        Key::parse(text).map_err(|error| Refused::Model(error.to_string()))
     }
 
-    /// Brings a model here. `None` if it is not there.
-    async fn fetch(&self, model: &str) -> io::Result<Option<Local>> {
-        let refused = |refused| match refused {
-            Refused::Key(text) => io::Error::new(ErrorKind::InvalidData, format!("model '{model}': {text}")),
-            Refused::Store(error) => error,
-        };
-        for _ in 0..ROUNDS {
-            let (objects, tree) = self.listed(model).await.map_err(refused)?;
-            if objects.is_empty() {
-                return Ok(None);
-            }
-            let wanted: BTreeMap<&String, &Object> =
-                tree.files.iter().filter_map(|(path, index)| Some((path, objects.get(*index)?))).collect();
-            let missing: Vec<&Object> = wanted.values().copied().filter(|object| !self.has(model, object)).collect();
-            // Listed once more after that, so that what is used was in the store all at one time.
-            if !missing.is_empty() {
-                self.bring(model, missing).await?;
-                continue;
-            }
-            let files = wanted.iter().map(|(path, object)| (*path, &object.content));
-            match self.files.link(model, &tree.directories, files) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                linked => {
-                    self.files.keep(model, &wanted.values().map(|object| object.content.as_str()).collect());
-                    return linked.map(Some);
-                }
-            }
-        }
-        Err(io::Error::other(format!("model '{model}' keeps changing while it is fetched")))
-    }
-
-    fn has(&self, model: &str, object: &Object) -> bool {
-        let found = self.files.content(model, &object.content).metadata();
-        found.is_ok_and(|file| file.is_file() && file.len() == object.meta.size)
-    }
-
-    /// Fetches contents, some at a time. Those that are no longer what was listed are left out.
-    async fn bring(&self, model: &str, missing: Vec<&Object>) -> io::Result<()> {
-        let fetched = stream::iter(missing).map(|object| self.download(model, object)).buffer_unordered(AT_ONCE);
-        fetched.try_collect().await
-    }
-
-    async fn download(&self, model: &str, object: &Object) -> io::Result<()> {
-        let _permit = self.requests.acquire().await;
-        let key = &object.meta.location;
-        let found = match self.store.get(key).await {
-            Ok(found) => found,
-            Err(Error::NotFound { .. }) => return Ok(()),
-            Err(error) => return Err(self.failed(key, &error)),
-        };
-        if !self.same(&found.meta, &object.meta) {
-            return Ok(());
-        }
-        let here = |error: io::Error| io::Error::new(error.kind(), format!("key '{key}' cannot be kept: {error}"));
-        let mut part = self.files.part(model, &object.content).map_err(here)?;
-        let mut pieces = found.into_stream();
-        while let Some(piece) = pieces.next().await {
-            let piece = piece.map_err(|error| self.failed(key, &error))?;
-            part.write(&piece).map_err(here)?;
-            if part.written() > object.meta.size {
-                break;
-            }
-        }
-        if part.written() != object.meta.size {
-            let (size, got) = (object.meta.size, part.written());
-            return Err(io::Error::other(format!("key '{key}' has {size} bytes, and {got} were received")));
-        }
-        part.finish().map_err(here)
-    }
-
-    /// Whether an answer is of the object that was listed. Listings write entity tags with or without quotes; Google's need
-    /// not be those of its answers at all.
-    fn same(&self, answer: &ObjectMeta, listed: &ObjectMeta) -> bool {
-        let tag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_owned());
-        let told = self.address.protocol == Protocol::Gcs || listed.e_tag.is_none() || tag(answer) == tag(listed);
-        answer.size == listed.size && told
-    }
-
-    /// What every model is made of, without fetching anything.
+    /// What every model is made of, without fetching anything: one listing, a thousand objects a request.
     async fn looked(&self) -> io::Result<Vec<(String, Stamp)>> {
+        let start = match self.prefix.as_ref() {
+            "" => 0,
+            prefix => prefix.len() + 1,
+        };
+        let mut models: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut listing = self.store.list(Some(&self.prefix)).take(MOST_OF_ALL + 1);
+        let mut number = 0;
+        loop {
+            let meta = match listing.try_next().await {
+                Ok(Some(meta)) => meta,
+                Ok(None) => break,
+                // Of some model; the others shall not suffer.
+                Err(Error::InvalidPath { .. }) => return self.looked_at_each().await,
+                Err(error) => return Err(self.failed(&self.prefix, &error)),
+            };
+            number += 1;
+            let below = meta.location.as_ref().get(start..).and_then(|key| key.split_once('/'));
+            if let Some((model, _)) = below.filter(|(model, _)| keys::is_model(model)) {
+                let model = model.to_owned();
+                models.entry(model).or_default().insert(Object::new(meta).content);
+            }
+        }
+        if number > MOST_OF_ALL {
+            return Err(io::Error::other(format!("there are more than {MOST_OF_ALL} objects")));
+        }
+        Ok(models.into_iter().map(|(name, contents)| self.stamped(name, &contents)).collect())
+    }
+
+    /// The same with a listing for each model.
+    async fn looked_at_each(&self) -> io::Result<Vec<(String, Stamp)>> {
         let names = self.names().await?;
         let seen = stream::iter(names).map(|name| async move {
             match self.listed(&name).await {
-                Ok((objects, _)) => Ok((name, stamp(&objects))),
+                Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
                 // Told when it is loaded.
-                Err(Refused::Key(text)) => Ok((name, Stamp::of(&text))),
+                Err(Refused::Model(text)) => Ok((name, Stamp::of(&text))),
                 Err(Refused::Store(error)) => Err(error),
             }
         });
         let mut seen: Vec<(String, Stamp)> = seen.buffer_unordered(AT_ONCE).try_collect().await?;
         seen.sort_unstable();
         Ok(seen)
+    }
+
+    /// A fingerprint that also changes when the model could not be fetched, so that a poll tries it again.
+    fn stamped(&self, name: String, contents: &BTreeSet<String>) -> (String, Stamp) {
+        let stamp = Stamp::of(&(contents, self.known.failures(&name)));
+        (name, stamp)
     }
 
     fn failed(&self, key: &Key, error: &Error) -> io::Error {
@@ -233,28 +194,7 @@ impl Objects {
             _ => ErrorKind::Other,
         };
         let bucket = &self.address.bucket;
-        io::Error::new(kind, format!("bucket '{bucket}', key '{key}': {}", words(error)))
-    }
-
-    /// The answer, or, while there is none, what was answered the last time. The first that is missing is an error.
-    fn or_last<T: Clone>(&self, answer: io::Result<T>, last: fn(&mut Last) -> &mut Option<T>) -> io::Result<T> {
-        let mut state = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match answer {
-            Ok(answer) => {
-                if std::mem::take(&mut state.away) {
-                    tracing::info!("'{}' can be read again", self.address);
-                }
-                *last(&mut state) = Some(answer.clone());
-                Ok(answer)
-            }
-            Err(error) => {
-                let known = last(&mut state).clone().ok_or_else(|| io::Error::new(error.kind(), error.to_string()))?;
-                if !std::mem::replace(&mut state.away, true) {
-                    tracing::error!("'{}' cannot be read, its models stay as they are: {error}", self.address);
-                }
-                Ok(known)
-            }
-        }
+        io::Error::new(kind, format!("bucket '{bucket}', key '{key}': {}", words::of(error)))
     }
 }
 
@@ -264,26 +204,32 @@ impl Source for Objects {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let names = self.runtime.block_on(self.names());
-        if let Ok(names) = &names {
-            if let Ok(_nobody_fetches) = self.fetching.try_write() {
-                self.files.keep_models(names);
-            }
-            if names.is_empty() && self.last.lock().unwrap_or_else(PoisonError::into_inner).names.is_none() {
-                tracing::warn!("'{}' has no models", self.address);
-            }
+        let names = self.known.names_or(|| self.runtime.block_on(self.names()));
+        if self.known.trouble().is_none()
+            && let Ok(_nobody_fetches) = self.fetching.try_write()
+        {
+            self.files.keep_models(&names);
         }
-        self.or_last(names, |last| &mut last.names)
+        Ok(names)
     }
 
     fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
-        self.or_last(self.runtime.block_on(self.looked()), |last| &mut last.look)
+        Ok(self.known.look_or(|| self.runtime.block_on(self.looked())))
+    }
+
+    fn has(&self, model: &str) -> bool {
+        self.known.has(model)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.known.trouble()
     }
 
     fn local(&self, model: &str) -> io::Result<Option<Local>> {
         if !keys::is_model(model) {
             return Ok(None);
         }
+        self.known.in_peace()?;
         let _fetching = self.fetching.read();
         self.runtime.block_on(self.fetch(model))
     }
@@ -295,19 +241,4 @@ impl Object {
             format!("{}\n{}\n{}\n{:?}\n{:?}", meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version);
         Self { content: blake3::hash(about.as_bytes()).to_hex().to_string(), meta }
     }
-}
-
-fn stamp(objects: &[Object]) -> Stamp {
-    Stamp::of(&objects.iter().map(|object| &object.content).collect::<BTreeSet<_>>())
-}
-
-/// What a store says, on one line and not too long: some answer with pages of XML.
-fn words(error: &Error) -> String {
-    let mut text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    if text.len() > WORDS {
-        let end = (0..=WORDS).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        text.truncate(end);
-        text.push_str(" ...");
-    }
-    text
 }

@@ -30,6 +30,14 @@ pub(crate) trait Source: Debug + Send + Sync {
     /// It cannot be read.
     fn look(&self) -> io::Result<Vec<(String, Stamp)>>;
 
+    /// Whether it has a model, as far as is known without asking anybody far away.
+    fn has(&self, model: &str) -> bool;
+
+    /// Why it cannot be read at the moment, if that is so and it goes on with what it held before.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
     /// The files of a model as they are now; `None` if there is no such model. Of what is given out nothing may change
     /// while anybody holds it, unless it is the repository itself. May take long: never called on a task of the runtime.
     ///
@@ -101,9 +109,12 @@ impl Source for Directory {
         Ok(scan::directories(&self.0)?.into_iter().map(seen).collect())
     }
 
+    fn has(&self, model: &str) -> bool {
+        !scan::is_hidden(model) && self.0.join(model).is_dir()
+    }
+
     fn local(&self, model: &str) -> io::Result<Option<Local>> {
-        let path = self.0.join(model);
-        Ok((!scan::is_hidden(model) && path.is_dir()).then(|| Local::lasting(path)))
+        Ok(self.has(model).then(|| Local::lasting(self.0.join(model))))
     }
 }
 
@@ -154,23 +165,37 @@ impl Sources {
         Ok(all)
     }
 
-    /// The files of a model.
+    /// The repositories that cannot be read at the moment, with the reasons.
+    pub(crate) fn troubles(&self) -> Vec<(String, String)> {
+        self.0.iter().filter_map(|source| Some((source.name(), source.trouble()?))).collect()
+    }
+
+    /// The files of a model. Repositories that are known to have it are asked first: a store that is away must not keep a
+    /// model of another repository from being loaded.
     ///
     /// # Errors
     /// No repository has the model, or more than one, or its files cannot be had.
     pub(crate) fn local(&self, model: &str) -> Result<Local, String> {
-        let mut found = None;
-        for source in self.0.iter() {
-            let local = source.local(model).map_err(|error| unreadable(&source.name(), &error).to_string())?;
-            if local.is_some() && found.is_some() {
-                return Err(format!("model '{model}' is in more than one repository"));
-            }
-            found = found.or(local);
+        let (known, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|source| source.has(model));
+        let several = || format!("model '{model}' is in more than one repository");
+        if known.len() > 1 {
+            return Err(several());
         }
-        found.ok_or_else(|| {
-            let names: Vec<String> = self.0.iter().map(|source| format!("'{}'", source.name())).collect();
-            format!("model '{model}' is not in {}", names.join(", "))
-        })
+        for asked in [known, others] {
+            let mut found = None;
+            for source in asked {
+                let local = source.local(model).map_err(|error| unreadable(&source.name(), &error).to_string())?;
+                if local.is_some() && found.is_some() {
+                    return Err(several());
+                }
+                found = found.or(local);
+            }
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+        let names: Vec<String> = self.0.iter().map(|source| format!("'{}'", source.name())).collect();
+        Err(format!("model '{model}' is not in {}", names.join(", ")))
     }
 }
 

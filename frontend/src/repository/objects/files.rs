@@ -4,15 +4,19 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use super::super::source::{Keeper, Local};
 
 const CONTENTS: &str = "contents";
 const MODELS: &str = "models";
+const LOCK: &str = "lock";
+/// What names of temporary directories begin with.
+const TEMPORARY: &str = "pharos-store-";
 
 /// A store's files here. Removed with the last who uses them, unless they are to last.
 #[derive(Debug)]
@@ -50,11 +54,7 @@ impl Files {
         let named = |error: io::Error| unusable(&top, &error);
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
         private(&top).map_err(named)?;
-        let lock = File::create(top.join("lock")).map_err(named)?;
-        lock.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => named(io::Error::other("another server uses it")),
-            fs::TryLockError::Error(error) => named(error),
-        })?;
+        let lock = locked(&top).map_err(named)?;
         match fs::remove_dir_all(top.join(MODELS)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
             // Of a process that was killed.
@@ -159,11 +159,13 @@ impl Part {
         self.written
     }
 
-    /// It is whole: from now on it is the content.
+    /// It is whole: from now on it is the content. Its time becomes `changed`: one content, fetched twice, must not look like
+    /// two.
     ///
     /// # Errors
     /// It cannot be kept.
-    pub(super) fn finish(self) -> io::Result<()> {
+    pub(super) fn finish(self, changed: SystemTime) -> io::Result<()> {
+        self.file.set_modified(changed).map_err(|error| unusable(&self.path, &error))?;
         if self.lasting {
             self.file.sync_data().map_err(|error| unusable(&self.path, &error))?;
         }
@@ -188,19 +190,48 @@ fn sweep(contents: &Path) {
     }
 }
 
-/// A directory that did not exist before.
+/// The lock of a directory.
+///
+/// # Errors
+/// Another process has it.
+fn locked(top: &Path) -> io::Result<File> {
+    let lock = File::create(top.join(LOCK))?;
+    lock.try_lock().map_err(|error| match error {
+        fs::TryLockError::WouldBlock => io::Error::other("another server uses it"),
+        fs::TryLockError::Error(error) => error,
+    })?;
+    Ok(lock)
+}
+
+/// A directory that did not exist before. Those that servers left which were killed go.
 fn temporary() -> io::Result<PathBuf> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
+    let above = std::env::temp_dir();
+    for entry in fs::read_dir(&above).into_iter().flatten().flatten() {
+        if is_left(&entry.file_name().to_string_lossy(), &entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("pharos-{}-store-{number}", std::process::id()));
+        let path = above.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
-            // Of a process that had the same number and was killed.
+            // Of a process that had the same number.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(unusable(&path, &error)),
         }
     }
+}
+
+/// Whether a directory is one of ours that no process has locked. One that is just being made has no models yet.
+fn is_left(name: &str, path: &Path) -> bool {
+    let metadata = path.symlink_metadata();
+    let own = metadata.is_ok_and(|file| file.is_dir() && file.uid() == rustix::process::geteuid().as_raw());
+    let in_use = |lock: File| matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
+    own && name.starts_with(TEMPORARY)
+        && path.join(MODELS).is_dir()
+        && File::open(path.join(LOCK)).is_ok_and(|lock| !in_use(lock))
 }
 
 fn unusable(path: &Path, error: &io::Error) -> io::Error {
@@ -215,7 +246,7 @@ mod tests {
     fn put(files: &Files, content: &str, text: &str) {
         let mut part = files.part("m", content).unwrap();
         part.write(text.as_bytes()).unwrap();
-        part.finish().unwrap();
+        part.finish(SystemTime::UNIX_EPOCH).unwrap();
     }
 
     fn link(files: &Arc<Files>, content: &str) -> io::Result<Local> {
@@ -251,6 +282,19 @@ mod tests {
         drop(part);
         assert!(!files.content("m", "a").exists());
         assert_eq!(fs::read_dir(files.top.join(CONTENTS).join("m")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_server_left_goes() {
+        let left = temporary().unwrap();
+        let lock = locked(&left).unwrap();
+        fs::create_dir(left.join(MODELS)).unwrap();
+        let other = temporary().unwrap();
+        assert!(left.exists(), "it is in use");
+        drop(lock);
+        let third = temporary().unwrap();
+        assert!(!left.exists() && other.exists(), "the other is just being made");
+        [other, third].iter().for_each(|path| fs::remove_dir(path).unwrap());
     }
 
     #[test]
