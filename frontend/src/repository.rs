@@ -172,7 +172,7 @@ impl Repository {
         metrics: Arc<str>,
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
-        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref())?;
+        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref(), &cache)?;
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
         let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));

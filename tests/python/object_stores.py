@@ -1,14 +1,19 @@
 """An S3-compatible server (moto) to keep models in, and a man in the middle that counts requests and breaks answers."""
 
+import base64
+import hashlib
+import hmac
 import http.client
 import http.server
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -185,17 +190,64 @@ def files_below(folder: Path) -> list:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def settle(between: Between, quiet_s=0.5):
-    """Waits until no request has come for a while."""
-    count, since = -1, time.monotonic()
-    while time.monotonic() - since < quiet_s:
-        if len(between.seen) != count:
-            count, since = len(between.seen), time.monotonic()
-        time.sleep(0.05)
-
-
 def empty(folder: Path) -> Path:
     """A new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def azurite() -> str:
+    """The Azure emulator, from npm; empty if it is not there."""
+    return os.environ.get("PHAROS_AZURITE") or shutil.which("azurite-blob") or ""
+
+
+class Azurite:
+    """Azurite, with one container. Use it with `with`."""
+
+    account = "devstoreaccount1"
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    """That every Azurite has."""
+
+    def __init__(self, folder: Path, container="models"):
+        self.port, self.container, self.log = free_ports(1)[0], container, folder / "azurite.log"
+        self.command = [azurite(), "--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--silent"]
+        self.command += ["--location", str(folder / "azurite"), "--skipApiVersionCheck"]
+        self.endpoint = f"http://127.0.0.1:{self.port}/{self.account}"
+        self.process = None
+
+    def __enter__(self):
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        eventually("Azurite answers", START_S, self.answers)
+        self.ask("PUT", f"/{self.container}", {"restype": "container"})
+        return self
+
+    __exit__, answers = Store.__exit__, Store.answers
+
+    def ask(self, method: str, path: str, query=None, body=b"", headers=None):
+        """One request, signed with the shared key as Azure's documentation of its storage services says."""
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"} | (headers or {})
+        own = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+        resource = f"/{self.account}/{self.account}{urllib.parse.quote(path)}"
+        resource += "".join(f"\n{name}:{value}" for name, value in sorted((query or {}).items()))
+        length = str(len(body)) if body else ""
+        kind = "application/octet-stream" if body else ""
+        text = f"{method}\n\n\n{length}\n\n{kind}\n\n\n\n\n\n\n{own}{resource}"
+        signature = hmac.new(base64.b64decode(self.key), text.encode(), hashlib.sha256).digest()
+        headers["authorization"] = f"SharedKey {self.account}:{base64.b64encode(signature).decode()}"
+        headers |= {"content-type": kind} if kind else {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        target = f"/{self.account}{urllib.parse.quote(path)}?{urllib.parse.urlencode(query or {})}"
+        connection.request(method, target, body, headers)
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        assert response.status < 300, (response.status, answer)
+
+    def put(self, key: str, body=""):
+        """Writes a blob."""
+        self.ask("PUT", f"/{self.container}/{key}", None, body.encode(), {"x-ms-blob-type": "BlockBlob"})
+
+    model = Store.model

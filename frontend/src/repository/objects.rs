@@ -22,6 +22,8 @@ use std::sync::{Arc, RwLock};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record;
 use pharos::repository::Stamp;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -49,6 +51,7 @@ pub(super) struct Objects {
     /// Read by who fetches a model.
     fetching: RwLock<()>,
     known: Known,
+    cache: Arc<Cache>,
 }
 
 impl Debug for Objects {
@@ -73,16 +76,18 @@ struct Object {
 }
 
 impl Objects {
-    /// Needs the runtime. Copies are kept in `cache`, or in a directory that goes when nobody uses it.
+    /// Needs the runtime. Copies are kept in `copies`, or in a directory that goes when nobody uses it.
     ///
     /// # Errors
     /// The store cannot be used as it is configured, or there is no place for copies. It is not asked anything yet.
-    pub(super) fn new(address: Address, cache: Option<&Path>) -> Result<Self, String> {
+    pub(super) fn new(address: Address, copies: Option<&Path>, cache: Arc<Cache>) -> Result<Self, String> {
         let store = store::open(&address)?;
         let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
-        let files = Files::new(cache, &address.to_string());
+        let files = Files::new(copies, &address.to_string());
         let files = files.map_err(|error| format!("'{address}' has no place for copies: {error}"))?;
+        record::store_opened(&cache, &address.to_string());
         Ok(Self {
+            cache,
             known: Known::new(&address.to_string()),
             address,
             prefix,
@@ -187,6 +192,12 @@ impl Objects {
         (name, stamp)
     }
 
+    /// Says whether the store could be read.
+    fn asked<T>(&self, answer: T) -> T {
+        record::store_asked(&self.cache, &self.address.to_string(), self.known.trouble().is_none());
+        answer
+    }
+
     fn failed(&self, key: &Key, error: &Error) -> io::Error {
         let kind = match error {
             Error::NotFound { .. } => ErrorKind::NotFound,
@@ -204,7 +215,7 @@ impl Source for Objects {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let names = self.known.names_or(|| self.runtime.block_on(self.names()));
+        let names = self.asked(self.known.names_or(|| self.runtime.block_on(self.names())));
         if self.known.trouble().is_none()
             && let Ok(_nobody_fetches) = self.fetching.try_write()
         {
@@ -214,11 +225,15 @@ impl Source for Objects {
     }
 
     fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
-        Ok(self.known.look_or(|| self.runtime.block_on(self.looked())))
+        Ok(self.asked(self.known.look_or(|| self.runtime.block_on(self.looked()))))
     }
 
     fn has(&self, model: &str) -> bool {
         self.known.has(model)
+    }
+
+    fn close(&self) {
+        self.files.close();
     }
 
     fn trouble(&self) -> Option<String> {
@@ -231,7 +246,8 @@ impl Source for Objects {
         }
         self.known.in_peace()?;
         let _fetching = self.fetching.read();
-        self.runtime.block_on(self.fetch(model))
+        let fetched = self.runtime.block_on(self.fetch(model));
+        self.asked(fetched)
     }
 }
 

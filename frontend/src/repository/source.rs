@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
+use pharos::metrics::cache::Cache;
 use pharos::repository::Stamp;
 
 use super::objects::Objects;
@@ -32,6 +33,9 @@ pub(crate) trait Source: Debug + Send + Sync {
 
     /// Whether it has a model, as far as is known without asking anybody far away.
     fn has(&self, model: &str) -> bool;
+
+    /// The server ends: what is not to last goes now, whoever still holds it.
+    fn close(&self) {}
 
     /// Why it cannot be read at the moment, if that is so and it goes on with what it held before.
     fn trouble(&self) -> Option<String> {
@@ -84,6 +88,7 @@ impl Drop for Local {
     fn drop(&mut self) {
         if let Some(path) = &self.removed
             && let Err(error) = fs::remove_dir_all(path)
+            && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!("'{}' cannot be removed: {error}", path.display());
         }
@@ -123,15 +128,15 @@ impl Source for Directory {
 pub(crate) struct Sources(Arc<[Box<dyn Source>]>);
 
 impl Sources {
-    /// Needs the runtime. Copies of stores' models are kept in `cache`, or in directories that go with the server.
+    /// Needs the runtime. Copies of stores' models are kept in `copies`, or in directories that go with the server.
     ///
     /// # Errors
     /// A store cannot be used.
-    pub(crate) fn new(places: &[Place], cache: Option<&Path>) -> Result<Self, String> {
+    pub(crate) fn new(places: &[Place], copies: Option<&Path>, cache: &Arc<Cache>) -> Result<Self, String> {
         let source = |place: &Place| -> Result<Box<dyn Source>, String> {
             Ok(match place {
                 Place::Directory(path) => Box::new(Directory(path.clone())),
-                Place::Objects(address) => Box::new(Objects::new(address.clone(), cache)?),
+                Place::Objects(address) => Box::new(Objects::new(address.clone(), copies, cache.clone())?),
             })
         };
         Ok(Self(places.iter().map(source).collect::<Result<_, _>>()?))
@@ -163,6 +168,11 @@ impl Sources {
             }
         }
         Ok(all)
+    }
+
+    /// The server ends.
+    pub(crate) fn close(&self) {
+        self.0.iter().for_each(|source| source.close());
     }
 
     /// The repositories that cannot be read at the moment, with the reasons.

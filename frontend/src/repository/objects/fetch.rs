@@ -6,10 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{Error, ObjectMeta, ObjectStoreExt};
+use pharos::metrics::record;
 
 use super::super::source::Local;
 use super::{AT_ONCE, Object, Objects, Refused};
 use crate::cli::Protocol;
+use crate::clock;
 
 /// How often a model that changes while it is fetched is begun again.
 const ROUNDS: usize = 5;
@@ -74,16 +76,33 @@ impl Objects {
         fetched.try_collect().await
     }
 
+    /// One that is not left out is counted.
     async fn download(&self, model: &str, object: &Object) -> io::Result<()> {
+        let began = clock::now();
+        let copied = self.copy(model, object).await;
+        let (cache, repository) = (&self.cache, self.address.to_string());
+        match &copied {
+            Ok(Some(bytes)) => {
+                let nanoseconds = clock::now().0.saturating_sub(began.0);
+                record::object_fetched(cache, &repository, *bytes, nanoseconds as f64 / 1e9);
+            }
+            Ok(None) => {}
+            Err(_) => record::object_not_fetched(cache, &repository),
+        }
+        copied.map(drop)
+    }
+
+    /// Copies an object, and gives its size; nothing if it is no longer what was listed.
+    async fn copy(&self, model: &str, object: &Object) -> io::Result<Option<u64>> {
         let _permit = self.requests.acquire().await;
         let key = &object.meta.location;
         let found = match self.store.get(key).await {
             Ok(found) => found,
-            Err(Error::NotFound { .. }) => return Ok(()),
+            Err(Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(self.failed(key, &error)),
         };
         if !self.is_same(&found.meta, &object.meta) {
-            return Ok(());
+            return Ok(None);
         }
         let here = |error: io::Error| io::Error::new(error.kind(), format!("key '{key}' cannot be kept: {error}"));
         let mut part = self.files.part(model, &object.content).map_err(here)?;
@@ -99,7 +118,9 @@ impl Objects {
             let (size, got) = (object.meta.size, part.written());
             return Err(io::Error::other(format!("key '{key}' has {size} bytes, and {got} were received")));
         }
-        part.finish(object.changed()).map_err(here)
+        let bytes = part.written();
+        part.finish(object.changed()).map_err(here)?;
+        Ok(Some(bytes))
     }
 
     /// Whether an answer is of the object that was listed. Listings write entity tags with or without quotes; Google's need

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use super::super::source::{Keeper, Local};
@@ -23,6 +23,8 @@ const TEMPORARY: &str = "pharos-store-";
 pub(super) struct Files {
     top: PathBuf,
     lasting: bool,
+    /// Nothing more is written.
+    closed: AtomicBool,
     /// Numbers files and directories.
     next: AtomicU64,
     /// Locked: another process would take away what this one uses.
@@ -33,11 +35,7 @@ impl Keeper for Files {}
 
 impl Drop for Files {
     fn drop(&mut self) {
-        if !self.lasting
-            && let Err(error) = fs::remove_dir_all(&self.top)
-        {
-            tracing::warn!("'{}' cannot be removed: {error}", self.top.display());
-        }
+        self.close();
     }
 }
 
@@ -61,7 +59,26 @@ impl Files {
             _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
         }
         sweep(&top.join(CONTENTS));
-        Ok(Self { top, lasting, next: AtomicU64::new(0), _lock: lock })
+        Ok(Self { top, lasting, closed: AtomicBool::new(false), next: AtomicU64::new(0), _lock: lock })
+    }
+
+    /// Removes everything unless it is to last, also what is in use.
+    pub(super) fn close(&self) {
+        if !self.closed.swap(true, Ordering::Relaxed)
+            && !self.lasting
+            && let Err(error) = fs::remove_dir_all(&self.top)
+        {
+            tracing::warn!("'{}' cannot be removed: {error}", self.top.display());
+        }
+    }
+
+    /// # Errors
+    /// The server ends.
+    fn open(&self) -> io::Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("the server is exiting")),
+            false => Ok(()),
+        }
     }
 
     /// Where a content is, or would be. `content` is a name that stands for it.
@@ -74,6 +91,7 @@ impl Files {
     /// # Errors
     /// It cannot be made.
     pub(super) fn part(&self, model: &str, content: &str) -> io::Result<Part> {
+        self.open()?;
         let whole = self.content(model, content);
         if let Some(directory) = whole.parent() {
             fs::create_dir_all(directory).map_err(|error| unusable(directory, &error))?;
@@ -95,6 +113,7 @@ impl Files {
         directories: impl IntoIterator<Item = &'a String>,
         files: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> io::Result<Local> {
+        self.open()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.top.join(MODELS).join(number.to_string()).join(model);
         let above = path.parent().unwrap_or(&path).to_owned();
