@@ -109,7 +109,8 @@ class Store:
 
 class Between(http.server.ThreadingHTTPServer):
     """Stands before a store: `trouble` says for each request what happens to it. It gets the path and gives nothing, a status
-    to answer, `("cut", n)` to hang up after n bytes of the body, or "stall" to say nothing more."""
+    to answer, `(status, body)`, `("cut", n)` to hang up after n bytes of the body, or "stall" to say nothing more. With
+    `plain` a "/" may be written as %2F, as Google reads it."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -117,7 +118,7 @@ class Between(http.server.ThreadingHTTPServer):
     def __init__(self, store: Store):
         super().__init__(("127.0.0.1", 0), Forwarding)
         self.store, self.seen, self.trouble = store, [], lambda path: None
-        self.ended = threading.Event()
+        self.ended, self.plain = threading.Event(), False
 
     @property
     def endpoint(self) -> str:
@@ -160,10 +161,13 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(trouble, int):
-            self.answer(trouble, [], b"<Error><Code>Made</Code><Message>made up</Message></Error>")
+            trouble = (trouble, b"<Error><Code>Made</Code><Message>made up</Message></Error>")
+        if trouble and trouble[0] != "cut":
+            self.answer(trouble[0], [], trouble[1])
             return
+        path = self.path.replace("%2F", "/") if self.server.plain else self.path
         connection = http.client.HTTPConnection("127.0.0.1", self.server.store.port, timeout=60)
-        connection.request("GET", self.path, headers=dict(self.headers))
+        connection.request("GET", path, headers=dict(self.headers))
         response = connection.getresponse()
         body, kept = response.read(), {"etag", "last-modified", "content-type", "content-range", "accept-ranges"}
         headers = [(name, value) for name, value in response.getheaders() if name.lower() in kept]

@@ -320,7 +320,7 @@ def alive_and(server, check) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    ["no bucket", "no server", "refused", "error", "slow down", "no name", "no scheme", "no credential file"],
+    ["no bucket", "no server", "refused", "error", "slow down", "no words", "endless", "no name", "no scheme", "no credential file"],
 )
 def test_says_what_is_wrong(case, store, between, serve, tmp_path):
     """A server that cannot read its repository does not start, and says why."""
@@ -336,6 +336,10 @@ def test_says_what_is_wrong(case, store, between, serve, tmp_path):
         between.trouble, words = lambda path: 500, ["Made: made up"]
     elif case == "slow down":
         between.trouble, words = lambda path: 503, ["Made: made up"]
+    elif case == "no words":
+        between.trouble, words = lambda path: (404, b""), ["bucket 'models'", "404"]
+    elif case == "endless":
+        between.trouble, words = lambda path: (200, b" " * (65 << 20)), ["bucket 'models'", "the answer is too long"]
     elif case == "no name":
         url, words = "s3://", ["names no bucket"]
     elif case == "no scheme":
@@ -511,6 +515,7 @@ def test_readme_says_how(store, between, serve):
 
 def test_google(store, between, serve, tmp_path):
     """What a Google store is asked, here of moto: Google's XML interface has the same requests for listing and reading."""
+    between.plain = True
     store.model("m", batch=8)
     store.put("m/größe 1/config.pbtxt", "no configuration")
     file = tmp_path / "google.json"

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -28,6 +28,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(15);
 /// How long a connection may be kept for the next request.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// How long an answer may be that is read as a whole, in bytes: a listing, which requests with a query ask for, and what a
+/// store says when it refuses.
+const LISTING: u64 = 64 << 20;
+const REFUSAL: u64 = 1 << 20;
 
 /// Speaks to stores.
 #[derive(Clone, Debug)]
@@ -75,30 +80,35 @@ impl HttpService for Http {
         Self: 'call,
     {
         Box::pin(async move {
+            let longest = if request.uri().query().is_some() { LISTING } else { u64::MAX };
             let response = timeout(SILENCE, self.0.request(request)).await;
             let response = response.map_err(|_| silent("no answer"))?.map_err(|error| {
                 let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
                 HttpError::new(kind, Cause(deepest(&error)))
             })?;
             let (head, body) = response.into_parts();
-            Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body)))))
+            let longest = if head.status.is_success() { longest } else { REFUSAL };
+            Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body, longest)))))
         })
     }
 }
 
-/// The body of an answer. An error ends it.
-fn pieces(body: Incoming) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
-    stream::unfold(Some(body), |body| async move {
-        let mut body = body?;
+/// The body of an answer, of at most so many bytes. An error ends it; it may be asked for more after its end.
+fn pieces(body: Incoming, longest: u64) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
+    let pieces = stream::unfold(Some((body, longest)), |state| async move {
+        let (mut body, left) = state?;
+        let broken = |kind, text: String| Some((Err(HttpError::new(kind, Cause(text))), None));
         match timeout(SILENCE, body.frame()).await {
             Ok(None) => None,
-            Ok(Some(Ok(frame))) => Some((Ok(frame), Some(body))),
-            Ok(Some(Err(error))) => {
-                Some((Err(HttpError::new(HttpErrorKind::Interrupted, Cause(deepest(&error)))), None))
-            }
+            Ok(Some(Ok(frame))) => match left.checked_sub(frame.data_ref().map_or(0, |data| data.len() as u64)) {
+                Some(left) => Some((Ok(frame), Some((body, left)))),
+                None => broken(HttpErrorKind::Decode, "the answer is too long".to_owned()),
+            },
+            Ok(Some(Err(error))) => broken(HttpErrorKind::Interrupted, deepest(&error)),
             Err(_) => Some((Err(silent("the answer stopped")), None)),
         }
-    })
+    });
+    pieces.fuse()
 }
 
 /// What went wrong, in words.
