@@ -110,7 +110,7 @@ class Store:
 class Between(http.server.ThreadingHTTPServer):
     """Stands before a store: `trouble` says for each request what happens to it. It gets the path and gives nothing, a status
     to answer, `(status, body)`, `("cut", n)` to hang up after n bytes of the body, or "stall" to say nothing more. With
-    `plain` a "/" may be written as %2F, as Google reads it."""
+    `plain` a "/" may be written as %2F, as Google reads it, and who asks is not looked at."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -167,7 +167,10 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             return
         path = self.path.replace("%2F", "/") if self.server.plain else self.path
         connection = http.client.HTTPConnection("127.0.0.1", self.server.store.port, timeout=60)
-        connection.request("GET", path, headers=dict(self.headers))
+        headers = dict(self.headers)
+        if self.server.plain:
+            headers["authorization"] = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
+        connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         body, kept = response.read(), {"etag", "last-modified", "content-type", "content-range", "accept-ranges"}
         headers = [(name, value) for name, value in response.getheaders() if name.lower() in kept]

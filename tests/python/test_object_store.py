@@ -522,7 +522,9 @@ def test_google(store, between, serve, tmp_path):
     unsigned = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
     file.write_text(json.dumps(unsigned | {"gcs_base_url": between.endpoint}))
     google = {"GOOGLE_SERVICE_ACCOUNT": str(file)}
-    server = serve([f"gs://{store.bucket}/m"], *POLL, "--exit-on-error=false", environment=google)
+    options = [*POLL, "--exit-on-error=false", "--strict-readiness=false"]
+    server = serve([f"gs://{store.bucket}/m"], *options, environment=google)
+    eventually("all is loaded that can be", 20, lambda: "going on without größe 1" in server.log.read_text())
     assert works(server, "m")
     assert "größe 1" in server.index() and not works(server, "gr%C3%B6%C3%9Fe%201")
     store.model("m", batch=16)
