@@ -10,6 +10,7 @@ mod clients;
 mod definition;
 mod logging;
 mod models;
+mod place;
 mod rate_limit;
 mod shared_memory;
 mod tls;
@@ -29,6 +30,7 @@ pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
+pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
@@ -493,7 +495,7 @@ mod tests {
             "--worker-threads=2",
         ]);
         let options = options.unwrap();
-        assert_eq!(options.models.repositories, [PathBuf::from("models"), PathBuf::from("more")]);
+        assert_eq!(options.models.places(), ["models", "more"].map(|path| Place::Directory(path.into())));
         assert!(!options.grpc.allow && !options.general.exit_on_error);
         assert!(options.models.disable_auto_complete_config);
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 16);

@@ -123,8 +123,8 @@ impl Engine {
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
-        let repository =
-            Arc::new(Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer));
+        let repository = Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer);
+        let repository = Arc::new(repository.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
         Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase: AtomicU8::new(LOADING) })))

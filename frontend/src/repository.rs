@@ -10,6 +10,7 @@ mod gauges;
 mod given;
 mod load;
 mod namespaces;
+mod objects;
 mod poll;
 mod prepare;
 mod responses;
@@ -71,10 +72,12 @@ pub enum AtStart {
 /// Where models come from and how they are loaded.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Directories of models.
-    pub repositories: Vec<PathBuf>,
+    /// Where models come from.
+    pub repositories: Vec<cli::Place>,
     /// Models of the same name may be in several of them, and are told apart by those.
     pub namespaces: bool,
+    /// Where copies of what stores have are kept; in temporary directories if nowhere.
+    pub cache_directory: Option<PathBuf>,
     /// How workers are started.
     pub program: Program,
     /// Whether configurations are completed from the models' files.
@@ -168,14 +171,24 @@ pub(crate) struct Repository {
 
 impl Repository {
     /// A repository that has loaded nothing yet. Needs the runtime.
-    pub(crate) fn new(settings: Settings, cache: Arc<Cache>, metrics: Arc<str>, timer: Arc<Timer>) -> Self {
+    ///
+    /// # Errors
+    /// A store cannot be used as it is configured.
+    pub(crate) fn new(
+        settings: Settings,
+        cache: Arc<Cache>,
+        metrics: Arc<str>,
+        timer: Arc<Timer>,
+    ) -> Result<Self, String> {
+        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref(), &cache)?;
+        let sources = sources.with_namespaces(settings.namespaces);
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
         let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
         let table = Table { namespaces: settings.namespaces, ..Table::default() };
         let (metrics, table) = (watch::Sender::new(metrics), RwLock::new(Arc::new(table)));
-        Self {
-            sources: Sources::of_directories(&settings.repositories, settings.namespaces),
+        Ok(Self {
+            sources,
             permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
             retired: Mutex::default(),
@@ -188,14 +201,14 @@ impl Repository {
             limits,
             responses,
             table,
-        }
+        })
     }
 
     /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is
-    /// to. Gives every model that should be ready and is not, with the reason.
+    /// to. Gives every model that should be ready and is not, and every store that cannot be reached, with the reason.
     ///
     /// # Errors
-    /// A repository cannot be read. A model that cannot be loaded is no error here.
+    /// A directory cannot be read. A model that cannot be loaded is no error here.
     pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
         // Before anything is loaded: what changes meanwhile is seen as changed.
         let look = match self.settings.mode {
@@ -216,6 +229,7 @@ impl Repository {
         let loaded = self.load_all_of(names.iter().map(|name| Wanted::new(name, None)).collect()).await;
         self.start_polling(Poll::new(look));
         let mut failures: Vec<(String, String)> = self.failures();
+        failures.extend(self.sources.troubles());
         for (name, result) in loaded {
             if let Err(error) = result
                 && !failures.iter().any(|(known, _)| *known == name)

@@ -239,8 +239,9 @@ fn settings(
         trace: options.tracing()?,
         shared_memory,
         repository: repository::Settings {
-            repositories: options.models.repositories.clone(),
+            repositories: options.models.places(),
             namespaces: options.models.namespacing,
+            cache_directory: options.models.cache_directory.clone(),
             program: Program { worker, onnxruntime },
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),

@@ -117,6 +117,10 @@ builtins! {
     ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
     ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;
     CredentialReloads = "pharos_credential_reloads_total" Counter ["file", "result"] Family;
+    RepositoryFetches = "pharos_repository_fetches_total" Counter ["repository", "result"] Family;
+    RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
+    RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
+    RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;

@@ -6,6 +6,7 @@
 //! [`request_answered`].
 
 mod connections;
+mod stores;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use crate::timeline::{ComputeStamps, SendReason, Timeline};
 pub use connections::{
     connection_accepted, connection_refused, connections_open, credentials_read, credentials_watched, listener_opened,
 };
+pub use stores::{object_fetched, object_not_fetched, store_asked, store_opened};
 
 /// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
 pub fn inference_requested(series: &ModelSeries) {

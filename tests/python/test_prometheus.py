@@ -41,6 +41,7 @@ NO_DATA = {
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
     r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
+    r"pharos_repository_\w+": "no repository is in an object store",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
 """Families that may have no series in this test -> why. A family that has series must have them in every expression."""

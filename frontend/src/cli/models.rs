@@ -5,14 +5,18 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use super::{BackendSetting, MODELS, backend_setting, boolean, positive_seconds};
+use super::{BackendSetting, MODELS, Place, Places, backend_setting, boolean, positive_seconds};
 
 /// Which models are served.
 #[derive(Clone, Debug, Args)]
 pub struct Models {
-    /// A directory of models; may be given several times, or several separated by ':'
-    #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "DIR", required = true, env = "PHAROS_MODEL_REPOSITORY", value_delimiter = ':', help_heading = MODELS)]
-    pub repositories: Vec<PathBuf>,
+    /// Where models are: a directory, or several separated by ':'; or s3://BUCKET/PATH, s3://https://HOST:PORT/BUCKET/PATH,
+    /// gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH. May be given several times
+    #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "PLACE", required = true, env = "PHAROS_MODEL_REPOSITORY", help_heading = MODELS)]
+    pub repositories: Vec<Places>,
+    /// Keep what is fetched from object stores here, also for the next start; a temporary directory if this is not given
+    #[arg(id = "repository-cache-directory", long = "repository-cache-directory", value_name = "DIR", env = "PHAROS_REPOSITORY_CACHE_DIRECTORY", help_heading = MODELS)]
+    pub cache_directory: Option<PathBuf>,
     /// When models are loaded and unloaded: "none", all at start; "poll", all at start and as the repositories change;
     /// "explicit", those of --load-model at start, others by request
     #[arg(id = "model-control-mode", long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
@@ -66,6 +70,11 @@ impl Models {
             settings.next().and_then(|setting| setting.value.parse().ok())
         };
         of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
+    }
+
+    /// Every repository.
+    pub fn places(&self) -> Vec<Place> {
+        self.repositories.iter().flat_map(|places| &places.0).cloned().collect()
     }
 
     /// Whether all models are loaded at start.

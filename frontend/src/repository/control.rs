@@ -12,6 +12,7 @@ use pharos::repository::Override;
 use tokio::sync::watch;
 
 pub(super) use locks::Locks;
+use locks::Unloads;
 
 use super::change::Failing;
 use super::given::Given;
@@ -116,18 +117,18 @@ impl Repository {
         let mut results = BTreeMap::new();
         let mut loads = Vec::new();
         // Ensembles are known by their configurations only; all are read before anything is loaded.
-        for (wanted, prepared) in self.with_members(wanted).await {
+        for (wanted, unloads, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
             match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
-                Ok(prepared) => loads.push((wanted, prepared, watch::channel(()))),
+                Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
         }
         // A sender that is dropped says that its model is done, one way or the other.
         let done: BTreeMap<String, watch::Receiver<()>> =
-            loads.iter().map(|(wanted, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
+            loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
         let mut tasks = Vec::new();
-        for (wanted, prepared, (sender, _)) in loads {
+        for (wanted, unloads, prepared, (sender, _)) in loads {
             let table = self.table();
             let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
             let members: Vec<_> = members.collect();
@@ -136,7 +137,7 @@ impl Repository {
                 for mut member in members {
                     while member.changed().await.is_ok() {}
                 }
-                let loaded = repository.load_one(&wanted, &prepared).await;
+                let loaded = repository.load_one(&wanted, unloads, &prepared).await;
                 drop(sender);
                 (wanted.name, loaded)
             }));
@@ -151,14 +152,18 @@ impl Repository {
         results
     }
 
-    /// These models and the members of those that are ensembles, and theirs, each once, read from their files.
-    async fn with_members(self: &Arc<Self>, wanted: Vec<Wanted>) -> Vec<(Wanted, Result<Prepared, Unprepared>)> {
+    /// These models and the members of those that are ensembles, and theirs, each once, read from their files. Files may have
+    /// to be fetched first: an unload that comes meanwhile counts.
+    async fn with_members(
+        self: &Arc<Self>,
+        wanted: Vec<Wanted>,
+    ) -> Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> {
         let repository = self.clone();
         let read = move || {
-            let mut all: Vec<(Wanted, Result<Prepared, Unprepared>)> = Vec::new();
-            let mut next = wanted;
-            while let Some(wanted) = next.pop() {
-                if all.iter().any(|(known, _)| known.name == wanted.name) {
+            let mut all: Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> = Vec::new();
+            let mut next: Vec<(Wanted, Unloads)> = wanted.into_iter().map(|wanted| repository.begun(wanted)).collect();
+            while let Some((wanted, unloads)) = next.pop() {
+                if all.iter().any(|(known, _, _)| known.name == wanted.name) {
                     continue;
                 }
                 let prepared = repository.prepare(&wanted.name, wanted.given.as_deref());
@@ -167,16 +172,16 @@ impl Repository {
                     let given = repository.table().given.get(member).cloned();
                     // One that is nowhere is told by the ensemble.
                     if given.is_some() || repository.sources.local(member).is_ok() {
-                        next.push(Wanted::new(member, given));
+                        next.push(repository.begun(Wanted::new(member, given)));
                     }
                 }
-                all.push((wanted, prepared));
+                all.push((wanted, unloads, prepared));
             }
             all
         };
         let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
         self.change(|table| {
-            for (wanted, prepared) in &read {
+            for (wanted, _, prepared) in read.iter().filter(|(_, unloads, _)| !unloads.has_come()) {
                 // Known from now on, so that ensembles that name them find them.
                 table.states.add(&wanted.name);
                 table.wanted.insert(wanted.name.clone());
@@ -189,6 +194,11 @@ impl Repository {
             }
         });
         read
+    }
+
+    fn begun(&self, wanted: Wanted) -> (Wanted, Unloads) {
+        let unloads = self.locks.of(&wanted.name).unloads();
+        (wanted, unloads)
     }
 
     fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, Unprepared> {
@@ -230,10 +240,9 @@ impl Repository {
     }
 
     /// Loads one model, unless it is unloaded meanwhile.
-    async fn load_one(self: &Arc<Self>, wanted: &Wanted, prepared: &Prepared) -> Loaded {
+    async fn load_one(self: &Arc<Self>, wanted: &Wanted, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
         let name = wanted.name.as_str();
         let lock = self.locks.of(name);
-        let mut unloads = lock.unloads();
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
@@ -247,8 +256,9 @@ impl Repository {
             applied.map_err(|reason| load_failed(name, &reason))
         };
         tokio::select! {
-            loaded = load => loaded,
+            biased;
             () = unloads.next() => Err(load_failed(name, "it was unloaded while it was being loaded\n")),
+            loaded = load => loaded,
         }
     }
 
@@ -283,11 +293,12 @@ impl Repository {
             }
             let given = table.given.get(&name).cloned();
             let wanted = Wanted { reload: true, failing: Failing::Withdraw, ..Wanted::new(&name, given.clone()) };
+            let (wanted, unloads) = self.begun(wanted);
             let (repository, model) = (self.clone(), name.clone());
             let prepared = tokio::task::spawn_blocking(move || repository.prepare(&model, given.as_deref())).await;
             let Ok(prepared) = prepared else { continue };
             match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
-                Ok(prepared) => drop(self.load_one(&wanted, &prepared).await),
+                Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
                 Err(unprepared) => {
                     let lock = self.locks.of(&name);
                     let _held = lock.held().await;

@@ -51,6 +51,8 @@ impl Repository {
         for task in stopping.collect::<Vec<_>>() {
             let _ = task.await;
         }
+        // What is being fetched is given up: nobody waits for it any more.
+        self.sources.close();
         left
     }
 

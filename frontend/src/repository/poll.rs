@@ -13,7 +13,7 @@ use pharos::repository::Stamp;
 use tokio::time::sleep;
 
 use super::control::Wanted;
-use super::{Mode, Repository, scan};
+use super::{Mode, Repository};
 
 /// After how long what has changed is looked at again.
 const SETTLING: Duration = Duration::from_secs(1);
@@ -77,13 +77,7 @@ impl Repository {
     /// # Errors
     /// One of them cannot be listed.
     pub(super) fn look(&self) -> io::Result<Look> {
-        let mut look = Look::new();
-        for name in self.sources.list()? {
-            // Whatever is wrong with a model, it is told when it is loaded.
-            let stamp = self.sources.local(&name).ok().and_then(|local| scan::stamp(local.path()).ok());
-            look.insert(name, stamp.unwrap_or_default());
-        }
-        Ok(look)
+        self.sources.look()
     }
 
     /// Polls until the server exits, if it is told to.

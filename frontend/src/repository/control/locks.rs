@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{self, watch};
 
 /// The locks that are in use.
-#[derive(Default)]
-pub(in crate::repository) struct Locks(Mutex<BTreeMap<String, Arc<One>>>);
+#[derive(Clone, Default)]
+pub(in crate::repository) struct Locks(Arc<Mutex<BTreeMap<String, Arc<One>>>>);
 
 struct One {
     // Held while one operation is performed, over everything that it waits for.
@@ -17,29 +17,38 @@ struct One {
 }
 
 /// The lock of one model; it is forgotten with the last of these.
-pub(super) struct Lock<'a> {
-    locks: &'a Locks,
+pub(super) struct Lock {
+    locks: Locks,
     name: String,
     one: Arc<One>,
 }
 
 /// Unloads that come after this was made.
-pub(super) struct Unloads(watch::Receiver<u64>);
+pub(super) struct Unloads {
+    unloads: watch::Receiver<u64>,
+    /// Without it the next unload would be another lock's.
+    _lock: Lock,
+}
 
 impl Unloads {
     /// Waits for the next.
     pub(super) async fn next(&mut self) {
-        if self.0.changed().await.is_err() {
+        if self.unloads.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Whether there has been one.
+    pub(super) fn has_come(&self) -> bool {
+        self.unloads.has_changed().unwrap_or(false)
     }
 }
 
 impl Locks {
-    pub(super) fn of(&self, name: &str) -> Lock<'_> {
+    pub(super) fn of(&self, name: &str) -> Lock {
         let new = || Arc::new(One { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
         let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
-        Lock { locks: self, name: name.to_owned(), one }
+        Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<One>>> {
@@ -47,7 +56,7 @@ impl Locks {
     }
 }
 
-impl Lock<'_> {
+impl Lock {
     /// Waits until it is this operation's turn, which ends when what is returned is dropped.
     pub(super) async fn held(&self) -> sync::MutexGuard<'_, ()> {
         self.one.turn.lock().await
@@ -59,11 +68,11 @@ impl Lock<'_> {
     }
 
     pub(super) fn unloads(&self) -> Unloads {
-        Unloads(self.one.unloads.subscribe())
+        Unloads { unloads: self.one.unloads.subscribe(), _lock: self.locks.of(&self.name) }
     }
 }
 
-impl Drop for Lock<'_> {
+impl Drop for Lock {
     fn drop(&mut self) {
         let mut all = self.locks.all();
         // This one and the map's.
@@ -86,8 +95,12 @@ mod tests {
         assert!(second.one.turn.try_lock().is_err());
         assert!(locks.of("other").one.turn.try_lock().is_ok());
         assert_eq!(locks.all().len(), 1);
+        assert!(!unloads.has_come());
         second.unload();
+        assert!(unloads.has_come());
         unloads.next().await;
+        assert!(!unloads.has_come());
+        drop(unloads);
         drop(held);
         drop(first);
         assert!(locks.of("m").one.turn.try_lock().is_ok());

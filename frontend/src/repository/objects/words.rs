@@ -1,0 +1,49 @@
+//! What a store says, as people can read it: some answer with pages of XML, of which two elements matter.
+
+use object_store::Error;
+
+/// How much of a store's own words an error has, in bytes.
+const LONGEST: usize = 600;
+
+/// What an error says, on one line and not too long; the store's code and message if there are any.
+pub(super) fn of(error: &Error) -> String {
+    short(&error.to_string())
+}
+
+fn short(text: &str) -> String {
+    let told = element(text, "Code").map(|code| match element(text, "Message") {
+        Some(message) => format!("{code}: {message}"),
+        None => code.to_owned(),
+    });
+    let text = told.as_deref().unwrap_or(text);
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|end| line.is_char_boundary(*end)).unwrap_or(0);
+        line.truncate(end);
+        line.push_str(" ...");
+    }
+    line
+}
+
+/// The text of an element, if there is any.
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (content, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(content.trim()).filter(|content| !content.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_and_the_message_of_an_answer() {
+        let text = "Error performing GET http://h/b in 1 ms - 404: <?xml version=\"1.0\"?>\n<Error><Code>NoSuchBucket</Code>\n\
+                    <Message>The specified bucket\n does not exist</Message></Error>";
+        assert_eq!(short(text), "NoSuchBucket: The specified bucket does not exist");
+        assert_eq!(short("<Code>SlowDown</Code><Message>"), "SlowDown");
+        assert_eq!(short("no\nanswer"), "no answer");
+        let long = short(&"\u{e4}".repeat(1000));
+        assert!(long.len() < LONGEST + 8 && long.ends_with("\u{e4} ..."), "{long}");
+    }
+}
