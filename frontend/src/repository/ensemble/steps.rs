@@ -181,7 +181,7 @@ fn check_places(serving: &Serving, request: &InferRequest, outputs: &[InferOutpu
             }
             () => continue,
         };
-        let model = &serving.model.name;
+        let model = &serving.config.name;
         let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
         return Err(InferError::unsupported(text));
     }
