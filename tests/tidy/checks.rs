@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::{documents, metrics};
 use crate::rules::{
     BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES, NO_METRIC_NAMES,
     PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
+use crate::{documents, metrics};
 
 /// Every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
