@@ -5,6 +5,8 @@ use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crate::error::InferError;
+
 /// One accepted inference request, unique for the life of the frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
@@ -29,7 +31,25 @@ impl Default for CorrelationId {
     }
 }
 
+/// The most bytes that a text may have as a correlation id; Triton's limit, which it calls characters.
+pub const LONGEST_CORRELATION_ID: usize = 128;
+
 impl CorrelationId {
+    /// A text as a correlation id.
+    ///
+    /// # Errors
+    /// INVALID_ARG if it is longer than [`LONGEST_CORRELATION_ID`]; Triton's text, and how long it is.
+    pub fn from_text(text: impl Into<String>) -> Result<Self, InferError> {
+        let text = text.into();
+        if text.len() > LONGEST_CORRELATION_ID {
+            let len = text.len();
+            return Err(InferError::invalid(format!(
+                "string correlation ID cannot be longer than {LONGEST_CORRELATION_ID} characters, this one has {len} bytes"
+            )));
+        }
+        Ok(Self::String(text))
+    }
+
     /// Whether it means "no sequence".
     pub fn is_none(&self) -> bool {
         match self {
@@ -210,6 +230,15 @@ mod tests {
         assert_eq!(model.to_string(), "/srv/models/m/2");
         let model = ModelVersion::new("m", 2);
         assert_eq!((model.bare_name(), model.namespace()), ("m", None));
+    }
+
+    #[test]
+    fn a_text_is_an_id_up_to_the_limit() {
+        let longest = "é".repeat(64);
+        assert_eq!(CorrelationId::from_text(longest.as_str()), Ok(CorrelationId::String(longest.clone())));
+        let error = CorrelationId::from_text(longest + "x").unwrap_err();
+        let text = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes";
+        assert_eq!((error.code, error.message.as_str()), (crate::error::ErrorCode::InvalidArg, text));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod check;
 mod dependencies;
+mod explain;
 mod flow;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)]

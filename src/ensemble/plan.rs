@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::explain;
 use crate::model::{EnsembleStep, ModelConfig, Scheduling};
 
 /// A tensor of a plan, by its place in [`Plan::tensors`].
@@ -127,9 +128,9 @@ impl Draft {
             let (model, namespace) = (step.model_name.clone(), step.model_namespace.clone());
             steps.push(Step { model, namespace, version: step.model_version, inputs, outputs });
         }
-        let inputs = self.ends("input", config, config.inputs.iter().map(|input| &input.name))?;
+        let inputs = self.ends("input", config, &steps)?;
         let ready = self.ready(&steps, &inputs);
-        let outputs = self.ends("output", config, config.outputs.iter().map(|output| &output.name))?;
+        let outputs = self.ends("output", config, &steps)?;
         self.check_flow(config, &steps, (&ready, &outputs))?;
         // An input is there from the beginning: what a step makes of the same name would be of no use to anybody.
         if let Some(tensor) = inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some()) {
@@ -153,17 +154,20 @@ impl Draft {
     }
 
     /// The tensors of the ensemble's inputs or outputs, which steps must name.
-    fn ends<'a>(
-        &self,
-        role: &str,
-        config: &ModelConfig,
-        names: impl Iterator<Item = &'a String>,
-    ) -> Result<Vec<TensorId>, String> {
-        let find = |name: &String| {
-            let id = self.by_name.get(name).copied();
-            id.ok_or_else(|| format!("ensemble {role} '{name}' for ensemble '{}' is not used", config.name))
+    fn ends(&self, role: &str, config: &ModelConfig, steps: &[Step]) -> Result<Vec<TensorId>, String> {
+        let specs = if role == "input" { &config.inputs } else { &config.outputs };
+        let find = |name: &str| {
+            self.by_name.get(name).copied().ok_or_else(|| {
+                let known: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+                let why = self.explain(steps).unnamed(role, name, &known);
+                format!("ensemble {role} '{name}' for ensemble '{}' is not used: {why}", config.name)
+            })
         };
-        names.map(find).collect()
+        specs.iter().map(|spec| find(&spec.name)).collect()
+    }
+
+    fn explain<'a>(&'a self, steps: &'a [Step]) -> explain::Draft<'a> {
+        explain::Draft { tensors: &self.tensors, steps }
     }
 
     /// Which tensors there are once everything has run that can run.
@@ -211,18 +215,21 @@ impl Draft {
         if let Some(&output) = outputs.iter().find(|id| !is_ready(id)) {
             let missing = self.cause(steps, output, is_ready);
             return Err(format!(
-                "output '{}' for ensemble '{}' is not written: at least one of its depending tensors, '{}', is not connected",
+                "output '{}' for ensemble '{}' is not written: at least one of its depending tensors, '{}', is not \
+                 connected: {}",
                 name_of(output),
                 config.name,
                 name_of(missing),
+                self.explain(steps).useless(output, |id| is_ready(&id)),
             ));
         }
         let unused = |(id, tensor): &(TensorId, &Tensor)| {
             !outputs.contains(id) && (!is_ready(id) || tensor.consumers.is_empty())
         };
         match self.tensors.iter().enumerate().find(unused) {
-            Some((_, tensor)) => {
-                Err(format!("ensemble tensor '{}' is unused in ensemble '{}'", tensor.name, config.name))
+            Some((id, tensor)) => {
+                let why = self.explain(steps).useless(id, |id| is_ready(&id));
+                Err(format!("ensemble tensor '{}' is unused in ensemble '{}': {why}", tensor.name, config.name))
             }
             None => Ok(()),
         }

@@ -32,7 +32,11 @@ pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> Stri
         let entry = |(n, name): (usize, &String)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ");
         names.iter().enumerate().map(entry).collect()
     };
-    format!("step {{ model_name: 'm{number}' {}{}}}\n", map("input_map", "i", inputs), map("output_map", "o", outputs))
+    format!(
+        "step {{ model_name: 'm{number}' model_version: -1 {}{}}}\n",
+        map("input_map", "i", inputs),
+        map("output_map", "o", outputs)
+    )
 }
 
 pub(super) fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) -> ModelConfig {
@@ -222,6 +226,7 @@ fn a_tensor_can_be_taken_twice_by_one_step_and_be_an_output() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table
 fn plans_that_cannot_work_say_why() {
     let s = |number, inputs: &[&str], outputs: &[&str]| step(number, &names(inputs), &names(outputs));
     for (inputs, outputs, steps, expected) in [
@@ -241,17 +246,57 @@ fn plans_that_cannot_work_say_why() {
             &["x"],
             &["y"],
             vec![s(0, &["x", "a"], &["b"]), s(1, &["b"], &["a"]), s(2, &["b"], &["y"])],
-            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'a', is not connected",
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'a', is not connected: \
+             it can never be made: 'b' needs 'a' needs 'b' (step 0, model 'm0', step 1, model 'm1')",
         ),
         (
             &["x"],
             &["y"],
             vec![s(0, &["x", "z"], &["y"])],
-            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'z', is not connected",
+            "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'z', is not connected: \
+             input 'i1' of step 0 (model 'm0') takes 'z', which no step makes and which is no input of the ensemble",
         ),
-        (&["x"], &["y"], vec![s(0, &["x"], &["z"])], "ensemble output 'y' for ensemble 'e' is not used"),
-        (&["x", "w"], &["y"], vec![s(0, &["x"], &["y"])], "ensemble input 'w' for ensemble 'e' is not used"),
-        (&["x"], &["y"], vec![s(0, &["x"], &["y", "z"])], "ensemble tensor 'z' is unused in ensemble 'e'"),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x"], &["z"])],
+            "ensemble output 'y' for ensemble 'e' is not used: no output_map has the value 'y'; values that are taken \
+             nowhere: 'z' of output 'o0' of step 0 (model 'm0')",
+        ),
+        (
+            &["x", "w"],
+            &["y"],
+            vec![s(0, &["x"], &["y"])],
+            "ensemble input 'w' for ensemble 'e' is not used: no input_map has the value 'w'",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &[""], &["t"]), s(1, &["t", "v"], &["y"])],
+            "ensemble input 'x' for ensemble 'e' is not used: no input_map has the value 'x'; values that are made nowhere: \
+             '' of input 'i0' of step 0 (model 'm0'), 'v' of input 'i1' of step 1 (model 'm1')",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["x"], &["y", "z"])],
+            "ensemble tensor 'z' is unused in ensemble 'e': output 'o1' of step 0 (model 'm0') makes it, but no step takes \
+             it, nor is it an output of the ensemble",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["nowhere"], &["u"]), s(1, &["x"], &["y"])],
+            "ensemble tensor 'u' is unused in ensemble 'e': input 'i0' of step 0 (model 'm0') takes 'nowhere', which no step \
+             makes and which is no input of the ensemble",
+        ),
+        (
+            &["x"],
+            &["y"],
+            vec![s(0, &["t"], &["u"]), s(1, &["u"], &["t"]), s(2, &["x"], &["y"])],
+            "ensemble tensor 'u' is unused in ensemble 'e': it can never be made: 'u' needs 't' needs 'u' (step 0, model \
+             'm0', step 1, model 'm1')",
+        ),
         (
             &["x"],
             &["y"],

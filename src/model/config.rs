@@ -49,6 +49,8 @@ pub struct ModelConfig {
     pub response_cache: bool,
     /// Requests to run before the model is ready.
     pub warmups: Vec<Warmup>,
+    /// What it says and hardly means, a sentence each; for the log.
+    pub doubtful: Vec<String>,
     /// The same in the schema's form, for the model configuration extension.
     pub(super) proto: proto::ModelConfig,
     /// Keys the hash of shapes, so that no client can make two different shapes look equal.
@@ -364,6 +366,7 @@ impl ModelConfig {
     pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
         validate::check_cache(&self.proto, self.response_cache, decoupled)?;
         let mut config = self.clone();
+        config.doubtful.extend(self.says_decoupled_in_vain(decoupled));
         config.decoupled = decoupled;
         config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
         Ok(config)

@@ -197,7 +197,8 @@ fn correlation_id(control: &ProtoControl, model: &str) -> Result<(DataType, Cont
         _ => {
             return Err(format!(
                 "unexpected data type for control {kind} for {model}. Allowed data types are TYPE_UINT64, TYPE_INT64, \
-                 TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+                 TYPE_UINT32, TYPE_INT32 and TYPE_STRING: it is {}",
+                control.data_type().as_str_name()
             ));
         }
     };

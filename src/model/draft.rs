@@ -5,12 +5,14 @@ use prost_reflect::DynamicMessage;
 
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
-use super::{ConfigError, ModelConfig, autocomplete, normalize, proto, text, validate};
+use super::{ConfigError, ModelConfig, autocomplete, doubtful, normalize, proto, text, validate};
 
 /// A configuration that has the right form and may lack or contradict anything else.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub(super) proto: proto::ModelConfig,
+    /// What its text says and hardly means, each with its place.
+    doubtful: Vec<String>,
 }
 
 /// What is known about a model apart from its configuration's text.
@@ -46,8 +48,9 @@ impl Draft {
     /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum value.
     pub fn from_text(source: &str, file_name: &str) -> Result<Self, ConfigError> {
         let located = |error: TextError| ConfigError::new(error.locate(source, file_name));
-        let message = text::parse(source, &proto::descriptor()).map_err(located)?;
-        Ok(Self { proto: proto::from_dynamic(&message)? })
+        let (message, doubtful) = text::parse(source, &proto::descriptor()).map_err(located)?;
+        let doubtful = doubtful.into_iter().map(|doubt| doubt.locate(source, file_name)).collect();
+        Ok(Self { proto: proto::from_dynamic(&message)?, doubtful })
     }
 
     /// Reads the JSON mapping of protobuf, field names in either style, 64-bit integers as numbers or strings.
@@ -59,7 +62,7 @@ impl Draft {
         let mut reader = serde_json::Deserializer::from_str(json);
         let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader).map_err(wrong)?;
         reader.end().map_err(wrong)?;
-        Ok(Self { proto: proto::from_dynamic(&message)? })
+        Ok(Self { proto: proto::from_dynamic(&message)?, doubtful: Vec::new() })
     }
 
     /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
@@ -79,7 +82,7 @@ impl Draft {
     pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
         let proto = proto::ModelConfig::decode(bytes)
             .map_err(|error| ConfigError::new(format!("model configuration bytes: {error}")))?;
-        Ok(Self { proto })
+        Ok(Self { proto, doubtful: Vec::new() })
     }
 
     /// Fills in what the model file, its directory and the defaults say, and checks the whole.
@@ -96,8 +99,10 @@ impl Draft {
             autocomplete::compare(&self.proto, signature)?;
         }
         normalize::defaults(&mut self.proto, completion.gpus);
-        let config = validate::config(self.proto)?;
+        let mut config = validate::config(self.proto)?;
         validate::placement(&config, completion.gpus)?;
+        config.doubtful = self.doubtful;
+        config.doubtful.extend(doubtful::of(&config));
         Ok(config)
     }
 }

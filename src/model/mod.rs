@@ -9,6 +9,7 @@ mod autocomplete;
 mod check;
 mod config;
 mod controls;
+mod doubtful;
 mod draft;
 mod lexer;
 mod normalize;

@@ -24,8 +24,10 @@ pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Res
 
 fn preferred(sizes: &[i32], max: u32, which: &str, name: &str) -> Result<Vec<u32>, ConfigError> {
     let convert = |&size: &i32| match u32::try_from(size) {
-        Err(_) | Ok(0) => error(format!("{which} must be positive for {name}")),
-        Ok(size) if size > max => error(format!("{which} must be <= max batch size for {name}")),
+        Err(_) | Ok(0) => error(format!("{which} must be positive for {name}: {size} is given")),
+        Ok(size) if size > max => {
+            error(format!("{which} must be <= max batch size for {name}: {size} is given, the maximum is {max}"))
+        }
         Ok(size) => Ok(size),
     };
     sizes.iter().map(convert).collect()
@@ -87,7 +89,12 @@ fn sequence(
     let controls = controls(model, raw)?;
     let strategy = match &raw.strategy_choice {
         Some(StrategyChoice::Oldest(oldest)) => SequenceStrategy::Oldest {
-            max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).unwrap_or(0),
+            max_candidate_sequences: u32::try_from(oldest.max_candidate_sequences).or_else(|_| {
+                let given = oldest.max_candidate_sequences;
+                error(format!(
+                    "sequence batching max_candidate_sequences must be 0 or greater for {name}: it is {given}"
+                ))
+            })?,
             preferred_batch_sizes: preferred(
                 &oldest.preferred_batch_size,
                 max.max(1),
@@ -100,7 +107,8 @@ fn sequence(
         Some(StrategyChoice::Direct(direct)) => {
             if !(0.0..=1.0).contains(&direct.minimum_slot_utilization) {
                 return error(format!(
-                    "sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
+                    "sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}: it is {}",
+                    direct.minimum_slot_utilization
                 ));
             }
             SequenceStrategy::Direct {
@@ -138,11 +146,24 @@ fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<Ense
             return Ok(EnsembleStep {
                 model_name: raw.model_name.clone(),
                 model_namespace: raw.model_namespace.clone(),
-                model_version: u64::try_from(raw.model_version).ok().filter(|&version| version > 0),
+                model_version: step_version(raw, name)?,
                 input_map: raw.input_map.clone(),
                 output_map: raw.output_map.clone(),
             });
         }
     };
     error(format!("must specify '{missing}' in step of ensemble '{name}'"))
+}
+
+/// The version that a step names; `None` for the latest. One that is left out is 0, which is no version for Triton either.
+fn step_version(raw: &proto::model_ensembling::Step, name: &str) -> Result<Option<u64>, ConfigError> {
+    match (raw.model_version, u64::try_from(raw.model_version)) {
+        (-1, _) => Ok(None),
+        (_, Ok(version)) if version > 0 => Ok(Some(version)),
+        (version, _) => error(format!(
+            "ensemble '{name}' depends on '{}' whose required version {version} is not loaded: 'model_version' of a step is \
+             1 or greater, or -1 for the latest",
+            raw.model_name
+        )),
+    }
 }

@@ -166,6 +166,14 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
     if proto.output.get(output).is_some_and(|listed| listed.data_type != raw.data_type) {
         return wrong("does not have the data type of the output that gives it");
     }
+    if let Some(listed) = proto.output.get(output) {
+        let dims = listed.reshape.as_ref().map_or(&listed.dims, |reshape| &reshape.shape);
+        let agree = |(one, other): (&i64, &i64)| one == other || *one == -1 || *other == -1;
+        if dims.len() != raw.dims.len() || !dims.iter().zip(&raw.dims).all(agree) {
+            let output = &listed.name;
+            return wrong(&format!("has dims {:?}, but the output '{output}' that gives it has {dims:?}", raw.dims));
+        }
+    }
     let initial = match raw.initial_state.as_slice() {
         [] => None,
         [initial] => Some(initial_state(proto, raw, initial)?),

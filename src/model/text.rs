@@ -8,11 +8,13 @@ use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKe
 
 use super::lexer::{Lexer, TextError, Token};
 
-/// Parses `source` as a message of type `root`.
-pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<DynamicMessage, TextError> {
-    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0 };
+/// Parses `source` as a message of type `root`. Gives in addition what is right and probably not meant: keys of maps that
+/// come again.
+pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<(DynamicMessage, Vec<TextError>), TextError> {
+    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, doubtful: Vec::new() };
     parser.bump()?;
-    parser.fields(root, None)
+    let message = parser.fields(root, None)?;
+    Ok((message, parser.doubtful))
 }
 
 struct Parser<'a> {
@@ -21,6 +23,8 @@ struct Parser<'a> {
     token: Token<'a>,
     /// Where it starts.
     offset: usize,
+    /// What is allowed and hardly meant.
+    doubtful: Vec<TextError>,
 }
 
 impl<'a> Parser<'a> {
@@ -82,8 +86,7 @@ impl<'a> Parser<'a> {
             }
             self.list(message, &field)?;
         } else {
-            let value = self.value(&field)?;
-            store(message, &field, value);
+            self.stored(message, &field)?;
         }
         seen.push(field);
         if !self.take_symbol(',')? {
@@ -98,8 +101,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         loop {
-            let value = self.value(field)?;
-            store(message, field, value);
+            self.stored(message, field)?;
             if self.take_symbol(']')? {
                 return Ok(());
             }
@@ -107,6 +109,17 @@ impl<'a> Parser<'a> {
                 return self.expected("',' or ']'");
             }
         }
+    }
+
+    /// Reads a value and puts it into the message.
+    fn stored(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor) -> Result<(), TextError> {
+        let at = self.offset;
+        let value = self.value(field)?;
+        if let Some(key) = store(message, field, value) {
+            let text = format!("'{}' has the key {key} twice; the last one counts", field.name());
+            self.doubtful.push(TextError::new(at, text));
+        }
+        Ok(())
     }
 
     fn value(&mut self, field: &FieldDescriptor) -> Result<Value, TextError> {
@@ -246,18 +259,28 @@ fn check_first(field: &FieldDescriptor, seen: &[FieldDescriptor]) -> Result<(), 
     }
 }
 
-fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) {
+/// Puts a value where it belongs. Gives the key of an entry of a map that has taken the place of another one.
+fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) -> Option<String> {
     if field.is_list() {
         if let Some(list) = message.get_field_mut(field).as_list_mut() {
             list.push(value);
         }
     } else if field.is_map() {
         if let (Some(map), Some((key, value))) = (message.get_field_mut(field).as_map_mut(), map_entry(value)) {
-            map.insert(key, value);
+            let shown = match &key {
+                MapKey::String(text) => format!("'{}'", text.escape_debug()),
+                MapKey::Bool(key) => key.to_string(),
+                MapKey::I32(key) => key.to_string(),
+                MapKey::I64(key) => key.to_string(),
+                MapKey::U32(key) => key.to_string(),
+                MapKey::U64(key) => key.to_string(),
+            };
+            return map.insert(key, value).map(|_| shown);
         }
     } else {
         message.set_field(field, value);
     }
+    None
 }
 
 /// A map's entry is written as a message with the fields `key` (1) and `value` (2).

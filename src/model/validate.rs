@@ -54,6 +54,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         decoupled,
         response_cache: cache,
         warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
+        doubtful: Vec::new(),
         proto,
         shape_hash: RandomState::new(),
     };

@@ -139,6 +139,14 @@ LOADS = [
     Ensemble("decoupled_beside_another", (*chain("many", last="A"), *chain("fp32", last="B")), outputs={"A": FP32, "B": FP32}),
     Ensemble("decoupled_meets_the_one_before", (*chain("many", last="a"), *chain("many", first="a", last="b"), step("two", {"INPUT0": "a", "INPUT1": "b"}, {"OUTPUT0": "c"}), *chain("fp32", first="c"))),
     Ensemble("decoupled_itself", chain("fp32"), more="model_transaction_policy { decoupled: true }\n"),
+    Ensemble("version_zero", (step("fp32", FORWARD, BACK, version=0),)),
+    Ensemble("version_negative", (step("fp32", FORWARD, BACK, version=-2),)),
+    Ensemble("steps_in_a_ring", (step("fp32", {"INPUT0": "t"}, {"OUTPUT0": "u"}), step("fp32", {"INPUT0": "u"}, {"OUTPUT0": "t"}), *chain("fp32"))),
+    Ensemble("from_nowhere", (step("fp32", {"INPUT0": "nowhere"}, {"OUTPUT0": "u"}), *chain("fp32"))),
+    Ensemble("from_an_empty_name", (step("fp32", {"INPUT0": ""}, BACK),)),
+    Ensemble("into_an_empty_name", (step("fp32", FORWARD, {"OUTPUT0": ""}),)),
+    Ensemble("in_a_namespace", (step("fp32", FORWARD, BACK).replace("step {", 'step { model_namespace: "foo"'),)),
+    Ensemble("input_mapped_twice", (step("fp32", {"INPUT0": "Z"}, BACK).replace("  output_map", '  input_map { key: "INPUT0" value: "X" }\n    output_map'),)),
     Ensemble("with_an_instance_group", chain("fp32"), more="instance_group [ { kind: KIND_CPU } ]\n"),
 ]
 

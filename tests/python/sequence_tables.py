@@ -116,3 +116,49 @@ DIFFERENCES = {
     },
 }
 """Row -> the facts that differ from Triton's on purpose."""
+
+
+def state(more: str = "", data_type: str = "INT32", output: str = "NEXT", dims: str = "1") -> str:
+    """A sequence batcher that keeps a state."""
+    fields = f'input_name: "STATE" output_name: "{output}" data_type: TYPE_{data_type} dims: [ {dims} ]'
+    return f"{DIRECT} state [ {{ {fields} {more} }} ]"
+
+
+def initial(*fields: str, data_type: str = "INT32", dims: str = "1", name: str = 'name: "first"') -> str:
+    """What a state begins as."""
+    return f"initial_state {{ {name} data_type: TYPE_{data_type} dims: [ {dims} ] {' '.join(fields)} }}"
+
+
+ZERO = "zero_data: true"
+
+LOADS = {
+    "no candidates below zero": oldest("max_candidate_sequences: -3"),
+    "preferred size beyond the batch": oldest("preferred_batch_size: [ 9 ]"),
+    "preferred size of zero": oldest("preferred_batch_size: [ 0 ]"),
+    "utilization beyond one": LONG + "direct { minimum_slot_utilization: 1.5 } " + controls(),
+    "a fraction for an id": LONG + "direct { } " + controls(CORRID=corrid("FP32")),
+    "a control without a kind": DIRECT + ' control_input [ { name: "EXTRA" } ]',
+    "state": state(),
+    "state: of zeros": state(initial(ZERO)),
+    "state: an output with other dims": state(output="SUM", dims="7"),
+    "state: initial of another type": state(initial(ZERO, data_type="FP32")),
+    "state: initial without a name": state(initial(ZERO, name="")),
+    "state: initial of another rank": state(initial(ZERO, dims="1, 2")),
+    "state: initial of a variable size": state(initial(ZERO, dims="-1"), dims="-1"),
+    "state: initial of another size": state(initial(ZERO, dims="2")),
+    "state: initial without data": state(initial()),
+    "state: initial twice": state(initial(ZERO) + initial(ZERO)),
+}
+"""Configurations by name, which are loaded or not: `golden_sequence_loads.json` has a real Triton's reasons (empty: loaded).
+
+Of implicit state this is all that the peer can show: its only backend, Python, has no interface for states, so a state that
+runs cannot be compared, and what Triton asks of backends that have one (names, types) it does not ask here. `test_state.py`
+holds what runs."""
+
+LOAD_DIFFERENCES = {
+    # Triton takes the number for a very large one.
+    "no candidates below zero": "sequence batching max_candidate_sequences must be 0 or greater for {}: it is -3",
+    # Triton leaves this to the backend, and Python's does not look at states.
+    "state: an output with other dims": "state 'STATE' has dims [7], but the output 'SUM' that gives it has [1] for {}",
+}
+"""Name -> the reason, where it is another one on purpose; `{}` is the model."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs rows of `sequence_tables.py` against a server, ours or a real Triton, and says what came of them.
 
-    sequences.py record     asks the Triton peer all rows, writes golden_sequences.json
+    sequences.py record     asks the Triton peer all rows and loads, writes golden_sequences.json, golden_sequence_loads.json
 """
 
 import concurrent.futures
@@ -11,6 +11,8 @@ import shutil
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -21,11 +23,12 @@ import scheduling
 import sequence_models
 from peers import Triton
 from scheduling import APART_S, DEADLINE_S, Watch, together
-from sequence_tables import ROWS, Row
+from sequence_tables import LOADS, ROWS, Row
 from server import Server
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden_sequences.json"
+GOLDEN_LOADS = HERE / "golden_sequence_loads.json"
 TOKEN = re.compile(r"""(?P<start>\()?(?P<id>\d+|'[^']*')(?P<end>\))?(?P<longer>\+)?(t(?P<timeout>\d+))?(\#(?P<batch>\d+))?$""")
 
 
@@ -156,10 +159,60 @@ def run_triton(rows: list, folder: Path) -> dict:
     return facts
 
 
+def models_of_loads(target: Path, live_triton: bool) -> dict:
+    """Writes the models of `LOADS` into the folder `target`: their names by those of the table."""
+    rows = [Row(name, batching, "") for name, batching in LOADS.items()]
+    for row in rows:
+        write_model(row, target, live_triton)
+    return {row.name: row.model for row in rows}
+
+
+def load_here(folder: Path) -> tuple:
+    """Why each model of `LOADS` is not loaded by this project's server, empty if it is; and the server's log."""
+    names = models_of_loads(folder / "models", live_triton=False)
+    server = Server(folder, [folder / "models"], ["--exit-on-error=false", "--strict-readiness=false"])
+    server.launch()
+    try:
+        server.wait_until_ready("/v2/health/ready")
+        index = server.index()
+        return {name: index[model][0].get("reason", "") for name, model in names.items()}, server.log.read_text()
+    finally:
+        server.stop()
+
+
+def load_on_triton(folder: Path) -> dict:
+    """The same of a real Triton, which is told to load one after the other. What it answers may not have the reason; then
+    its log has."""
+    names = models_of_loads(folder / "models", live_triton=True)
+    triton, reasons = Triton(folder / "models", folder / "triton.log", options=["--model-control-mode=explicit"]), {}
+    try:
+        scheduling.start_patiently(triton)
+        for name, model in names.items():
+            seen = len(triton.log.read_text())
+            request = urllib.request.Request(f"http://{triton.http}/v2/repository/models/{model}/load", b"{}")
+            try:
+                urllib.request.urlopen(request, timeout=60).read()
+                reasons[name] = ""
+            except urllib.error.HTTPError as error:
+                told = json.loads(error.read())["error"]
+                logged = re.findall(rf"Poll failed for model directory '{model}': (.*)\"$", triton.log.read_text()[seen:], re.M)
+                inner = re.search(r"state: (?:Invalid argument|Internal): (.*);", told)
+                reasons[name] = logged[-1] if logged else inner[1] if inner else told
+    finally:
+        triton.stop()
+    return reasons
+
+
+def write_loads(reasons: dict):
+    """Writes the golden file of the loads."""
+    GOLDEN_LOADS.write_text(json.dumps(reasons, indent=1, ensure_ascii=False) + "\n")
+
+
 def record():
-    """Writes what comes of all rows on the Triton peer into the golden file."""
+    """Writes what comes of all rows and loads on the Triton peer into the golden files."""
     with tempfile.TemporaryDirectory() as folder:
         facts = run_triton(ROWS, Path(folder))
+        write_loads(load_on_triton(Path(folder) / "loads"))
     lines = (f" {json.dumps(row.name)}: {json.dumps(facts[row.name])}" for row in ROWS)
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

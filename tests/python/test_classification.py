@@ -54,6 +54,16 @@ def test_the_largest_by_name(labelled, protocol, options):
     assert got.tolist() == [[f"{2**60}:1:dog"]]
 
 
+def test_a_label_file_that_is_not_utf8(tmp_path):
+    """It is read as far as it is text, as by Triton, which sends the bytes on; the log names the file and the place."""
+    write(tmp_path / "models", "latin", config("FP32", 4))
+    (tmp_path / "models/latin/labels.txt").write_bytes("hund\nkäfer\n".encode("latin-1"))
+    with Server(tmp_path, [tmp_path / "models"]) as server:
+        got = classes(server, "http", "latin", np.array([[1, 2, 0, 0]], np.float32), "FP32", 2)
+        assert got.tolist() == [["2.000000:1:k\ufffdfer", "1.000000:0:hund"]]
+        assert "latin/labels.txt' is not UTF-8 at byte 6: what is no text is shown as U+FFFD" in server.log.read_text()
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_what_has_no_order_is_refused(labelled, protocol):
     """A datatype without an order cannot be classified; the tensor itself can be had."""

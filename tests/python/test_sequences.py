@@ -22,6 +22,28 @@ from server import Server, eventually
 from test_ragged import write
 
 IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
+FLAGS = {
+    "int32": "int32_false_true: [ -3, 7 ]",
+    "fp32": "fp32_false_true: [ 4, 9 ]",
+    "bool": "bool_false_true: [ true, false ]",
+}
+"""START, END and READY in each type that they may have, with values that are not 0 and 1; BOOL the wrong way round."""
+IDS = {
+    "INT32": ((1 << 31) + 5, -(1 << 31) + 5),
+    "UINT32": ((1 << 32) + 6, 6),
+    "INT64": ((1 << 63) - 1, (1 << 63) - 1),
+    "UINT64": ((1 << 63) - 2, (1 << 63) - 2),
+    "STRING": ("né", "né"),
+}
+"""The correlation id in each type that it may have: what is sent, and what the model sees of it."""
+
+
+def typed(values: str) -> str:
+    """Controls whose flags are of one type."""
+    kinds = {kind: f"kind: CONTROL_SEQUENCE_{kind} {values}" for kind in ("START", "END", "READY")}
+    return controls(**kinds)
+
+
 MODELS = {
     "direct": config(f"{IDLE_LONG} direct {{ }} {controls()}"),
     "two": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=2, instances=2),
@@ -29,6 +51,8 @@ MODELS = {
     "plain": config(f"{IDLE_LONG} {controls()}", batch=0),
     "text": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('STRING'))}"),
     "short": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('UINT32'))}"),
+    **{f"flags_{name}": config(f"{IDLE_LONG} direct {{ }} {typed(values)}") for name, values in FLAGS.items()},
+    **{f"id_{name}": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid(name))}") for name in IDS},
     "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=400),
     "idle": config(f"max_sequence_idle_microseconds: 200000 direct {{ }} {controls()}", batch=1),
     "limited": config(
@@ -141,6 +165,51 @@ def test_texts_and_short_numbers_as_ids(http, grpc):
     wrong = "sequence batching control 'CORRID' data-type is '{}', but model '{}' expects '{}'"
     assert wrong.format("BYTES", "direct", "UINT64") in refused(lambda: step(http, "direct", "a", 1, "("))[1]
     assert wrong.format("UINT64", "text", "BYTES") in refused(lambda: step(http, "text", 3, 1, "("))[1]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("name, no, yes", [("int32", -3, 7), ("fp32", 4, 9), ("bool", 1, 0)])
+def test_flags_in_each_type(request, protocol, name, no, yes):
+    """START, END and READY have the values that the configuration gives them, in padding too."""
+    client, model = request.getfixturevalue(protocol), f"flags_{name}"
+    assert step(client, model, 31, 1, "(")[1] == f"{yes},{no},{yes},31"
+    assert step(client, model, 32, 1, "(")[1] == f"{no},{no},{no},0 {yes},{no},{yes},32"
+    assert step(client, model, 31, 2)[:2] == (3, f"{no},{no},{yes},31")
+    assert step(client, model, 31, 3, ")")[:2] == (6, f"{no},{yes},{yes},31")
+    assert step(client, model, 32, 1, ")")[1].endswith(f"{no},{yes},{yes},32")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("datatype", IDS)
+def test_ids_in_each_type(request, protocol, datatype):
+    """Of a number that is too large for the type, the model sees the low bits."""
+    client, (sent, seen) = request.getfixturevalue(protocol), IDS[datatype]
+    assert step(client, f"id_{datatype}", sent, 1, "(")[:2] == (1, f"1,0,1,{seen}")
+    assert step(client, f"id_{datatype}", sent, 2, ")")[:2] == (3, f"0,2,1,{seen}")
+
+
+def test_a_negative_number_as_an_id(http, grpc):
+    """tritonclient has no other way over gRPC to send a number from 2^63 on; in JSON it is no id. As Triton."""
+    assert step(grpc, "direct", -1, 1, "()")[1].endswith("1,2,1,18446744073709551615")
+    status, text = refused(lambda: step(http, "direct", -1, 1, "()"))
+    assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a text")
+
+
+def test_ids_are_texts_of_128_bytes_at_most(http, grpc):
+    """Triton's limit. The text is not repeated."""
+    longest = "é" * 64
+    told = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"
+    for client, code in ((http, "400"), (grpc, "StatusCode.INVALID_ARGUMENT")):
+        assert step(client, "text", longest, 1, "()")[1].endswith(longest)
+        assert refused(lambda: step(client, "text", longest + "x", 1, "()")) == (code, told)  # noqa: B023
+
+
+def test_generate_knows_no_sequences(sequences):
+    """As with Triton, `sequence_id` and its like are parameters like any others there."""
+    body = '{"VALUE": 1, "sequence_id": 5, "sequence_start": true, "sequence_end": true}'
+    status, text = sequences.ask("POST", "/v2/models/direct/generate", body)
+    none = "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"
+    assert (status, text) == (400, f'{{"error":"{none}"}}')
 
 
 def test_what_is_refused(http, grpc):
@@ -347,6 +416,33 @@ def test_async_clients(sequences):
 
     for kind, address in ((tritonclient.http.aio, sequences.http), (tritonclient.grpc.aio, sequences.grpc)):
         assert asyncio.run(all_of(kind, address)) == [[1, 3, 6, 10, 15]] * 20
+
+
+def test_async_streams(sequences):
+    """aio's `stream_infer`: sequences interleaved in one stream, each answered in its order."""
+
+    async def requests():
+        for value in range(1, 6):
+            for sequence in (41, 42, 43):
+                yield {
+                    "model_name": "oldest",
+                    "inputs": inputs(tritonclient.grpc.aio, value * sequence),
+                    "request_id": f"{sequence}",
+                    "sequence_id": sequence,
+                    "sequence_start": value == 1,
+                    "sequence_end": value == 5,
+                }
+
+    async def sums() -> dict:
+        got = {}
+        async with tritonclient.grpc.aio.InferenceServerClient(sequences.grpc) as client:
+            async for result, error in client.stream_infer(requests()):
+                assert error is None
+                got.setdefault(int(result.get_response().id), []).append(int(result.as_numpy("SUM").item()))
+        return got
+
+    expected = {sequence: [sequence * total for total in (1, 3, 6, 10, 15)] for sequence in (41, 42, 43)}
+    assert asyncio.run(sums()) == expected
 
 
 def test_another_shape_goes_with_the_next_batch(grpc):

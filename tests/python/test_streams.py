@@ -205,6 +205,9 @@ def test_response_parameters(streams):
     assert streams.infer("echo", body)[1]["parameters"] == {"a": 5, "b": "x"}
     text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"a":5,"b":"x"}')[1]
     assert text == '{"O0":1,"a":5,"b":"x","model_name":"echo","model_version":"1"}'
+    # A parameter that has an output's name takes nothing away.
+    text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"O0":7}')[1]
+    assert text == '{"O0":1,"model_name":"echo","model_version":"1"}'
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         call = stub.ModelStreamInfer(iter([request("numbered", "a", [1, 2])]), timeout=20)

@@ -113,6 +113,8 @@ pub(crate) struct Given<'a> {
 
 /// The states of an instance's sequences.
 pub(crate) struct States {
+    /// Of this model.
+    model: String,
     specs: Vec<StateSpec>,
     /// What backends call the first of them; the others follow.
     input: usize,
@@ -137,6 +139,7 @@ impl States {
         }
         let first = config.states.iter().map(|state| state.first_value(&read)).collect::<Result<_, _>>()?;
         Ok(Some(Self {
+            model: config.name.clone(),
             specs: config.states.clone(),
             input: config.state_input(0),
             batches: config.batches(),
@@ -287,7 +290,7 @@ impl States {
     /// The shape of each row of a value, and the rows.
     fn cut<'a>(&self, requests: &[&BatchRequest], given: &Given<'a>) -> Result<(Vec<i64>, Vec<&'a [u8]>), String> {
         let spec = self.specs.get(given.state).ok_or("there is no such state")?;
-        let wrong = |what: String| format!("state output '{}' {what}", spec.output_name);
+        let wrong = |what: String| format!("state output '{}' of model '{}' {what}", spec.output_name, self.model);
         if given.datatype != spec.datatype {
             return Err(wrong(format!("is {}, the configuration says {}", given.datatype, spec.datatype)));
         }

@@ -64,9 +64,10 @@ fn request_parameter(
     match key.as_str() {
         "sequence_id" => {
             request.correlation_id = match choice {
+                // As in Triton: clients have no other way to send numbers from 2^63 on.
                 Some(ParameterChoice::Int64Param(id)) => CorrelationId::Uint(id.cast_unsigned()),
                 Some(ParameterChoice::Uint64Param(id)) => CorrelationId::Uint(id),
-                Some(ParameterChoice::StringParam(id)) => CorrelationId::String(id),
+                Some(ParameterChoice::StringParam(id)) => CorrelationId::from_text(id)?,
                 _ => return Err(wrong_type(&key, "int64_param or string_param")),
             }
         }

@@ -246,13 +246,46 @@ fn errors_have_tritons_status_and_text() {
             "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
         ),
         (besides(r#""parameters":{"x":null}"#), 400, "parameter 'x' has invalid type."),
-        (besides(r#""parameters":{"priority":-1}"#), 500, &format!("Unable to parse 'priority': {unsigned}")),
-        (besides(r#""parameters":{"timeout":"1"}"#), 500, &format!("Unable to parse 'timeout': {unsigned}")),
-        (besides(r#""parameters":{"sequence_id":1.5}"#), 500, &format!("Unable to parse 'sequence_id': {string}")),
-        (besides(r#""parameters":{"sequence_start":1}"#), 500, &format!("Unable to parse 'sequence_start': {boolean}")),
+        (
+            besides(r#""parameters":{"priority":-1}"#),
+            400,
+            &format!("Unable to parse 'priority': {unsigned}: it is -1, allowed: 0 to 18446744073709551615"),
+        ),
+        (
+            besides(r#""parameters":{"timeout":"1"}"#),
+            400,
+            &format!("Unable to parse 'timeout': {unsigned}: it is \"1\", allowed: 0 to 18446744073709551615"),
+        ),
+        (
+            besides(r#""parameters":{"sequence_id":1.5}"#),
+            400,
+            &format!(
+                "Unable to parse 'sequence_id': {string}: it is 1.5, allowed: 0 to 18446744073709551615, or a text"
+            ),
+        ),
+        (
+            besides(r#""parameters":{"sequence_id":18446744073709551616}"#),
+            400,
+            &format!("Unable to parse 'sequence_id': {string}: it is 18446744073709551616, allowed: 0 to"),
+        ),
+        (
+            besides(&format!(r#""parameters":{{"sequence_id":"{}"}}"#, "x".repeat(129))),
+            400,
+            "string correlation ID cannot be longer than 128 characters, this one has 129 bytes",
+        ),
+        (
+            besides(&format!(r#""parameters":{{"sequence_id":["{}"]}}"#, "é".repeat(999))),
+            400,
+            &format!("Unable to parse 'sequence_id': {string}: it is [\"{}..., allowed: ", "é".repeat(62)),
+        ),
+        (
+            besides(r#""parameters":{"sequence_start":1}"#),
+            400,
+            &format!("Unable to parse 'sequence_start': {boolean}: it is 1, allowed: true or false"),
+        ),
         (
             besides(r#""parameters":{"binary_data_output":1}"#),
-            500,
+            400,
             &format!("Unable to parse 'binary_data_output': {boolean}"),
         ),
         (besides(r#""outputs":5"#), 500, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
@@ -268,12 +301,12 @@ fn errors_have_tritons_status_and_text() {
         ),
         (
             besides(r#""outputs":[{"name":"Y","parameters":{"binary_data":5}}]"#),
-            500,
+            400,
             &format!("Unable to parse 'binary_data': {boolean}"),
         ),
         (
             besides(r#""outputs":[{"name":"Y","parameters":{"classification":"a"}}]"#),
-            500,
+            400,
             &format!("Unable to set 'classification': {unsigned}"),
         ),
         (

@@ -102,7 +102,9 @@ impl Input<'_> {
             let inner = token.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
             let Some(inner) = inner else {
                 let prefix = "Unable to parse JSON bytes array";
-                return Err(type_error(prefix, "attempt to access JSON non-string as string"));
+                let name = self.name;
+                let what = format!("attempt to access JSON non-string as string, for input '{name}'");
+                return Err(type_error(prefix, &what));
             };
             let pushed = if inner.contains('\\') {
                 let Key(unescaped) = serde_json::from_str(token).map_err(parse_error)?;
@@ -257,7 +259,7 @@ mod tests {
             "[1]",
             DataType::Bytes,
             1,
-            Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string")),
+            Err((500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string, for input 'X'")),
         );
         check("[300]", DataType::Int8, 1, Err((400, "value 300 of input X is out of range for datatype INT8")));
         check(

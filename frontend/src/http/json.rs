@@ -11,6 +11,9 @@ use pharos::infer::Parameter;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+/// How many characters of a wrong value an error shows.
+const MOST_SHOWN: usize = 64;
+
 /// How deep JSON may nest; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
 
@@ -224,6 +227,18 @@ pub(super) fn as_bool(value: &RawValue, prefix: &str) -> Result<bool, InferError
         "false" => Ok(false),
         _ => Err(type_error(prefix, "attempt to access JSON non-boolean as boolean")),
     }
+}
+
+/// A request's parameter that a client has chosen wrongly: what [`as_string`] and its like say, then the value and what is
+/// allowed, as INVALID_ARG (Triton answers INTERNAL).
+pub(super) fn chosen<T>(read: Result<T, InferError>, value: &RawValue, allowed: &str) -> Result<T, InferError> {
+    read.map_err(|error| {
+        let text = value.get();
+        let short = text.char_indices().nth(MOST_SHOWN).and_then(|(end, _)| text.get(..end));
+        let shown = short.map_or_else(|| text.to_owned(), |short| format!("{short}..."));
+        let message = format!("{}: it is {shown}, allowed: {allowed}", error.message);
+        InferError::new(ErrorCode::InvalidArg, error.reason, message)
+    })
 }
 
 /// The parameter that `value` is; `None` for objects, arrays and null.

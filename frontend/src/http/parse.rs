@@ -12,7 +12,8 @@ use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use serde_json::value::RawValue;
 
 use super::json::{
-    Members, as_bool, as_parameter, as_string, as_u64, check_depth, object, parse_error, quote_nonfinite, type_error,
+    Members, as_bool, as_parameter, as_string, as_u64, check_depth, chosen, object, parse_error, quote_nonfinite,
+    type_error,
 };
 
 object! {
@@ -130,14 +131,17 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
             "sequence_id" => {
                 request.correlation_id = match value.get().parse() {
                     Ok(number) => CorrelationId::Uint(number),
-                    Err(_) => CorrelationId::String(as_string(value, "Unable to parse 'sequence_id'")?.into_owned()),
+                    Err(_) => {
+                        let text = as_string(value, "Unable to parse 'sequence_id'");
+                        CorrelationId::from_text(chosen(text, value, "0 to 18446744073709551615, or a text")?)?
+                    }
                 }
             }
-            "sequence_start" => request.sequence_start = as_bool(value, "Unable to parse 'sequence_start'")?,
-            "sequence_end" => request.sequence_end = as_bool(value, "Unable to parse 'sequence_end'")?,
-            "priority" => request.priority = as_u64(value, "Unable to parse 'priority'")?,
-            "timeout" => request.timeout_us = as_u64(value, "Unable to parse 'timeout'")?,
-            "binary_data_output" => binary_data_output = as_bool(value, "Unable to parse 'binary_data_output'")?,
+            "sequence_start" => request.sequence_start = flag(value, "Unable to parse 'sequence_start'")?,
+            "sequence_end" => request.sequence_end = flag(value, "Unable to parse 'sequence_end'")?,
+            "priority" => request.priority = whole(value, "Unable to parse 'priority'")?,
+            "timeout" => request.timeout_us = whole(value, "Unable to parse 'timeout'")?,
+            "binary_data_output" => binary_data_output = flag(value, "Unable to parse 'binary_data_output'")?,
             reserved if reserved.starts_with("triton_") => {
                 return Err(InferError::invalid(
                     "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
@@ -154,6 +158,14 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
         }
     }
     Ok(binary_data_output)
+}
+
+fn flag(value: &RawValue, prefix: &str) -> Result<bool, InferError> {
+    chosen(as_bool(value, prefix), value, "true or false")
+}
+
+fn whole(value: &RawValue, prefix: &str) -> Result<u64, InferError> {
+    chosen(as_u64(value, prefix), value, "0 to 18446744073709551615")
 }
 
 /// The binary data that no input has taken yet.
@@ -259,7 +271,7 @@ fn slice(region: &RawValue, offset: Option<&RawValue>, byte_size: Option<&RawVal
 fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
     let parameters = output.parameters.unwrap_or_default();
     let binary_data = match parameters.binary_data {
-        Some(value) => Some(as_bool(value, "Unable to parse 'binary_data'")?),
+        Some(value) => Some(flag(value, "Unable to parse 'binary_data'")?),
         None => None,
     };
     if parameters.shared_memory_region.is_some() {
@@ -273,7 +285,7 @@ fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
     }
     let name = required_string(output.name, "name")?.into_owned();
     let classification = match parameters.classification {
-        Some(value) => as_u64(value, "Unable to set 'classification'")?,
+        Some(value) => whole(value, "Unable to set 'classification'")?,
         None => 0,
     };
     let region = parameters.shared_memory_region;

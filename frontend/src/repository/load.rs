@@ -137,6 +137,7 @@ impl Repository {
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
         record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
+        warn_of_doubts(model, &config);
         tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
         Ok(Serving {
             model: model.clone(),
@@ -286,15 +287,42 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
     from_file.try_for_each(|state| state.first_value(read).map(drop))
 }
 
+/// Tells what the configuration says and hardly means.
+pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
+    for doubt in &config.doubtful {
+        tracing::warn!(%model, "{doubt}");
+    }
+    let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
+    if model.namespace().is_some() {
+        return;
+    }
+    for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {
+        let (namespace, member) = (&step.model_namespace, &step.model_name);
+        tracing::warn!(
+            %model,
+            "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which means nothing without \
+             --model-namespacing: the model of this name is taken"
+        );
+    }
+}
+
 /// The names of the classes, by output. Label files are in the model's directory.
 pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
     let directory = version.parent().unwrap_or(version);
     let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
     let read = |output: &TensorSpec| {
         let path = model_file(directory, &output.label_filename)?;
-        let text = scan::read_text(&path);
-        let text = text.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
-        Ok((output.name.clone(), classification::labels(&text)))
+        let bytes = scan::read(&path);
+        let bytes = bytes.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
+        if let Err(error) = std::str::from_utf8(&bytes) {
+            let (path, at) = (path.display(), error.valid_up_to());
+            tracing::warn!(
+                model = config.name,
+                output = output.name,
+                "label file '{path}' is not UTF-8 at byte {at}: what is no text is shown as U+FFFD"
+            );
+        }
+        Ok((output.name.clone(), classification::labels(&String::from_utf8_lossy(&bytes))))
     };
     let in_output = |output| read(output).map_err(|text: String| format!("output '{}': {text}", output.name));
     named.map(in_output).collect()

@@ -241,11 +241,14 @@ fn schedulers_that_cannot_work_are_refused() {
             "unexpected directory name 'm' for model 'other', directory name must equal model name",
         ),
         (format!("{io} max_batch_size: -1"), "'max_batch_size' must be non-negative value for m"),
-        (dynamic("preferred_batch_size: [8]"), "dynamic batching preferred size must be <= max batch size for m"),
-        (dynamic("preferred_batch_size: [0]"), "dynamic batching preferred size must be positive for m"),
+        (
+            dynamic("preferred_batch_size: [8]"),
+            "dynamic batching preferred size must be <= max batch size for m: 8 is given, the maximum is 4",
+        ),
+        (dynamic("preferred_batch_size: [0]"), "dynamic batching preferred size must be positive for m: 0 is given"),
         (
             format!("{io} dynamic_batching {{ preferred_batch_size: [2] }}"),
-            "dynamic batching preferred size must be <= max batch size for m",
+            "dynamic batching preferred size must be <= max batch size for m: 2 is given, the maximum is 0",
         ),
         (dynamic("priority_levels: 2"), "default priority level must be in range [1, 2] for m"),
         (
@@ -374,6 +377,17 @@ fn ensembles_are_plans_and_nothing_else() {
     let Scheduling::Ensemble { steps, .. } = config("e", &good).scheduling else { panic!("no ensemble") };
     assert_eq!((&*steps[0].model_name, steps[0].model_version), ("simple", None));
     assert!(config("e", &good).instance_groups.is_empty());
+    let seventh = good.replace("model_version: -1", "model_version: 7");
+    let Scheduling::Ensemble { steps, .. } = config("e", &seventh).scheduling else { panic!("no ensemble") };
+    assert_eq!(steps[0].model_version, Some(7));
+    for version in ["0", "-2"] {
+        let expected = format!(
+            "ensemble 'e' depends on 'simple' whose required version {version} is not loaded: 'model_version' of a step is 1 \
+             or greater, or -1 for the latest"
+        );
+        let source = good.replace("model_version: -1", &format!("model_version: {version}"));
+        assert_eq!(complete("e", &source).unwrap_err(), expected);
+    }
     for (source, expected) in [
         (io.to_owned(), "ensemble scheduling must be set for ensemble e whose platform is ensemble"),
         (format!("{io} ensemble_scheduling {{ }}"), "must specify 'step' for ensemble 'e'"),
@@ -393,6 +407,24 @@ fn ensembles_are_plans_and_nothing_else() {
     ] {
         assert_eq!(complete("e", &source).unwrap_err(), expected, "{source}");
     }
+}
+
+/// Triton takes all of these and says nothing.
+#[test]
+fn what_is_hardly_meant_is_told_and_taken() {
+    let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { name: 'b' data_type: TYPE_INT32 dims: [1] }";
+    let maps = "output_map { key: 'y' value: 'b' } input_map { key: 'x' value: 'c' } input_map { key: 'x' value: 'a' }";
+    let step = |more: &str| format!("step {{ model_name: 'simple' model_version: -1 {maps} {more} }}");
+    let ensemble = |more: &str| format!("{io}\nensemble_scheduling {{ {} }}", step(more));
+    let twice = config("e", &ensemble(""));
+    assert_eq!(twice.doubtful, ["config.pbtxt:2:148: 'input_map' has the key 'x' twice; the last one counts"]);
+    let Scheduling::Ensemble { steps, .. } = &twice.scheduling else { panic!("no ensemble") };
+    assert_eq!(steps[0].input_map["x"], "a");
+    let decoupled = config("e", &(ensemble("") + " model_transaction_policy { decoupled: true }"));
+    assert_eq!(decoupled.with_decoupled(true).unwrap().doubtful.len(), 1);
+    let vain = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
+    assert_eq!(decoupled.with_decoupled(false).unwrap().doubtful[1], vain);
+    assert_eq!(twice.with_decoupled(false).unwrap().doubtful.len(), 1);
 }
 
 #[test]

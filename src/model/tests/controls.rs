@@ -47,7 +47,12 @@ fn controls_that_cannot_be_are_refused_as_triton_does() {
     for datatype in ["", "data_type: TYPE_FP32", "data_type: TYPE_INT8"] {
         refused(&control("A", "CORRID", datatype), TYPES);
     }
-    assert!(complete("m", &with("control_input { name: 'A' }")).is_ok());
+    let (none, fp32) = ("it is TYPE_INVALID", "it is TYPE_FP32");
+    for (datatype, is) in [("", none), ("data_type: TYPE_FP32", fp32)] {
+        refused(&control("A", "CORRID", datatype), &format!("{TYPES}: {is}"));
+    }
+    let silent = complete("m", &with("control_input { name: 'A' }")).unwrap();
+    assert_eq!(silent.doubtful, ["the control input 'A' has no 'control': the model is not given this input"]);
 }
 
 /// Triton loads these two, and the model sees one of the two tensors of the name.
@@ -63,11 +68,15 @@ fn a_tensor_that_would_be_two_is_refused() {
 fn settings_out_of_range_are_refused_as_triton_does() {
     for utilization in ["1.5", "-0.5"] {
         let range = "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m";
-        refused(&format!("direct {{ minimum_slot_utilization: {utilization} }}"), range);
+        let range = format!("{range}: it is {utilization}");
+        refused(&format!("direct {{ minimum_slot_utilization: {utilization} }}"), &range);
     }
     let preferred = |size: u32| format!("oldest {{ preferred_batch_size: [ {size} ] }}");
-    refused(&preferred(0), "sequence batching preferred batch size must be positive for m");
-    refused(&preferred(9), "sequence batching preferred batch size must be <= max batch size for m");
+    refused(&preferred(0), "sequence batching preferred batch size must be positive for m: 0 is given");
+    let most = "sequence batching preferred batch size must be <= max batch size for m: 9 is given, the maximum is 4";
+    refused(&preferred(9), most);
+    let candidates = "sequence batching max_candidate_sequences must be 0 or greater for m: it is -3";
+    refused("oldest { max_candidate_sequences: -3 }", candidates);
 }
 
 #[track_caller]

@@ -94,6 +94,10 @@ fn what_a_state_may_not_be() {
             "state 'S' does not have the data type of the output that gives it for m",
         ),
         (
+            state("input_name: 'S' output_name: 'Y' data_type: TYPE_FP32 dims: [7]"),
+            "state 'S' has dims [7], but the output 'Y' that gives it has [1] for m",
+        ),
+        (
             state("input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: [1000000, 1000000]"),
             "state 'S' would begin with more than 1073741824 bytes for each sequence for m",
         ),

@@ -427,7 +427,7 @@ fn what_goes_wrong_leaves_the_states_as_they_were() {
     // A value that does not fit the configuration is not kept.
     let mut world = load(&builtin("append", rest), &[]).unwrap();
     let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
-    assert_eq!(done.error.unwrap().message, "state output 'T' has shape [2], the configuration says [1]");
+    assert_eq!(done.error.unwrap().message, "state output 'T' of model 'm' has shape [2], the configuration says [1]");
 }
 
 #[test]

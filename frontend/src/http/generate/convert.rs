@@ -126,7 +126,8 @@ fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
 }
 
 /// The JSON of a response: an object whose members are in the order of their names. An output of one element is a scalar,
-/// others are flat arrays. Where two have one name, the first of id, model, parameters and outputs stays.
+/// others are flat arrays. Where two have one name, the first of id, model, outputs and parameters stays: a client may choose
+/// the name of a parameter that a model repeats, and must not take an output away by it.
 ///
 /// # Errors
 /// An output that JSON cannot carry.
@@ -143,9 +144,6 @@ pub(super) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> 
     }
     put("model_name", &|out| render::value(out, &response.model_name))?;
     put("model_version", &|out| render::value(out, &response.model_version))?;
-    for (name, parameter) in &response.parameters {
-        put(name, &|out| render::parameter(out, parameter))?;
-    }
     for output in &response.outputs {
         let scalar = element_count(&output.tensor.shape) == Some(1);
         put(&output.name, &|out| {
@@ -154,6 +152,9 @@ pub(super) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> 
             out.extend_from_slice(if scalar { b"" } else { b"]" });
             Ok(())
         })?;
+    }
+    for (name, parameter) in &response.parameters {
+        put(name, &|out| render::parameter(out, parameter))?;
     }
     let mut json = Vec::with_capacity(256);
     for (name, value) in members {

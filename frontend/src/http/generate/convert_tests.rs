@@ -73,7 +73,7 @@ fn other_members_become_parameters() {
 fn refusals_have_tritons_codes_and_texts() {
     let invalid = "has invalid type. It should be either 'int', 'bool', or 'string'.";
     let schema = |name| format!("The schema can not convert input '{name}' to tensor with proper shape");
-    let bytes = "Unable to parse JSON bytes array: attempt to access JSON non-string as string";
+    let bytes = "Unable to parse JSON bytes array: attempt to access JSON non-string as string, for input 'T'";
     let signed = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer";
     for (json, status, text) in [
         ("", 500, "failed to parse the request JSON buffer: ".to_owned()),
@@ -120,7 +120,12 @@ fn a_response_is_an_object_in_the_order_of_its_names() {
         model_name: "m".into(),
         model_version: "1".into(),
         id: "q\"".into(),
-        parameters: vec![("p".into(), Parameter::Int(3)), ("id".into(), Parameter::Bool(true))],
+        // A parameter takes no output away.
+        parameters: vec![
+            ("p".into(), Parameter::Int(3)),
+            ("id".into(), Parameter::Bool(true)),
+            ("Z".into(), Parameter::Int(7)),
+        ],
         outputs: vec![
             output("Z", DataType::Uint8, &[1, 1], &[9]),
             output("A", DataType::Uint8, &[2], &[1, 2]),

@@ -10,7 +10,7 @@ use pharos::metrics::record;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::States;
 
-use super::super::load::{Unserved, labels, read_cache};
+use super::super::load::{Unserved, labels, read_cache, warn_of_doubts};
 use super::super::prepare::{Prepared, Version};
 use super::super::serving::Executor;
 use super::{Ensemble, Repository, Serving, Slots};
@@ -53,6 +53,7 @@ impl Repository {
         record::ensemble_loaded(self.metrics(), &series, steps);
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
+        warn_of_doubts(&model, config);
         tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
         if config.decoupled {
             self.metrics().model_decoupled(&series);

@@ -148,7 +148,7 @@ fn said(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferE
         None => None,
         Some(Parameter::Int(number)) => Some(CorrelationId::Uint(number.cast_unsigned())),
         Some(Parameter::Uint(number)) => Some(CorrelationId::Uint(*number)),
-        Some(Parameter::String(text)) => Some(CorrelationId::String(text.clone())),
+        Some(Parameter::String(text)) => Some(CorrelationId::from_text(text.as_str())?),
         Some(_) => {
             let types = "TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING";
             return Err(InferError::invalid(format!("expected parameter 'sequence_id' to be {types}")));

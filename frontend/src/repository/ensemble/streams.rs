@@ -153,7 +153,8 @@ mod tests {
     fn ids(count: usize) -> Vec<CallId> {
         let step = |n| {
             format!(
-                "step {{ model_name: 'm' input_map {{ key: 'i' value: 'x' }} output_map {{ key: 'o' value: 'y{n}' }} }}"
+                "step {{ model_name: 'm' model_version: -1 input_map {{ key: 'i' value: 'x' }} \
+                 output_map {{ key: 'o' value: 'y{n}' }} }}"
             )
         };
         let steps: String = (0..count).map(step).collect();

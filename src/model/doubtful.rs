@@ -1,0 +1,31 @@
+//! What a configuration may say and hardly means. Triton takes it without a word, and repositories of users may have it, so
+//! it is no mistake: the log tells it when the model is loaded.
+
+use super::config::{ModelConfig, Scheduling};
+use super::proto::model_config::SchedulingChoice;
+
+/// One sentence for each.
+pub(super) fn of(config: &ModelConfig) -> Vec<String> {
+    let mut found = Vec::new();
+    match &config.proto.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => {
+            let silent = sequence.control_input.iter().filter(|input| input.control.is_empty());
+            found.extend(silent.map(|input| {
+                format!("the control input '{}' has no 'control': the model is not given this input", input.name)
+            }));
+        }
+        _ => {}
+    }
+    found
+}
+
+impl ModelConfig {
+    /// What the configuration says of a model that, when its members are known, answers only once.
+    pub(super) fn says_decoupled_in_vain(&self, decoupled: bool) -> Option<String> {
+        let is_ensemble = matches!(self.scheduling, Scheduling::Ensemble { .. });
+        (is_ensemble && self.decoupled && !decoupled).then(|| {
+            "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once"
+                .to_owned()
+        })
+    }
+}
