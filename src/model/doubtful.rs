@@ -7,14 +7,11 @@ use super::proto::model_config::SchedulingChoice;
 /// One sentence for each.
 pub(super) fn of(config: &ModelConfig) -> Vec<String> {
     let mut found = Vec::new();
-    match &config.proto.scheduling_choice {
-        Some(SchedulingChoice::SequenceBatching(sequence)) => {
-            let silent = sequence.control_input.iter().filter(|input| input.control.is_empty());
-            found.extend(silent.map(|input| {
-                format!("the control input '{}' has no 'control': the model is not given this input", input.name)
-            }));
-        }
-        _ => {}
+    if let Some(SchedulingChoice::SequenceBatching(sequence)) = &config.proto.scheduling_choice {
+        let silent = sequence.control_input.iter().filter(|input| input.control.is_empty());
+        found.extend(silent.map(|input| {
+            format!("the control input '{}' has no 'control': the model is not given this input", input.name)
+        }));
     }
     found
 }
