@@ -93,6 +93,12 @@ impl InferRequest {
         let inputs = self.inputs.iter().any(|input| input.tensor.data.region().is_some());
         inputs || self.outputs.iter().any(|output| output.region.is_some())
     }
+
+    /// Whether the response cache may answer it, and keep its answer. Memory of the client's may change between the look at
+    /// it and the execution, and the answer to a step of a sequence depends on the steps before it.
+    pub fn is_cacheable(&self) -> bool {
+        self.correlation_id.is_none() && !self.uses_regions()
+    }
 }
 
 /// One output of a response. Its `tensor.data` may point into a worker's arena, or say where in the client's shared memory

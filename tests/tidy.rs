@@ -5,6 +5,8 @@
 
 #[path = "tidy/checks.rs"]
 mod checks;
+#[path = "tidy/documents.rs"]
+mod documents;
 #[path = "tidy/metrics.rs"]
 mod metrics;
 #[path = "tidy/rules.rs"]

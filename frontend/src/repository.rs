@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use pharos::ensemble::Dependencies;
@@ -45,7 +45,7 @@ pub use drain::Unfinished;
 use given::Given;
 use poll::{Look, Poll};
 pub(crate) use responses::Responses;
-use serving::Executor;
+use retire::Retired;
 pub(crate) use serving::Serving;
 use source::Sources;
 
@@ -125,7 +125,7 @@ pub(crate) struct Table {
     named: BTreeSet<String>,
     /// What clients have given in place of the repositories' files, while it is loaded.
     given: BTreeMap<String, Arc<Given>>,
-    /// Versions that were replaced and finish their sequences.
+    /// Versions with sequences that were replaced and finish what they have begun, in the order in which they went.
     ending: BTreeMap<String, Vec<Arc<Serving>>>,
     /// Versions that finish what they have, with the number of the unload.
     unloading: BTreeMap<ModelVersion, u64>,
@@ -161,7 +161,7 @@ pub(crate) struct Repository {
     permits: Semaphore,
     locks: Locks,
     /// What has been taken out of the table and has not ended. Held to add or remove one.
-    retired: Mutex<Vec<Weak<Executor>>>,
+    retired: Mutex<Vec<Retired>>,
     /// Numbers the directories of what clients give.
     next_directory: AtomicU64,
     exiting: AtomicBool,
@@ -270,7 +270,9 @@ impl Repository {
     /// As [`Repository::serving`].
     pub(crate) fn serving_for(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         let table = self.table();
-        match Self::with_sequence(&table, request) {
+        let going_on = (!request.sequence_start).then_some(&request.correlation_id);
+        let named = (request.model_name.as_str(), request.model_version.as_str());
+        match going_on.and_then(|id| Self::with_sequence(&table, named, id)) {
             Some(serving) => Ok(serving),
             None => table.serving(&request.model_name, &request.model_version),
         }

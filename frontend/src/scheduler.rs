@@ -28,6 +28,7 @@ use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
+use pharos::metrics::emitter::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
@@ -125,7 +126,8 @@ pub(crate) struct Driver {
     /// If the model uses the response cache.
     cache: Option<ModelCache>,
     /// What the metrics know of the counts of [`Driver::sequences`].
-    sequences_told: [AtomicU64; 2],
+    sequences_told: [AtomicU64; 3],
+    restarts_said: Mutex<Throttle>,
     this: Weak<Driver>,
 }
 
@@ -170,6 +172,7 @@ impl Driver {
                 limits,
                 cache,
                 sequences_told: Default::default(),
+                restarts_said: Mutex::default(),
                 this: this.clone(),
             }
         })
@@ -185,8 +188,7 @@ impl Driver {
         request.timeline.queue_start = now;
         traced::queued(&self.model, &request);
         let mut miss = None;
-        // Memory of the client's may change between the look at it and the execution: then another's answer would be wrong.
-        if let Some(cache) = self.cache.as_ref().filter(|_| !request.uses_regions()) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
             match self.look_up(cache, id, &request, &checked).await {
                 Found::Hit(entry, times) => {
                     let part = Part { request, checked, padding: false };

@@ -210,6 +210,14 @@ async fn system_settings(options: &cli::Metrics, seen: bool) -> system::Settings
     }
 }
 
+fn control_mode(options: &Options) -> repository::Mode {
+    match options.models.control_mode {
+        ControlMode::None => repository::Mode::None,
+        ControlMode::Poll => repository::Mode::Poll(options.models.poll),
+        ControlMode::Explicit => repository::Mode::Explicit,
+    }
+}
+
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
@@ -245,11 +253,7 @@ fn settings(
             program: Program { worker, onnxruntime },
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
-            mode: match options.models.control_mode {
-                ControlMode::None => repository::Mode::None,
-                ControlMode::Poll => repository::Mode::Poll(options.models.poll),
-                ControlMode::Explicit => repository::Mode::Explicit,
-            },
+            mode: control_mode(options),
             at_start: match options.models.loads_all() {
                 true => repository::AtStart::All,
                 false => repository::AtStart::Named(options.models.load_model.clone()),

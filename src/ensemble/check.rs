@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::plan::{Plan, Step, TensorId};
 use super::shape::agree;
-use crate::model::{ModelConfig, TensorSpec};
+use crate::model::{ModelConfig, Scheduling, TensorSpec};
 use crate::tensor::{DataType, format_shape};
 
 /// What is known about an ensemble's tensor: from the first that has something to say about it.
@@ -52,6 +52,24 @@ pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Res
         check_step(config, plan, (step, member), &mut nodes)?;
     }
     Ok(())
+}
+
+/// Whether the response cache may answer for an ensemble with these members, theirs included: what must not be kept of a
+/// model by itself must not be kept of what is made with it.
+///
+/// # Errors
+/// A member whose answers depend on more than the request, or are any number.
+pub fn check_cache(config: &ModelConfig, members: &[&ModelConfig]) -> Result<(), String> {
+    let why = |member: &ModelConfig| match member.scheduling {
+        Scheduling::Sequence(_) => Some("sequence batching scheduler"),
+        _ if member.decoupled => Some("'decoupled' transaction policy"),
+        _ => None,
+    };
+    let Some((member, why)) = members.iter().find_map(|member| Some((member, why(member)?))) else { return Ok(()) };
+    Err(format!(
+        "Response Cache does not currently support model {} with {why} in its member {}. Please disable the response cache.",
+        config.name, member.name
+    ))
 }
 
 fn check_step<'a>(

@@ -17,7 +17,7 @@ mod stages;
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)]
 mod tests;
 
-pub use check::check;
+pub use check::{check, check_cache};
 pub use dependencies::Dependencies;
 pub use flow::{Call, CallId, DEADLOCK_TEXT, Flow, Output};
 pub use plan::{Plan, Step, TensorId};

@@ -386,6 +386,31 @@ fn members_must_fit_and_both_ends_are_named() {
     }
 }
 
+#[test]
+fn the_response_cache_is_refused_for_what_members_refuse() {
+    let ends = |kind: &str| format!("{} {}", tensor("input", kind), tensor("output", "o0"));
+    let member = |name: &str, more: &str| config_of(name, &format!("max_batch_size: 4 {} {more}", ends("i0")));
+    let plain = member("plain", "");
+    let of_sequences = "sequence batching scheduler";
+    for (name, more, why) in [
+        ("seq", "sequence_batching { direct { } }", of_sequences),
+        (
+            "iterative",
+            "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 2 } }",
+            of_sequences,
+        ),
+        ("many", "model_transaction_policy { decoupled: true }", "'decoupled' transaction policy"),
+    ] {
+        let refused = check_cache(&plain, &[&plain, &member(name, more), &plain]);
+        let text = format!(
+            "Response Cache does not currently support model plain with {why} in its member {name}. Please disable the \
+             response cache."
+        );
+        assert_eq!(refused, Err(text));
+    }
+    assert_eq!(check_cache(&plain, &[&plain, &plain]), Ok(()));
+}
+
 pub(super) fn config_of(name: &str, text: &str) -> ModelConfig {
     let text = format!("name: '{name}' backend: 'builtin' {text}");
     let completion = Completion {

@@ -129,6 +129,7 @@ builtins! {
     SequenceSlotsUsed = "pharos_sequence_slots_used" Gauge ["model", "version"] Family;
     SequencesIdleEvicted = "pharos_sequences_idle_evicted_total" Counter ["model", "version"] Family;
     SequenceStartErrors = "pharos_sequence_start_errors_total" Counter ["model", "version"] Family;
+    SequenceRestarts = "pharos_sequence_restarts_total" Counter ["model", "version"] Family;
     RateLimiterWait = "pharos_rate_limiter_wait_seconds_total" Counter ["model", "version"] Family;
     RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Gauge ["model", "version"] Family;
     RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;

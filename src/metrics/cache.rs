@@ -193,6 +193,7 @@ impl Cache {
         let (model, shown) = (series.model().clone(), Arc::clone(series));
         let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
         if let Some(replaced) = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series)) {
+            series.follow(&replaced);
             self.journal.departed(&replaced);
         }
         // The definition may have been read again since they were made.
@@ -685,6 +686,24 @@ model_metrics:
         assert_eq!((new.value(), new.spec().unit.as_str()), (2.0, "Pieces"));
         assert_eq!(cache.histogram("Size", &[]).unwrap().value(), 0.0, "other buckets, another metric");
         assert!(cache.gauge("Level", &["h"]).is_err() && cache.gauge("Depth", &["h"]).is_ok());
+    }
+
+    #[test]
+    fn gauges_count_what_is_left_of_earlier_loads() {
+        let cache = cache();
+        let model = ModelVersion::new("m", 1);
+        let loads = [1, 2, 4].map(|pending| {
+            let series = cache.model_loaded(&model, &[]);
+            series.pending.add(pending);
+            series
+        });
+        let [first, second, third] = loads;
+        let pending = |series: &ModelSeries| series.level(|series| &series.pending);
+        assert_eq!((pending(&first), pending(&second), pending(&third)), (1, 3, 7));
+        second.pending.add(-2);
+        cache.model_unloaded(&first);
+        drop(first);
+        assert_eq!(pending(&third), 4, "what has ended counts no more");
     }
 
     #[test]

@@ -186,9 +186,9 @@ impl View {
                 );
             }
             Builtin::Instances => {
-                let each = InstanceState::ALL.iter().zip(&model.instances);
-                return out.extend(each.map(|(state, cell)| {
-                    (model_labels(model).with("state", state.as_str()), Number::Signed(cell.get()))
+                return out.extend(InstanceState::ALL.iter().map(|state| {
+                    let level = model.level(|series| &series.instances[state.index()]);
+                    (model_labels(model).with("state", state.as_str()), Number::Signed(level))
                 }));
             }
             Builtin::Batches => {
@@ -212,7 +212,7 @@ impl View {
             Builtin::CacheMisses if model.cached() => count(&model.cache.misses),
             Builtin::CacheHitDuration if model.cached() => micros(&model.cache.hit_ns),
             Builtin::CacheMissDuration if model.cached() => micros(&model.cache.miss_ns),
-            Builtin::PendingRequests => Number::Signed(model.pending.get()),
+            Builtin::PendingRequests => Number::Signed(model.level(|series| &series.pending)),
             Builtin::ModelLoadDuration => Number::Float(f64::from_bits(model.load_duration.get())),
             Builtin::TsRequests => count(&model.requests),
             Builtin::InstanceRestarts => count(&model.restarts),

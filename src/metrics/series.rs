@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use super::durations::Durations;
 use super::family::{Registry, Series};
@@ -99,6 +99,8 @@ pub struct ModelSeries {
     pub(super) load_duration: Count,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
+    /// Those of the loads before, while something of them is left.
+    before: Mutex<Vec<Weak<ModelSeries>>>,
     pub(super) samples_dropped: Count,
     /// What loading has added to the resident bytes of all instances' processes.
     pub(super) memory: Count,
@@ -170,6 +172,7 @@ impl ModelSeries {
             load_duration: Count::default(),
             instances: Default::default(),
             restarts: Count::default(),
+            before: Mutex::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),
             gpu_memory: Mutex::default(),
@@ -192,6 +195,24 @@ impl ModelSeries {
         if self.responses.is_on() {
             self.durations.define_first_response(registry, &self.own_buckets);
         }
+    }
+
+    /// They take the place of others, which may still have requests and instances.
+    pub(super) fn follow(&self, before: &Arc<ModelSeries>) {
+        let mut all = before.before().clone();
+        all.push(Arc::downgrade(before));
+        all.retain(|other| other.strong_count() > 0);
+        *self.before() = all;
+    }
+
+    fn before(&self) -> MutexGuard<'_, Vec<Weak<ModelSeries>>> {
+        self.before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What there is now of something, with what is left of loads before.
+    pub(super) fn level(&self, of: impl Fn(&ModelSeries) -> &Level) -> i64 {
+        let before: i64 = self.before().iter().filter_map(Weak::upgrade).map(|other| of(&other).get()).sum();
+        of(self).get() + before
     }
 
     /// Whether it uses the response cache.

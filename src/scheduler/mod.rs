@@ -78,6 +78,12 @@ pub enum Action {
         /// Their keys, as in [`SlotStep::key`].
         keys: Vec<u64>,
     },
+    /// Say that a request has begun a sequence anew that was active: its client, or another one with the same id, may not
+    /// have meant that. The request goes on.
+    SequenceRestarted {
+        /// The request with START, which is queued.
+        request: RequestId,
+    },
     /// Answer the request with [`RejectReason::error`].
     Reject {
         /// The request, which the scheduler has forgotten.
@@ -122,14 +128,16 @@ pub enum RejectReason {
     SequenceNotStarted,
     /// The instance that had the sequence was lost with its state.
     SequenceLost,
+    /// The instance that had an iterative request was lost with what it had made of it.
+    RequestLost,
     /// The sequence waited for a slot longer than one of its requests allows.
     SequenceTimeout,
 }
 
 impl RejectReason {
     /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
-    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `Exiting` and `SequenceLost`, which are ours. The caller adds the
-    /// prefix with the request's id.
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `Exiting`, `SequenceLost` and `RequestLost`, which are ours. The
+    /// caller adds the prefix with the request's id.
     pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
         match self {
@@ -141,6 +149,12 @@ impl RejectReason {
                 let text = format!(
                     "sequence {sequence} of model '{model}' was ended: the instance that had its state was lost; it can \
                      begin anew with the START flag"
+                );
+                unavailable(Reason::InstanceLost, &text)
+            }
+            Self::RequestLost => {
+                let text = format!(
+                    "the instance of model '{model}' that executed this request was lost; the request can be sent again"
                 );
                 unavailable(Reason::InstanceLost, &text)
             }

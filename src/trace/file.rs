@@ -32,7 +32,12 @@ pub fn append(trace: &Finished, out: &mut String) -> bool {
 fn append_part(part: &Part, out: &mut String) {
     let id = part.id;
     if let Some(model) = &part.model {
-        let _ = write!(out, "{{\"id\":{id},\"model_name\":{},\"model_version\":{}", quoted(&model.name), model.version);
+        let _ = write!(
+            out,
+            "{{\"id\":{id},\"model_name\":{},\"model_version\":{}",
+            quoted(model.bare_name()),
+            model.version
+        );
         if !part.request_id.is_empty() {
             let _ = write!(out, ",\"request_id\":{}", quoted(&part.request_id));
         }

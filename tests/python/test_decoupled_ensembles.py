@@ -200,7 +200,7 @@ def test_where_there_is_one_answer(server):
 def test_a_cache_is_refused(server):
     """As for every decoupled model."""
     [entry] = server.index()["cached"]
-    text = "Response Cache does not currently support model cached with 'decoupled' transaction policy."
+    text = "Response Cache does not currently support model cached with 'decoupled' transaction policy in its member "
     assert entry["state"] == "UNAVAILABLE" and entry["reason"].startswith(text)
 
 

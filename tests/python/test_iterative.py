@@ -2,11 +2,14 @@
 batching), with one answer at the end or one for each time."""
 
 import json
+import os
 import queue
 import re
+import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +166,31 @@ def test_who_goes_away_ends_the_iteration(server):
     eventually("it is cancelled", 10, lambda: cancelled() - before == 1)
     active = lambda: total(server.scrape(), "pharos_sequences", model="stream", state="active")
     eventually("its place is free", 10, lambda: active() == 0)
+
+
+def test_a_lost_request_can_be_sent_again(server):
+    """It is its own sequence: its client hears nothing of one, and of no id."""
+    outcomes = queue.SimpleQueue()
+
+    def ask():
+        with tritonclient.http.InferenceServerClient(server.http, network_timeout=60) as client:
+            try:
+                outcomes.put(client.infer("direct", count_of(tritonclient.http, 300)))
+            except InferenceServerException as error:
+                outcomes.put((error.status(), error.message()))
+
+    thread = threading.Thread(target=ask)
+    before = statistics(server, "direct")["execution_count"]
+    thread.start()
+    eventually("it is executed", 10, lambda: statistics(server, "direct")["execution_count"] > before + 3)
+    for pid in server.workers():
+        if b"\0direct_0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    thread.join(30)
+    text = "the instance of model 'direct' that executed this request was lost; the request can be sent again"
+    assert outcomes.get(timeout=1) == ("503", text)
+    with tritonclient.http.InferenceServerClient(server.http) as client:
+        assert client.infer("direct", count_of(tritonclient.http, 3)).as_numpy("DONE").item() == 3
 
 
 def test_only_iterative_sequences_can_be_rescheduled(server):

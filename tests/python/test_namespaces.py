@@ -127,8 +127,9 @@ def test_members_are_found_again(tmp_path, mode):
         eventually("there are two", 15, lambda: AMBIGUOUS.format("same") in str(worlds.largest("same")))
 
         def answered_beside():
-            counts = worlds.served("a"), worlds.served("b")
-            return worlds.any.infer("of_a", "")[0] == 200 and (worlds.served("a"), worlds.served("b")) == (counts[0] + 1, counts[1])
+            own, other = worlds.served("a"), worlds.served("b")
+            answered = worlds.any.infer("of_a", "")[0] == 200
+            return answered and (worlds.served("a"), worlds.served("b")) == (own + 1, other)
 
         eventually("the own one answers", 15, answered_beside)
 
@@ -139,7 +140,8 @@ def test_loads_and_unloads_by_name(tmp_path):
     worlds.put("ab", "same")
     worlds.put("b", "only")
     one = {"backend": "builtin", "max_batch_size": 7}
-    one |= {key: [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]}] for key, name in [("input", "INPUT0"), ("output", "OUTPUT0")]}
+    for key, name in [("input", "INPUT0"), ("output", "OUTPUT0")]:
+        one[key] = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]}]
     one["parameters"] = {"function": {"string_value": "identity"}}
     config = ("string_param", json.dumps(one))
     with worlds.server:

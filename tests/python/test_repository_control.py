@@ -140,8 +140,9 @@ def test_tritonclient_aio(serve, protocol):
 
             async def index(**more) -> dict:
                 found = await c.get_model_repository_index(**more)
-                entries = found.models if protocol == "grpc" else found
-                return {e.name: e.state for e in entries} if protocol == "grpc" else {e["name"]: e.get("state", "") for e in entries}
+                if protocol == "grpc":
+                    return {entry.name: entry.state for entry in found.models}
+                return {entry["name"]: entry.get("state", "") for entry in found}
 
             await asyncio.gather(c.load_model("both"), c.load_model("other"), c.load_model("m"))
             assert set((await index()).values()) == {"READY"}

@@ -38,6 +38,15 @@ MODELS = {
         max_queued_sequences=1,
         max_queue_size_per_sequence=1,
     ),
+    "limited_oldest": config(
+        f"{IDLE_LONG} oldest {{ max_candidate_sequences: 4 }} {controls()}",
+        batch=1,
+        delay_ms=500,
+        max_queue_size_per_sequence=1,
+    ),
+    "limited_direct": config(
+        f"{IDLE_LONG} direct {{ }} {controls()}", batch=4, delay_ms=500, max_queue_size_per_sequence=1
+    ),
     "iterative": config(f"iterative_sequence: true direct {{ }} {controls()}"),
     "wide": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1),
     "many": config(f"{IDLE_LONG} oldest {{ max_candidate_sequences: 20000 }} {controls()}", batch=64),
@@ -207,6 +216,41 @@ def test_the_queues_have_limits(grpc, sequences):
     assert (first()[0][0], second()[0][0]) == (1, 3)
     assert step(grpc, "limited", 1, 4, ")")[0] == 7
     assert third()[0][0] == 5
+
+
+@pytest.mark.parametrize("model", ["limited_direct", "limited_oldest"])
+def test_the_limit_of_a_sequence_is_of_what_waits(grpc, sequences, model):
+    """While the instance executes another sequence, the first request of this one waits like any other."""
+    pending = lambda: gauge(sequences, "pharos_pending_requests", model, priority="0")  # noqa: E731
+    busy = in_background(lambda: step(grpc, model, 1, 1, "("))
+    eventually("it executes", 5, lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
+    first = in_background(lambda: step(grpc, model, 2, 1, "("))
+    eventually("one waits", 5, lambda: pending() == 1)
+    full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
+    assert refused(lambda: step(grpc, model, 2, 1)) == full
+    assert (busy()[0][0], first()[0][0]) == (1, 1)
+    assert [step(grpc, model, sequence, 1, ")")[0] for sequence in (1, 2)] == [2, 2]
+
+
+def test_start_of_an_active_id_is_said_and_counted(http, grpc, sequences):
+    """In the log at most once a second, and never at any length: clients choose ids. What begins after END is no news."""
+    lines = lambda: [line for line in sequences.log.read_text().splitlines() if "was begun anew" in line]  # noqa: E731
+    counted = lambda model: gauge(sequences, "pharos_sequence_restarts_total", model)  # noqa: E731
+    before = counted("oldest")
+    assert step(http, "oldest", 70, 1, "()")[0] == step(http, "oldest", 70, 1, "(")[0] == 1
+    assert counted("oldest") == before and lines() == []
+    assert step(http, "oldest", 70, 5, "(")[0] == 5, "as a new sequence"
+    assert counted("oldest") == before + 1
+    [line] = lines()
+    assert "WARN" in line and "oldest" in line and "sequence 70 was active" in line
+    assert [step(http, "oldest", 70, 5, "(")[0] for _ in range(20)] == [5] * 20
+    assert counted("oldest") == before + 21 and len(lines()) < 21
+    assert step(http, "oldest", 70, 5, ")")[0] == 10
+    hostile = "a\n" + "z" * 100_000
+    assert [step(grpc, "text", hostile, 1, "(")[0] for _ in range(2)] == [1, 1]
+    assert step(grpc, "text", hostile, 1, ")")[0] == 2
+    told = [line for line in lines() if "text" in line]
+    assert len(told) == 1 and len(told[0]) < 1000 and "a\\nzzz" in told[0]
 
 
 def gauge(server, name: str, model: str, **labels):

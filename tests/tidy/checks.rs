@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::metrics;
 use crate::rules::{
     BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES, NO_METRIC_NAMES,
     PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
+use crate::{documents, metrics};
 
 /// Every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
@@ -19,6 +19,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
         if file.path.ends_with(".proto") && !file.path.starts_with("proto/") {
             found.push(violation(&file.path, 1, "protobuf definitions live in proto/", "move the file there"));
         }
+        found.extend(documents::check(file));
         if file.path.ends_with(".rs") {
             found.extend(rust(file));
         }
@@ -28,7 +29,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     found
 }
 
-fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
+pub(crate) fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
     format!("{path}:{line}: {rule}: {advice}")
 }
 

@@ -210,3 +210,27 @@ fn the_enum_and_the_definition_hold_together() {
     assert!(found[1].starts_with("src/metrics/builtin.rs:3: `nv_c` is not in metrics.yaml"), "{found:#?}");
     assert!(found[2].starts_with("metrics.yaml:4: no code records `nv_b`"), "{found:#?}");
 }
+
+#[test]
+fn documents_keep_no_remains_of_merges() {
+    let check = |text: &str, expected: &[&str]| {
+        let found = all(&[File { path: "README.md".to_owned(), text: text.to_owned() }]);
+        assert_eq!(found.len(), expected.len(), "{text}: {found:#?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with(&format!("README.md:{expected}: ")), "{found} is not {expected}");
+        }
+    };
+    let table = "# T\n\n| a | b |\n|---|:-:|\n| x | 1 |\n| `y` or z | 2 |\n| | 3 |\n| | 4 |\n";
+    check(table, &[]);
+    check("a\n\n**b** c\n\n```text\n**d**\n| e |\n# f\n```\n\n- **g** h\n- **i**\n", &[]);
+    check(&format!("{table}| x | 5 |\n"), &["9: the table has two rows for `x`"]);
+    check("a\n| x | 1 |\nb\n", &["2: a table's row without a head"]);
+    check("| x | 1 |\n| y | 2 |\n", &["1: a table's row without a head"]);
+    let glued = "a heading, or a paragraph with a bold beginning, follows an empty line";
+    check("a\n**b** c\n# d\n", &[&format!("2: {glued}"), &format!("3: {glued}")]);
+    check("```\nb\n```\n## c\n", &[&format!("4: {glued}")]);
+    let tree = "```\nsrc/   x\n  a/   y\n       a/ goes on\n  b    z\nfrontend/\n  a/   v\n";
+    check(&format!("{tree}```\n"), &[]);
+    check(&format!("{tree}  a/   w\n```\n"), &["8: `a/` is explained twice"]);
+    check("```\n  x 1\n  x 2\n```\n", &[]);
+}

@@ -141,6 +141,8 @@ impl Repository {
                 let unload = table.begin_unload(model, *number);
                 gone.extend(serving.remove(number).map(|old| (old, Ending::Outdated(unload))));
             }
+            // In the same moment: a step of a sequence finds the version before here or there.
+            gone.iter().for_each(|(old, _)| table.begin_ending(old));
             if !serving.is_empty() {
                 table.serving.insert(model.to_owned(), serving);
             }
@@ -163,7 +165,7 @@ impl Repository {
             }
         });
         for Ready { serving, .. } in ready.into_iter().filter(|ready| ready.is_new) {
-            self.retire(Arc::new(serving), Ending::Failed);
+            self.retire(Arc::new(serving), Ending::Unserved);
         }
     }
 

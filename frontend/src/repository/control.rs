@@ -246,7 +246,14 @@ impl Repository {
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
-            let applied = self.apply(prepared, wanted.reload, wanted.failing).await;
+            // What an ensemble was made of is not there any more once a member was loaded anew.
+            let running = self.table().serving.get(name).cloned().unwrap_or_default();
+            let (reload, failing) = match running.values().any(|serving| self.has_other_members(serving)) {
+                true => (true, Failing::Withdraw),
+                false => (wanted.reload, wanted.failing),
+            };
+            drop(running);
+            let applied = self.apply(prepared, reload, failing).await;
             if applied.is_ok() {
                 self.change(|table| match &wanted.given {
                     Some(given) => drop(table.given.insert(name.to_owned(), given.clone())),

@@ -1,10 +1,11 @@
 //! The end of all models: what has begun is finished, then the workers are ended.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::Repository;
+use super::retire::Retired;
 use super::serving::Executor;
 
 /// What was not finished in time.
@@ -60,7 +61,7 @@ impl Repository {
     fn executors(&self) -> Vec<Arc<Executor>> {
         let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
         let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(retired.iter().filter_map(Weak::upgrade));
+        all.extend(retired.iter().filter_map(Retired::executor));
         all
     }
 }

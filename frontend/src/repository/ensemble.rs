@@ -14,8 +14,8 @@ mod under_way;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use pharos::ensemble::{DEADLOCK_TEXT, Plan, Stages, Step};
 use pharos::error::{InferError, Reason};
@@ -25,6 +25,7 @@ use pharos::model::Checked;
 use pharos::timeline::{Instant, Timeline};
 use pharos::traced::Traced;
 
+use super::serving::Executor;
 use super::{Repository, Serving};
 use crate::cache::{Found, ModelCache};
 use crate::clock;
@@ -32,6 +33,7 @@ use crate::scheduler::{Answer, answer_found, traced};
 pub(super) use load::hopeless;
 pub(crate) use responses::Responses;
 use slots::Slots;
+use steps::InSequence;
 use under_way::{Made, UnderWay};
 
 /// A version of an ensemble.
@@ -42,6 +44,8 @@ pub(crate) struct Ensemble {
     slots: Option<Slots>,
     /// If it uses the response cache.
     cache: Option<ModelCache>,
+    /// What its members were when it was loaded, in the order of the steps.
+    members: Vec<Weak<Executor>>,
     in_flight: Arc<AtomicUsize>,
 }
 
@@ -107,7 +111,7 @@ impl Repository {
             request.timeline.queue_start = clock::now();
             let mut unanswered = Unanswered::new((serving, ensemble), &request);
             let mut miss = None;
-            if let Some(cache) = ensemble.cache.as_ref().filter(|_| !request.uses_regions()) {
+            if let Some(cache) = ensemble.cache.as_ref().filter(|_| request.is_cacheable()) {
                 match cache.look_up(&serving.config, &request, checked.batch_size).await {
                     Found::Hit(entry, times) => {
                         unanswered.answered = true;
@@ -154,9 +158,32 @@ impl Repository {
     /// # Errors
     /// It is not there, or not ready.
     pub(in crate::repository) fn member(&self, step: &Step) -> Result<Arc<Serving>, InferError> {
-        let version = step.version.map(|version| version.to_string()).unwrap_or_default();
-        self.serving(&step.model, &version)
+        self.serving(&step.model, &version(step))
     }
+
+    /// The model that executes a step's request: the one that the ensemble's request began with, or the version of it that
+    /// has begun the sequence which the step continues, even if that has been replaced.
+    fn member_for(&self, step: &Step, found: &Arc<Serving>, sequence: &InSequence) -> Arc<Serving> {
+        let going_on = (!sequence.start && !sequence.id.is_none()).then_some(&sequence.id);
+        let with = going_on.and_then(|id| Self::with_sequence(&self.table(), (&step.model, &version(step)), id));
+        // How its responses come is what the plan was made for.
+        let with = with.filter(|with| with.config.decoupled == found.config.decoupled);
+        with.unwrap_or_else(|| found.clone())
+    }
+
+    /// Whether a version of an ensemble was loaded with other members than there are now.
+    pub(in crate::repository) fn has_other_members(&self, serving: &Serving) -> bool {
+        let Some(ensemble) = serving.ensemble() else { return false };
+        let is_other = |(step, known): (&Step, &Weak<Executor>)| {
+            self.member(step).map_or(true, |now| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(&now.executor)))
+        };
+        ensemble.plan.steps().iter().zip(&ensemble.members).any(is_other)
+    }
+}
+
+/// The version that a step asks for; empty for the latest.
+fn version(step: &Step) -> String {
+    step.version.map(|version| version.to_string()).unwrap_or_default()
 }
 
 /// Records a request that has succeeded, and gives its stamps.

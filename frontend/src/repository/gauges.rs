@@ -1,13 +1,17 @@
 //! Gauges that are only looked at when somebody asks: what waits, what instances do, what their memory holds.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
 
 use pharos::ensemble::Step;
+use pharos::id::ModelVersion;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 use pharos::repository::State as ModelState;
+use pharos::scheduler::SequenceCounts;
 
 use super::ensemble::Ensemble;
+use super::serving::Executor;
 use super::{Repository, Serving};
 use crate::clock;
 use crate::scheduler::Driver;
@@ -16,29 +20,34 @@ use crate::supervisor::{Doing, Instances};
 /// Rows of one gauge: label values and the value.
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
 
+/// What executes: a version that serves, or one that finishes what it has. There may be several of one model and version.
+struct Live {
+    model: ModelVersion,
+    executor: Arc<Executor>,
+}
+
 impl Repository {
     /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
         self.cache.clock().tell(clock::now());
-        let mut all = self.all();
+        let all = self.live();
         self.observe_ensembles(&all);
         // Ensembles have neither queues nor instances: their members do.
-        all.retain(|serving| serving.ensemble().is_none());
-        let versions: Vec<String> = all.iter().map(|serving| serving.model.version.to_string()).collect();
+        let with_driver = |live: &'_ Live| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
+        let drivers: Vec<(Arc<Driver>, String)> = all.iter().filter_map(with_driver).collect();
+        let doing: Vec<_> = all.iter().filter_map(|live| live.executor.instances()).map(Instances::states).collect();
         let (mut states, mut arenas) = (Rows::new(), Rows::new());
-        let doing: Vec<_> =
-            all.iter().map(|serving| serving.instances().map(Instances::states).unwrap_or_default()).collect();
-        for ((serving, version), doing) in all.iter().zip(&versions).zip(&doing) {
-            let Some(driver) = serving.driver() else { continue };
+        for ((driver, version), doing) in drivers.iter().zip(&doing) {
             driver.drain_metrics(&self.cache);
             describe((driver, doing), version, &mut states, &mut arenas);
         }
-        self.cache.set_gauges(Builtin::InstanceState, &states);
-        self.cache.set_gauges(Builtin::ArenaUsed, &arenas);
+        // An instance of this name is the one of the version that serves.
+        self.cache.set_gauges(Builtin::InstanceState, &combined(states, |first, _| first));
+        self.cache.set_gauges(Builtin::ArenaUsed, &summed(arenas));
         self.observe_states();
-        self.observe_queues(&all, &versions);
-        self.observe_limits(&all, &versions);
-        self.observe_sequences(&all, &versions);
+        self.observe_queues(&drivers);
+        self.observe_limits(&drivers);
+        self.observe_sequences(&drivers);
         if let Some(responses) = &self.responses {
             responses.observe();
         }
@@ -47,6 +56,15 @@ impl Repository {
             // Nothing is pinned while nothing runs on a GPU.
             self.cache.set_gauges(pool, &[(Vec::new(), 0.0)]);
         }
+    }
+
+    /// What serves, and behind it what has served and has not ended.
+    fn live(&self) -> Vec<Live> {
+        let live = |serving: &Arc<Serving>| Live { model: serving.model.clone(), executor: serving.executor.clone() };
+        let mut all: Vec<Live> = self.all().iter().map(live).collect();
+        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(retired.iter().filter_map(|old| Some(Live { model: old.model.clone(), executor: old.served()? })));
+        all
     }
 
     /// The state of every version that is known.
@@ -64,10 +82,9 @@ impl Repository {
     }
 
     /// What the steps of ensembles have under way. Only those with a limit have such series.
-    fn observe_ensembles(&self, all: &[Arc<Serving>]) {
-        let of = |serving: &'_ Arc<Serving>| {
-            let taken = serving.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
-            let model = &serving.model;
+    fn observe_ensembles(&self, all: &[Live]) {
+        let of = |Live { model, executor }: &'_ Live| {
+            let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
             let row = |(number, (step, count)): (usize, (&Step, usize))| {
                 (model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone(), count)
             };
@@ -77,16 +94,16 @@ impl Repository {
         let rows = steps.iter().map(|(model, version, step, member, count)| {
             (vec![model.as_str(), version.as_str(), step.as_str(), member.as_str()], *count as f64)
         });
-        self.cache.set_gauges(Builtin::EnsembleInflight, &rows.collect::<Rows<'_>>());
+        self.cache.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
     }
 
     /// Who waits for resources, and what there is of them. Without a rate limiter there are no such series.
-    fn observe_limits(&self, all: &[Arc<Serving>], versions: &[String]) {
+    fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
         let Some(limits) = &self.limits else { return };
         let mut waiting = Rows::new();
-        for (serving, version) in all.iter().zip(versions) {
-            let Some((count, waited)) = serving.driver().and_then(|driver| driver.resource_waits()) else { continue };
-            let labels = [&*serving.model.name, version.as_str()];
+        for (driver, version) in drivers {
+            let Some((count, waited)) = driver.resource_waits() else { continue };
+            let labels = [&*driver.model.name, version.as_str()];
             if let Ok(series) = self.cache.counter(Builtin::RateLimiterWait.name(), &labels) {
                 // A time is never negative.
                 let _ = series.add_or_update(waited.as_secs_f64());
@@ -95,7 +112,7 @@ impl Repository {
         }
         let is_there = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
         self.cache.remove_series(Builtin::RateLimiterWait.name(), |series| !is_there(series.labels()));
-        self.cache.set_gauges(Builtin::RateLimiterWaiting, &waiting);
+        self.cache.set_gauges(Builtin::RateLimiterWaiting, &summed(waiting));
         let usage = limits.usage();
         let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
         let devices: Vec<String> = usage.iter().map(|usage| device(usage.device)).collect();
@@ -107,43 +124,47 @@ impl Repository {
     }
 
     /// What there is of sequences. Only models with sequences have such series.
-    fn observe_sequences(&self, all: &[Arc<Serving>], versions: &[String]) {
+    fn observe_sequences(&self, drivers: &[(Arc<Driver>, String)]) {
         let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
-        for (serving, version) in all.iter().zip(versions) {
-            let Some(driver) = serving.driver() else { continue };
-            let Some((now, new)) = driver.sequences() else { continue };
+        for (driver, version) in drivers {
+            let Some(now) = self.count_sequences(driver) else { continue };
             let labels = [&*driver.model.name, version.as_str()];
             sequences.push(([labels[0], labels[1], "active"].to_vec(), now.active as f64));
             sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
             slots.push((labels.to_vec(), now.slots as f64));
             used.push((labels.to_vec(), now.slots_used as f64));
-            let counts = [(Builtin::SequencesIdleEvicted, new.0), (Builtin::SequenceStartErrors, new.1)];
-            for (counter, count) in counts {
-                if let Ok(series) = self.cache.counter(counter.name(), &labels) {
-                    // A count is never negative.
-                    let _ = series.add_or_update(count as f64);
-                }
-            }
         }
         let is_there = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
-        for counter in [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors] {
+        for counter in SEQUENCE_COUNTERS {
             self.cache.remove_series(counter.name(), |series| !is_there(series.labels()));
         }
-        self.cache.set_gauges(Builtin::Sequences, &sequences);
-        self.cache.set_gauges(Builtin::SequenceSlots, &slots);
-        self.cache.set_gauges(Builtin::SequenceSlotsUsed, &used);
+        self.cache.set_gauges(Builtin::Sequences, &summed(sequences));
+        self.cache.set_gauges(Builtin::SequenceSlots, &summed(slots));
+        self.cache.set_gauges(Builtin::SequenceSlotsUsed, &summed(used));
     }
 
-    fn observe_queues(&self, all: &[Arc<Serving>], versions: &[String]) {
+    /// What a driver has of sequences, if its model has them; counts what has happened to them since this was last asked.
+    pub(super) fn count_sequences(&self, driver: &Driver) -> Option<SequenceCounts> {
+        let (now, new) = driver.sequences()?;
+        let version = driver.model.version.to_string();
+        for (counter, count) in SEQUENCE_COUNTERS.into_iter().zip(new) {
+            if let Ok(series) = self.cache.counter(counter.name(), &[&*driver.model.name, version.as_str()]) {
+                // A count is never negative.
+                let _ = series.add_or_update(count as f64);
+            }
+        }
+        Some(now)
+    }
+
+    fn observe_queues(&self, drivers: &[(Arc<Driver>, String)]) {
         let now = clock::now();
-        let drivers = || all.iter().filter_map(|serving| serving.driver());
-        let waiting: Vec<_> = drivers().map(|driver| driver.waiting()).collect();
-        let oldest = all.iter().zip(versions).zip(&waiting).map(|((serving, version), waiting)| {
+        let waiting: Vec<_> = drivers.iter().map(|(driver, _)| driver.waiting()).collect();
+        let oldest = drivers.iter().zip(&waiting).map(|((driver, version), waiting)| {
             let seconds = waiting.oldest.map_or(0.0, |oldest| (now - oldest).as_secs_f64());
-            (vec![&*serving.model.name, version.as_str()], seconds)
+            (vec![&*driver.model.name, version.as_str()], seconds)
         });
-        self.cache.set_gauges(Builtin::OldestPending, &oldest.collect::<Rows<'_>>());
-        let levels = drivers().zip(versions).zip(&waiting).flat_map(|((driver, version), waiting)| {
+        self.cache.set_gauges(Builtin::OldestPending, &combined(oldest.collect(), f64::max));
+        let levels = drivers.iter().zip(&waiting).flat_map(|((driver, version), waiting)| {
             let known = driver.levels();
             let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
             let levels: Vec<u64> = known.clone().chain(others).collect();
@@ -156,8 +177,25 @@ impl Repository {
         let rows = levels.iter().map(|(driver, version, level, count)| {
             (vec![&*driver.model.name, version.as_str(), level.as_str()], *count as f64)
         });
-        self.cache.set_gauges(Builtin::PendingByPriority, &rows.collect::<Rows<'_>>());
+        self.cache.set_gauges(Builtin::PendingByPriority, &summed(rows.collect()));
     }
+}
+
+/// What is counted of sequences, in the order in which [`Driver::sequences`] gives it.
+const SEQUENCE_COUNTERS: [Builtin; 3] =
+    [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors, Builtin::SequenceRestarts];
+
+/// One row in place of those with equal labels: of a version that serves, and of earlier ones that finish what they have.
+fn combined<'a>(rows: Rows<'a>, with: impl Fn(f64, f64) -> f64) -> Rows<'a> {
+    let mut all: BTreeMap<Vec<&str>, f64> = BTreeMap::new();
+    for (labels, value) in rows {
+        all.entry(labels).and_modify(|known| *known = with(*known, value)).or_insert(value);
+    }
+    all.into_iter().collect()
+}
+
+fn summed(rows: Rows<'_>) -> Rows<'_> {
+    combined(rows, |one, other| one + other)
 }
 
 /// What the instances of one model version do, and what their memory holds.

@@ -159,6 +159,9 @@ impl Repository {
     pub(super) async fn follow(&self, serving: &Serving, prepared: &Prepared) -> Result<Option<Serving>, String> {
         let (config, number) = (&prepared.config, serving.model.version);
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        if self.has_other_members(serving) {
+            return Ok(None);
+        }
         if let Executor::Instances { driver, instances } = &*serving.executor
             && version.made.instances != serving.made.instances
         {

@@ -62,6 +62,9 @@ impl Unprepared {
     }
 }
 
+/// The most characters that are told of what is wrong with a client's configuration, which may repeat what was sent.
+const LONGEST_ERROR: usize = 2000;
+
 /// The backends of the worker that this build starts.
 const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
@@ -119,7 +122,10 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
 /// The configuration as somebody wrote it.
 fn draft(settings: &Settings, contents: &Contents, given: Option<&Given>) -> Result<Draft, String> {
     if let Some(given) = given {
-        return Draft::from_json(&given.config).map_err(|error| format!("Invalid config override: {error}"));
+        let refused = |error: String| {
+            format!("Invalid config override: {}", error.chars().take(LONGEST_ERROR).collect::<String>())
+        };
+        return Draft::from_json(&given.config).map_err(|error| refused(error.to_string()));
     }
     let path = &contents.config_path;
     match &contents.config {

@@ -1,10 +1,9 @@
 //! The end of what served: whatever was accepted is answered, sequences come to their ends, then the workers stop.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use pharos::id::ModelVersion;
-use pharos::infer::InferRequest;
+use pharos::id::{CorrelationId, ModelVersion};
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
@@ -27,8 +26,29 @@ pub(super) enum Ending {
     Outdated(u64),
     /// The model was unloaded.
     Unloaded(u64),
-    /// It never served, or cannot any more.
+    /// It cannot serve any more.
     Failed,
+    /// It never served.
+    Unserved,
+}
+
+/// What has been taken out of the table and has not ended.
+pub(super) struct Retired {
+    pub(super) model: ModelVersion,
+    executor: Weak<Executor>,
+    served: bool,
+}
+
+impl Retired {
+    /// It, unless it has ended.
+    pub(super) fn executor(&self) -> Option<Arc<Executor>> {
+        self.executor.upgrade()
+    }
+
+    /// It, if it has served and has not ended.
+    pub(super) fn served(&self) -> Option<Arc<Executor>> {
+        self.executor().filter(|_| self.served)
+    }
 }
 
 impl Table {
@@ -40,6 +60,13 @@ impl Table {
         number
     }
 
+    /// A version goes, of which requests in flight and sequences may remain: they find it here.
+    pub(super) fn begin_ending(&mut self, serving: &Arc<Serving>) {
+        if has_sequences(serving) {
+            self.ending.entry(serving.model.name.to_string()).or_default().push(serving.clone());
+        }
+    }
+
     fn is_ending(&self, serving: &Arc<Serving>) -> bool {
         self.ending.get(&*serving.model.name).is_some_and(|all| all.iter().any(|other| Arc::ptr_eq(other, serving)))
     }
@@ -49,12 +76,10 @@ impl Repository {
     /// Ends a version that no new request finds any more, in a task of its own.
     pub(super) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
         let executor = serving.executor.clone();
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&executor));
-        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && executor.running_sequences() > 0;
-        if sequences {
-            let name = serving.model.name.to_string();
-            self.change(|table| table.ending.entry(name).or_default().push(serving.clone()));
-        }
+        let (model, served) = (serving.model.clone(), ending != Ending::Unserved);
+        let retired = Retired { model, executor: Arc::downgrade(&executor), served };
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && has_sequences(&serving);
         let repository = self.clone();
         tokio::spawn(async move {
             if sequences {
@@ -67,6 +92,9 @@ impl Repository {
                 sleep(LOOK).await;
             }
             executor.stop().await;
+            if let Some(driver) = executor.driver() {
+                repository.count_sequences(driver);
+            }
             drop(executor);
             repository.ended(model, &series, ending);
             // The directory of files that a client gave.
@@ -74,8 +102,11 @@ impl Repository {
         });
     }
 
+    /// Waits until its sequences have ended, and the requests that have found it, which may begin some.
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
-        while executor.running_sequences() > 0 && self.table().is_ending(serving) {
+        // Held here and in the table; of the executor, here and by what serves.
+        let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
+        while (is_held() || executor.running_sequences() > 0) && self.table().is_ending(serving) {
             sleep(LOOK).await;
         }
         self.change(|table| {
@@ -89,7 +120,7 @@ impl Repository {
     /// Its workers are gone.
     fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: Ending) {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.retain(|executor| executor.strong_count() > 0);
+        retired.retain(|retired| retired.executor.strong_count() > 0);
         drop(retired);
         // What was loaded anew only for its instances counts on in the same series.
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
@@ -113,19 +144,24 @@ impl Repository {
         });
     }
 
-    /// The version that is on its way out and has begun the sequence of this request.
-    pub(super) fn with_sequence(table: &Table, request: &InferRequest) -> Option<Arc<Serving>> {
-        let all = table.ending.get(table.called(&request.model_name).ok()?)?;
-        if request.correlation_id.is_none() || request.sequence_start {
+    /// The version (of this number, or any) that is on its way out and has begun the sequence with this id. None if the one
+    /// that serves has begun such a one since.
+    pub(super) fn with_sequence(
+        table: &Table,
+        (name, version): (&str, &str),
+        id: &CorrelationId,
+    ) -> Option<Arc<Serving>> {
+        let all = table.ending.get(table.called(name).ok()?).filter(|_| !id.is_none())?;
+        let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
+        if table.serving(name, version).is_ok_and(|serving| has(&serving)) {
             return None;
         }
-        let named = |serving: &&Arc<Serving>| {
-            request.model_version.is_empty() || request.model_version.parse() == Ok(serving.model.version)
-        };
-        let has = |serving: &&Arc<Serving>| {
-            matches!(serving.config.scheduling, Scheduling::Sequence(_))
-                && serving.driver().is_some_and(|driver| driver.has_sequence(&request.correlation_id))
-        };
-        all.iter().filter(named).find(has).cloned()
+        let named = |serving: &Arc<Serving>| version.is_empty() || version.parse() == Ok(serving.model.version);
+        all.iter().rev().find(|serving| named(serving) && has(serving)).cloned()
     }
+}
+
+/// Whether it has sequences that last longer than a request.
+fn has_sequences(serving: &Serving) -> bool {
+    matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative)
 }

@@ -62,6 +62,14 @@ impl Executor {
         }
     }
 
+    /// Its instances; an ensemble has none.
+    pub(super) fn instances(&self) -> Option<&Instances> {
+        match self {
+            Self::Instances { instances, .. } => Some(instances),
+            Self::Ensemble(_) => None,
+        }
+    }
+
     /// Requests that have been accepted and not been answered.
     pub(super) fn unanswered(&self) -> usize {
         match self {
@@ -91,10 +99,7 @@ impl Serving {
 
     /// Its instances; an ensemble has none.
     pub(crate) fn instances(&self) -> Option<&Instances> {
-        match &*self.executor {
-            Executor::Instances { instances, .. } => Some(instances),
-            Executor::Ensemble(_) => None,
-        }
+        self.executor.instances()
     }
 
     /// What it is as an ensemble.

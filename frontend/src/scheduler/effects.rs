@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pharos::id::InstanceId;
+use pharos::id::{CorrelationId, InstanceId};
 use pharos::timeline::Instant;
 use pharos::wire::{Resumed, SequenceStep};
 
@@ -33,6 +33,8 @@ pub(super) struct Effects {
     /// Sequences of which instances have to be told that they have ended: before the batches.
     pub(super) ended: Vec<(SharedLink, Vec<u64>)>,
     pub(super) sends: Vec<Send>,
+    /// Sequences that were begun anew while they were active.
+    pub(super) restarted: Vec<CorrelationId>,
     /// Answers that may leave, in order.
     pub(super) answers: Vec<(Request, Answer)>,
     /// The rate limiter was told something: resources may be free for somebody.
@@ -54,6 +56,9 @@ impl Driver {
     pub(super) fn perform(&self, effects: Effects) -> Option<limits::Grant> {
         for (link, keys) in effects.ended {
             sequence::tell_ended(&link, keys);
+        }
+        for sequence in effects.restarted {
+            self.tell_restarted(&sequence);
         }
         for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
             let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();

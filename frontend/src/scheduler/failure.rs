@@ -42,6 +42,7 @@ impl Driver {
                         let error = match () {
                             () if given_up => InferError::cancelled(),
                             () if state.closed => self.error(RejectReason::Exiting, &request),
+                            () if self.is_iterative() => self.error(RejectReason::RequestLost, &request),
                             () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
                             () if begun => lost_in_stream(&self.model),
                             () => lost_twice(&self.model),

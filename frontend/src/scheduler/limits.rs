@@ -161,6 +161,10 @@ impl Driver {
                         let link = state.members.get(&instance).map(|member| member.link.clone());
                         effects.ended.extend(link.map(|link| (link, keys)));
                     }
+                    Action::SequenceRestarted { request } => {
+                        let known = state.queued.get(&request);
+                        effects.restarted.extend(known.map(|known| known.part.request.correlation_id.clone()));
+                    }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
                         self.ask_limiter(effects, instance, |limiter, member| limiter.stage(member, now));

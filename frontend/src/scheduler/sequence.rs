@@ -1,13 +1,14 @@
 //! Batches of models with sequences: places without a request are padding, which the worker executes like the others and
 //! nobody is answered for.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use pharos::data::Data;
-use pharos::id::{InstanceId, RequestId};
+use pharos::id::{CorrelationId, InstanceId, RequestId};
 use pharos::infer::{InferInput, InferRequest, RequestedOutput};
-use pharos::model::Scheduling;
+use pharos::metrics::emitter::shortened;
+use pharos::model::{Scheduling, SequenceBatching};
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};
 use pharos::timeline::Instant;
@@ -16,6 +17,7 @@ use tokio::sync::oneshot;
 
 use super::stream::Reply;
 use super::{Driver, Effects, InFlight, Request, State};
+use crate::clock;
 use crate::wire::{Part, SharedLink};
 
 /// The request that padding stands for.
@@ -93,13 +95,32 @@ impl Driver {
         matches!(self.config.scheduling, Scheduling::Sequence(_))
     }
 
-    /// What there is of sequences, for a model with them; and how many were evicted for idleness, and how many requests
-    /// refused for their START flag, since this was last asked.
-    pub(crate) fn sequences(&self) -> Option<(SequenceCounts, (u64, u64))> {
+    /// Whether each of its requests is a sequence of its own.
+    pub(super) fn is_iterative(&self) -> bool {
+        matches!(self.config.scheduling, Scheduling::Sequence(SequenceBatching { iterative: true, .. }))
+    }
+
+    /// What there is of sequences, for a model with them; and since this was last asked: how many were evicted for idleness,
+    /// how many requests refused for their START flag, how many sequences begun anew by it.
+    pub(crate) fn sequences(&self) -> Option<(SequenceCounts, [u64; 3])> {
         let now = self.lock().scheduler.sequences()?;
         let new = |told: &AtomicU64, count: u64| count.saturating_sub(told.fetch_max(count, Ordering::Relaxed));
-        let [evicted, refused] = &self.sequences_told;
-        Some((now, (new(evicted, now.idle_evicted), new(refused, now.start_errors))))
+        let [evicted, refused, restarted] = &self.sequences_told;
+        let counts = [new(evicted, now.idle_evicted), new(refused, now.start_errors), new(restarted, now.restarts)];
+        Some((now, counts))
+    }
+
+    /// Says that a sequence was begun anew while it was active; at most once a second, since any client can do that.
+    pub(super) fn tell_restarted(&self, sequence: &CorrelationId) {
+        let held = self.restarts_said.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        let Some(held) = held else { return };
+        let id = shortened(sequence.to_string().as_bytes());
+        let more = if held > 0 { format!(" (and {held} more since the last such message)") } else { String::new() };
+        tracing::warn!(
+            model = %self.model,
+            "sequence {id} was active and was begun anew with the START flag: requests of the old one that wait are \
+             executed first{more}"
+        );
     }
 }
 

@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use self::batches::Instance;
-use self::table::{Number, Place, Step, Table};
+use self::table::{Number, Place, Sequence, Step, Table};
 use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{CorrelationId, InstanceId, RequestId};
 use crate::timeline::Instant;
@@ -90,7 +90,7 @@ pub struct SequenceSettings {
     pub iterative: bool,
     /// Sequences that may wait for a slot; 0: any number.
     pub max_backlog: usize,
-    /// Requests that may wait in one sequence; 0: any number.
+    /// Requests that may wait in one sequence, beside the one that executes; 0: any number.
     pub max_queue: usize,
     /// [`Settings::delay_scheduler`] also waits until the backlog holds so many requests
     /// (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
@@ -112,6 +112,8 @@ pub struct SequenceCounts {
     pub idle_evicted: u64,
     /// Requests that were refused because their sequence had not been started, so far.
     pub start_errors: u64,
+    /// Sequences that START began anew while they were active, so far.
+    pub restarts: u64,
 }
 
 /// See the module.
@@ -127,6 +129,7 @@ pub(super) struct SequenceBatcher {
     stopping: bool,
     idle_evicted: u64,
     start_errors: u64,
+    restarts: u64,
 }
 
 impl SequenceBatcher {
@@ -143,6 +146,7 @@ impl SequenceBatcher {
             stopping: false,
             idle_evicted: 0,
             start_errors: 0,
+            restarts: 0,
             settings,
             sequences,
         }
@@ -163,7 +167,7 @@ impl SequenceBatcher {
                 Some(Place::Lost) if !wanted.start => return Err(RejectReason::SequenceLost),
                 Some(Place::Lost) | None => self.table.remove(number),
                 Some(_) => {
-                    let waiting = known.map_or(0, |sequence| sequence.queue.len());
+                    let waiting = known.map_or(0, Sequence::waiting);
                     let too_many = full(self.sequences.max_queue, waiting);
                     return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
                 }
@@ -192,7 +196,12 @@ impl SequenceBatcher {
         // Whether an iterative request is the last step is for the backend to say.
         let end = wanted.end && !iterative;
         let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
-        self.table.push(number, step, wanted.start && begun);
+        let again = wanted.start && begun;
+        self.table.push(number, step, again);
+        if again {
+            self.restarts += 1;
+            self.decided.push_back(Action::SequenceRestarted { request: ticket.request });
+        }
         if !backlogged {
             self.table.set_alarm(number, None);
         } else if ticket.timeout_us != 0 {
@@ -202,6 +211,11 @@ impl SequenceBatcher {
             self.table.close(number);
         }
         self.issue(number);
+    }
+
+    /// Why what an instance had is not executed any more.
+    fn lost(&self) -> RejectReason {
+        if self.sequences.iterative { RejectReason::RequestLost } else { RejectReason::SequenceLost }
     }
 
     fn reject(&mut self, request: RequestId, reason: RejectReason) {
@@ -274,7 +288,7 @@ impl SequenceBatcher {
         for action in std::mem::take(&mut self.decided) {
             match action {
                 Action::ExecuteSteps { instance: at, slots, .. } if at == instance => {
-                    slots.iter().flatten().for_each(|step| self.reject(step.request, RejectReason::SequenceLost));
+                    slots.iter().flatten().for_each(|step| self.reject(step.request, self.lost()));
                 }
                 Action::SequencesEnded { instance: at, .. } if at == instance => {}
                 other => self.decided.push_back(other),
@@ -283,7 +297,7 @@ impl SequenceBatcher {
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         for number in self.table.leave(instance) {
             for request in self.table.take_waiting(number, None) {
-                self.reject(request, RejectReason::SequenceLost);
+                self.reject(request, self.lost());
             }
             let Some(sequence) = self.table.get_mut(number) else { continue };
             sequence.current = None;
@@ -350,7 +364,7 @@ impl Scheduler for SequenceBatcher {
         for number in self.batch_over(instance, now) {
             // A step is missing: going on without it would be going on with a wrong state.
             for request in self.table.take_waiting(number, None) {
-                self.reject(request, RejectReason::SequenceLost);
+                self.reject(request, self.lost());
             }
             let Some(sequence) = self.table.get(number) else { continue };
             let (id, closed) = (sequence.id.clone(), sequence.closed);
@@ -382,7 +396,7 @@ impl Scheduler for SequenceBatcher {
     /// What was sent once is not sent again.
     fn requeue(&mut self, ticket: Ticket, _queued: Instant, _now: Instant) {
         if self.table.waiting_in(ticket.request).is_none() {
-            self.reject(ticket.request, RejectReason::SequenceLost);
+            self.reject(ticket.request, self.lost());
         }
     }
 
@@ -453,6 +467,7 @@ impl Scheduler for SequenceBatcher {
             slots,
             idle_evicted: self.idle_evicted,
             start_errors: self.start_errors,
+            restarts: self.restarts,
         })
     }
 

@@ -69,6 +69,11 @@ impl Sequence {
         self.queue.is_empty() && self.current.is_none()
     }
 
+    /// Its requests that do not execute.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len() + usize::from(self.current.is_some_and(|current| !current.sent))
+    }
+
     /// Its next request, if that may go.
     pub(super) fn next(&self) -> Option<&Step> {
         self.queue.front().filter(|_| !self.held)

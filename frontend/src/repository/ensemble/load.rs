@@ -35,6 +35,11 @@ impl Repository {
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
+        if config.response_cache {
+            let all = self.with_theirs(&members);
+            let all: Vec<&ModelConfig> = all.iter().map(|member| &*member.config).collect();
+            ensemble::check_cache(config, &all)?;
+        }
         let stages = Stages::new(&config.name, &plan, &decoupled)?;
         let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
         let labels = inherited(config, &plan, &members, labels(config, directory)?);
@@ -53,6 +58,7 @@ impl Repository {
             self.metrics().model_decoupled(&series);
         }
         let slots = Slots::new(plan.steps().len(), limit(config));
+        let members = members.iter().map(|member| Arc::downgrade(&member.executor)).collect();
         let (plan, stages, in_flight) = (Arc::new(plan), Arc::new(stages), Arc::default());
         Ok(Serving {
             model,
@@ -60,7 +66,7 @@ impl Repository {
             series,
             directory: directory.clone(),
             labels,
-            executor: Arc::new(Executor::Ensemble(Ensemble { plan, stages, slots, cache, in_flight })),
+            executor: Arc::new(Executor::Ensemble(Ensemble { plan, stages, slots, cache, members, in_flight })),
             made: version.made,
             local: prepared.local.clone(),
         })
@@ -86,21 +92,23 @@ impl Repository {
         members: &[Arc<Serving>],
     ) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
-        let mut files = vec![files(model, config, directory)];
-        self.add_files(members, &mut files);
-        read_cache(shared, files).await
+        let theirs = self.with_theirs(members);
+        let theirs = theirs.iter().map(|member| files(&member.model, &member.config, &member.directory));
+        read_cache(shared, std::iter::once(files(model, config, directory)).chain(theirs).collect()).await
     }
 
-    /// The files of members, and of theirs.
-    fn add_files(&self, members: &[Arc<Serving>], all: &mut Vec<Files>) {
+    /// Members, each with its own behind it.
+    fn with_theirs(&self, members: &[Arc<Serving>]) -> Vec<Arc<Serving>> {
+        let mut all = Vec::new();
         for member in members {
-            all.push(files(&member.model, &member.config, &member.directory));
+            all.push(member.clone());
             if let Some(ensemble) = member.ensemble() {
                 let steps = ensemble.plan.steps().iter();
                 let own: Vec<_> = steps.filter_map(|step| self.member(step).ok()).collect();
-                self.add_files(&own, all);
+                all.extend(self.with_theirs(&own));
             }
         }
+        all
     }
 }
 

@@ -129,7 +129,7 @@ impl Unanswered {
         self.answered = true;
         traced::failed(self.traced.as_ref(), &error, clock::now());
         record::ensemble_failed(&self.serving.series, error.reason, clock::now().ns_since(self.begun));
-        let message = in_ensemble(&self.serving.model.name, &error.message);
+        let message = in_ensemble(&self.serving.config.name, &error.message);
         InferError { message, ..error }
     }
 }

@@ -24,9 +24,9 @@ pub(super) struct Passed {
 /// Where in a sequence a step's request stands.
 #[derive(Clone, Debug)]
 pub(super) struct InSequence {
-    id: CorrelationId,
-    start: bool,
-    end: bool,
+    pub(super) id: CorrelationId,
+    pub(super) start: bool,
+    pub(super) end: bool,
 }
 
 impl Passed {
@@ -43,7 +43,7 @@ impl Passed {
 }
 
 /// The place in a sequence of what is made of these tensors: what those say that steps have made, or else the request.
-fn sequence_of(tensors: &[(usize, Passed)], request: &InferRequest) -> InSequence {
+pub(super) fn sequence_of(tensors: &[(usize, Passed)], request: &InferRequest) -> InSequence {
     let said = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
     said.unwrap_or_else(|| InSequence {
         id: request.correlation_id.clone(),
@@ -70,22 +70,21 @@ pub(super) fn given(serving: &Serving, request: &mut InferRequest) -> Vec<(usize
     given.collect()
 }
 
-/// The request of a step: what the ensemble was asked, with the step's tensors; and its place in a sequence.
+/// The request of a step: what the ensemble was asked, with the step's tensors and its place in a sequence.
 pub(super) fn step_request(
     (step, member): (&Step, &Serving),
     request: &InferRequest,
-    inputs: Vec<(usize, Passed)>,
-    wanted: &[usize],
-) -> (InferRequest, InSequence) {
+    (inputs, wanted): (Vec<(usize, Passed)>, &[usize]),
+    sequence: &InSequence,
+) -> InferRequest {
     let config = &member.config;
-    let sequence = sequence_of(&inputs, request);
     let input = |(position, passed): (usize, Passed)| {
         let (name, _) = step.inputs.get(position)?;
         let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
         Some(InferInput { name: name.clone(), tensor: passed.into_tensor(dims, config.batches()) })
     };
     let outputs = wanted.iter().filter_map(|position| step.outputs.get(*position));
-    let own = InferRequest {
+    InferRequest {
         model_name: member.model.name.to_string(),
         model_version: member.model.version.to_string(),
         inputs: inputs.into_iter().filter_map(input).collect(),
@@ -102,8 +101,7 @@ pub(super) fn step_request(
         timeline: request.timeline,
         empty_final_response: false,
         raw_body: None,
-    };
-    (own, sequence)
+    }
 }
 
 /// Where the client wants what a step makes under this name, if it is an output of the ensemble that goes into memory of
@@ -183,7 +181,7 @@ fn check_places(serving: &Serving, request: &InferRequest, outputs: &[InferOutpu
             }
             () => continue,
         };
-        let model = &serving.model.name;
+        let model = &serving.config.name;
         let text = format!("output '{name}' of ensemble '{model}' {why}: it cannot be in shared memory");
         return Err(InferError::unsupported(text));
     }

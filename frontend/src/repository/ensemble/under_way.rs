@@ -22,7 +22,8 @@ use pharos::metrics::record;
 use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Place, Queued, STUCK};
-use super::steps::{InSequence, Passed, given, made, region, requested, response, step_request, tell_left_out};
+use super::steps::{InSequence, Passed, given, made, region, requested, response, sequence_of};
+use super::steps::{step_request, tell_left_out};
 use super::streams::{Stream, Streams};
 use super::{Ensemble, Repository, Serving};
 use crate::clock;
@@ -39,8 +40,11 @@ enum Event {
 type Waiting = Pin<Box<dyn Future<Output = Event> + Send>>;
 
 /// A step that is running.
+#[derive(Clone)]
 struct Running {
     step: usize,
+    /// The model that executes it.
+    member: Arc<Serving>,
     since: Instant,
     sequence: InSequence,
 }
@@ -162,7 +166,9 @@ impl UnderWay {
         let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
         let (Some(ensemble), Some(member)) = (self.serving.ensemble(), self.members.get(number)) else { return };
         let Some(step) = self.plan.steps().get(number) else { return };
-        let (mut request, sequence) = step_request((step, member), &self.request, inputs, &wanted);
+        let sequence = sequence_of(&inputs, &self.request);
+        let member = self.repository.member_for(step, member, &sequence);
+        let mut request = step_request((step, &member), &self.request, (inputs, &wanted), &sequence);
         for output in &mut request.outputs {
             output.region = region(&self.serving, &self.plan, (step, &output.name), &self.request);
         }
@@ -170,10 +176,10 @@ impl UnderWay {
         if self.running.is_empty() {
             self.times.busy_since = since;
         }
-        self.running.insert(id, Running { step: number, since, sequence });
+        self.running.insert(id, Running { step: number, member: member.clone(), since, sequence });
         let slots = ensemble.slots.as_ref().zip(self.queued.get(stage));
         let queued = slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
-        let work = Work { id, repository: self.repository.clone(), member: member.clone(), request };
+        let work = Work { id, repository: self.repository.clone(), member, request };
         let ensemble = self.serving.model.clone();
         match queued {
             None if decoupled => match work.begin(None) {
@@ -201,8 +207,8 @@ impl UnderWay {
         if let Ok(response) = &answer {
             self.recorded((&running, &step.model), response);
         }
-        let Some(member) = self.members.get(running.step) else { return };
-        let made = answer.and_then(|response| made((step, member), response, running.sequence));
+        let Running { member, sequence, .. } = running;
+        let made = answer.and_then(|response| made((step, &member), response, sequence));
         let left_out = match member.config.decoupled {
             true => self.flow.response(id, made),
             false => self.flow.done(id, made),
@@ -230,7 +236,7 @@ impl UnderWay {
 
     /// A decoupled step has given a response.
     fn responded(&mut self, (stage, id): (usize, CallId), Streamed { answer, last, empty }: Streamed) {
-        let Some((number, sequence)) = self.running.get(&id).map(|of| (of.step, of.sequence.clone())) else { return };
+        let Some(Running { step: number, member, sequence, .. }) = self.running.get(&id).cloned() else { return };
         let plan = self.plan.clone();
         let Some(step) = plan.steps().get(number) else { return };
         if last
@@ -240,8 +246,7 @@ impl UnderWay {
             self.recorded((&running, &step.model), response);
         }
         if !(empty && answer.is_ok()) {
-            let Some(member) = self.members.get(number) else { return };
-            let made = answer.and_then(|response| made((step, member), response, sequence));
+            let made = answer.and_then(|response| made((step, &member), response, sequence));
             let left_out = self.flow.response(id, made);
             tell_left_out(&self.serving, step, &left_out);
         }

@@ -80,6 +80,7 @@ impl Bench {
                 format!("{}: {}{reason}", instance.0, slots.join(" "))
             }
             Action::Reject { request, reason } => format!("{} {reason:?}", request.0),
+            Action::SequenceRestarted { request } => format!("{} restarts", request.0),
             Action::SequencesEnded { instance, keys } => format!("{} ended {keys:?}", instance.0),
             other => format!("{other:?}"),
         };
@@ -162,7 +163,8 @@ fn an_id_may_begin_again_when_its_end_is_queued() {
 fn start_of_an_active_id_goes_on_in_its_slot_as_another_sequence() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a", "(a", "a)"]);
-    bench.check(["1: (1"]);
+    bench.check(["3 restarts", "1: (1"]);
+    assert_eq!(bench.scheduler.sequences().unwrap().restarts, 1);
     bench.done(1);
     bench.check(["1: 2"]);
     bench.done(1);
@@ -332,6 +334,50 @@ fn limits_refuse_on_arrival() {
     bench.check(["3 QueueFull", "5 QueueFull", "6 SequenceNotStarted"]);
     bench.done(1);
     bench.check(["1: 2"]);
+}
+
+#[test]
+fn the_limit_of_a_sequence_counts_what_waits_by_either_strategy() {
+    for settings in [direct(), oldest(4)] {
+        let mut bench = Bench::new(with(settings, |sequences| sequences.max_queue = 1), 1);
+        bench.send(&["(a"]);
+        bench.check(["1: (1"]);
+        // While the instance executes another sequence, the first request of this one waits like any other.
+        bench.send(&["(b", "b", "b"]);
+        bench.check(["3 QueueFull", "4 QueueFull"]);
+        bench.done(1);
+        assert_eq!(bench.actions().len(), 1, "the first one executes");
+        bench.send(&["b", "b"]);
+        bench.check(["6 QueueFull"]);
+    }
+}
+
+#[test]
+fn what_a_restart_is_no_warning_of() {
+    for settings in [direct(), oldest(4)] {
+        let mut bench = Bench::new(settings.clone(), 1);
+        bench.send(&["(a)", "(a", "a)", "(a)"]);
+        let restarts = |actions: Vec<String>| actions.iter().filter(|action| action.contains("restarts")).count();
+        assert_eq!(restarts(bench.actions()), 0, "after END an id is another sequence's");
+        let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
+        bench.send(&["(a", "(a", "(a)"]);
+        assert_eq!(restarts(bench.actions()), 0, "an iterative request is a sequence of its own");
+    }
+}
+
+#[test]
+fn a_lost_iterative_request_is_no_sequence_of_its_client() {
+    for settings in [direct(), oldest(4)] {
+        let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
+        bench.send(&["(a)"]);
+        bench.check(["1: (1"]);
+        bench.send(&["(b)"]);
+        bench.scheduler.instance_lost(ONE, bench.now);
+        bench.check(["2 RequestLost"]);
+    }
+    let error = RejectReason::RequestLost.error("m", &CorrelationId::default());
+    assert_eq!((error.code, error.reason), (crate::error::ErrorCode::Unavailable, crate::error::Reason::InstanceLost));
+    assert!(error.message.contains("'m'") && error.message.ends_with("can be sent again"), "{}", error.message);
 }
 
 #[test]

@@ -193,6 +193,9 @@ impl World {
                         assert_eq!(self.state.remove(&key), Some(instance), "the end of a key that is not there");
                     }
                 }
+                Action::SequenceRestarted { request } => {
+                    assert!(self.starts[&request] && self.fates[&request] == Fate::Waits);
+                }
                 other => panic!("{other:?} without a limiter"),
             }
         }
@@ -252,7 +255,7 @@ impl World {
         assert!(self.batcher.poll_timeout().is_none_or(|at| at > self.now), "a busy loop");
         let delayed = self.batcher.settings.max_queue_delay_us > 0;
         for (instance, batch) in self.ready.iter().filter(|(_, batch)| batch.is_empty()) {
-            let could = |s: &table::Sequence| {
+            let could = |s: &Sequence| {
                 matches!(s.place, Place::Slot(at, _) | Place::Leaving(at) if at == *instance) && s.oldest().is_some()
             };
             assert!(delayed || !table.all().any(|(_, s)| could(s)), "{instance:?} is idle, {batch:?}");
