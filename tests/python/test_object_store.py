@@ -7,6 +7,7 @@ import signal
 import ssl
 import threading
 import time
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -484,6 +485,18 @@ def test_in_two_places(store, between, serve, tmp_path):
     server = serve([near, between.url()], EXPLICIT)
     status, error = load(server, "identity_fp32")
     assert status == 500 and "model 'identity_fp32' is in more than one repository" in error
+
+
+def test_namespaces(store, between, serve, tmp_path):
+    """With --model-namespacing both are served, each under its repository's address."""
+    store.model("identity_fp32", batch=16)
+    store.model("only")
+    near = copy_models(tmp_path / "near", ["identity_fp32"])
+    server = serve([near, between.url()], "--model-namespacing=true")
+    of = {where: urllib.parse.quote(f"{where}/identity_fp32", safe="") for where in (str(near), between.url())}
+    assert batch_size(server, of[between.url()]) == 16 and works(server, of[between.url()])
+    assert batch_size(server, of[str(near)]) not in (0, 16) and works(server, of[str(near)])
+    assert works(server, "only") and not works(server, "identity_fp32")
 
 
 def test_memory_while_fetching(store, between, serve):
