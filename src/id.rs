@@ -132,7 +132,8 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// A model name with a version number, cheap to clone. Displayed as `name/version`.
+/// A model name with a version number, cheap to clone. Displayed as `name/version`. With `--model-namespacing` the name has
+/// the repository before it (`repository/name`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelVersion {
     /// The model's name.
@@ -146,6 +147,27 @@ impl ModelVersion {
     pub fn new(name: impl Into<Arc<str>>, version: u64) -> Self {
         Self { name: name.into(), version }
     }
+
+    /// The name without the repository that may stand before it.
+    pub fn bare_name(&self) -> &str {
+        bare_name(&self.name)
+    }
+
+    /// The repository that stands before the name, where models are told apart by their repositories.
+    pub fn namespace(&self) -> Option<&str> {
+        namespace(&self.name)
+    }
+}
+
+/// The name of a model in its repository: what follows the last `/`. Names have none themselves; the server puts the repository
+/// before them where models of the same name may be in several.
+pub fn bare_name(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, bare)| bare)
+}
+
+/// The repository that stands before a name.
+pub fn namespace(name: &str) -> Option<&str> {
+    name.rsplit_once('/').map(|(namespace, _)| namespace)
 }
 
 impl fmt::Display for ModelVersion {
@@ -180,6 +202,15 @@ pub type RequestMap<T> = HashMap<RequestId, T, BuildHasherDefault<Sequential>>;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_repository_may_stand_before_a_name() {
+        let model = ModelVersion::new("/srv/models/m", 2);
+        assert_eq!((model.bare_name(), model.namespace()), ("m", Some("/srv/models")));
+        assert_eq!(model.to_string(), "/srv/models/m/2");
+        let model = ModelVersion::new("m", 2);
+        assert_eq!((model.bare_name(), model.namespace()), ("m", None));
+    }
 
     #[test]
     fn only_valid_traceparents_name_a_trace() {

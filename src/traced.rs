@@ -15,8 +15,15 @@ use crate::infer::InferOutput;
 use crate::tensor::Tensor;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
-/// The most tensors and stamps that one request or step collects: a stream of responses may be endless.
+/// The most tensors and stamps that one request or step collects: a stream of responses may be endless. What happens once, at
+/// the end, is collected all the same.
 const MOST: usize = 10_000;
+
+/// The most steps that one request collects: a decoupled member of an ensemble may make any number of them.
+const MOST_STEPS: usize = 10_000;
+
+/// The most stamps that one request collects with all its steps.
+const MOST_STAMPS: usize = 100_000;
 
 /// The most bytes of tensors that one request collects with all its steps.
 const MOST_BYTES: usize = 64 << 20;
@@ -60,6 +67,13 @@ activities! {
     HttpSendEnd = "HTTP_SEND_END";
     GrpcSendStart = "GRPC_SEND_START";
     GrpcSendEnd = "GRPC_SEND_END";
+}
+
+impl Activity {
+    /// Whether it is of the end of a request or of an answer as a whole, so that a part has one of it at most.
+    fn comes_once(self) -> bool {
+        matches!(self, Self::RequestEnd | Self::ResponseComplete | Self::HttpSendStart | Self::HttpSendEnd)
+    }
 }
 
 /// When a tensor was seen.
@@ -155,6 +169,14 @@ pub struct Part {
     pub failure: Option<String>,
 }
 
+impl Part {
+    fn bytes(&self) -> usize {
+        let tensors = self.tensors.iter().map(|seen| size_of::<Seen>() + seen.tensor.data.bytes_here());
+        let texts = self.request_id.len() + self.failure.as_ref().map_or(0, String::len);
+        size_of::<Self>() + self.stamps.len() * size_of::<(Activity, Instant)>() + tensors.sum::<usize>() + texts
+    }
+}
+
 /// All that was collected of one request.
 #[derive(Clone, Debug)]
 pub struct Finished {
@@ -169,10 +191,9 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Bytes that its tensors take.
-    pub fn tensor_bytes(&self) -> usize {
-        let tensors = self.parts.iter().flat_map(|part| &part.tensors);
-        tensors.map(|seen| seen.tensor.data.bytes_here()).sum()
+    /// Bytes of memory that it takes, about.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(Part::bytes).sum()
     }
 }
 
@@ -198,7 +219,9 @@ impl PartIds {
 
 struct Collected {
     parts: BTreeMap<u64, Part>,
+    /// Bytes of tensors.
     bytes: usize,
+    stamps: usize,
     latest: Instant,
 }
 
@@ -220,9 +243,11 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let collected = self.collected.get_mut().unwrap_or_else(PoisonError::into_inner);
         let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
-        // A request that was refused before any model had it leaves no trace, as in Triton.
-        if parts.first().is_some_and(|root| root.model.is_some()) {
-            let (sample, context) = (self.sample.clone(), self.context.take());
+        let (sample, context) = (self.sample.clone(), self.context.take());
+        // A request that was refused before any model had it leaves nothing in files, as in Triton. A collector is told: the
+        // caller's trace would have a hole where it failed.
+        let refused = |root: &Part| context.is_some() && root.failure.is_some();
+        if parts.first().is_some_and(|root| root.model.is_some() || refused(root)) {
             self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
         }
     }
@@ -246,16 +271,20 @@ impl Traced {
     pub fn new(sample: Sample, context: Option<Context>, sink: Arc<dyn Sink>) -> Self {
         let id = sink.next_id();
         let parts = BTreeMap::from([(id, Part { id, ..Part::default() })]);
-        let collected = Mutex::new(Collected { parts, bytes: 0, latest: Instant(0) });
+        let collected = Mutex::new(Collected { parts, bytes: 0, stamps: 0, latest: Instant(0) });
         Self { shared: Arc::new(Shared { sample, context, sink, collected }), id }
     }
 
-    /// A step of it.
+    /// A step of it. Beyond a bound, what becomes of it is not collected.
     #[must_use]
     pub fn step(&self) -> Self {
         let id = self.shared.sink.next_id();
         let part = Part { id, parent: self.id, ..Part::default() };
-        self.shared.lock().parts.insert(id, part);
+        let mut collected = self.shared.lock();
+        if collected.parts.len() <= MOST_STEPS {
+            collected.parts.insert(id, part);
+        }
+        drop(collected);
         Self { shared: self.shared.clone(), id }
     }
 
@@ -314,6 +343,29 @@ impl Traced {
         self.add(|part| part.failure = Some(reason.to_owned()));
     }
 
+    /// It was refused for this reason before any model had it; these stamps are of its receiving, if it was not understood. Says
+    /// nothing of a request that a model has had.
+    pub fn refused(&self, reason: &str, receiving: [(Activity, Instant); 2]) {
+        let mut received = true;
+        self.add(|part| {
+            if part.model.is_none() {
+                part.failure = Some(reason.to_owned());
+                received = !part.stamps.is_empty();
+            }
+        });
+        if !received {
+            self.stamps(&receiving);
+        }
+    }
+
+    /// The last response of the model is there, if it has had the request.
+    pub fn complete(&self, at: Instant) {
+        let begun = self.shared.lock().parts.get(&self.id).is_some_and(|part| part.model.is_some());
+        if begun {
+            self.stamp(Activity::ResponseComplete, at);
+        }
+    }
+
     /// Whether tensors are collected.
     pub fn wants_tensors(&self) -> bool {
         self.shared.sample.levels.tensors
@@ -350,15 +402,19 @@ impl Traced {
 
     fn stamps(&self, stamps: &[(Activity, Instant)]) {
         let mut collected = self.shared.lock();
+        let Collected { parts, stamps: all, latest, .. } = &mut *collected;
         for (_, at) in stamps {
-            collected.latest = collected.latest.max(*at);
+            *latest = (*latest).max(*at);
         }
         if !self.shared.sample.levels.timestamps {
             return;
         }
-        if let Some(part) = collected.parts.get_mut(&self.id).filter(|part| part.stamps.len() < MOST) {
-            part.stamps.extend_from_slice(stamps);
-        }
+        let Some(part) = parts.get_mut(&self.id) else { return };
+        let room = part.stamps.len() < MOST && *all < MOST_STAMPS;
+        let wanted = stamps.iter().filter(|(activity, _)| room || activity.comes_once());
+        let before = part.stamps.len();
+        part.stamps.extend(wanted);
+        *all += part.stamps.len() - before;
     }
 
     fn add(&self, change: impl FnOnce(&mut Part)) {
@@ -421,6 +477,58 @@ mod tests {
     }
 
     #[test]
+    fn endless_answers_and_steps_are_bounded_and_have_an_end() {
+        let kept = Arc::new(Kept::default());
+        let root = Traced::new(sample(true, false), None, kept.clone());
+        root.begin(&ModelVersion::new("e", 1), "", &Timeline::default());
+        for number in 0..2 * MOST as u64 {
+            root.stamp(Activity::GrpcSendStart, Instant(number));
+        }
+        for _ in 0..2 * MOST_STEPS {
+            let step = root.step();
+            (0..8).for_each(|_| step.executed(&Timeline::default()));
+        }
+        root.ended(Instant(MOST as u64 * 3));
+        drop(root);
+        let traces = kept.traces.lock().unwrap();
+        let [Finished { parts, ended, .. }] = &traces[..] else { panic!("{traces:?}") };
+        assert_eq!((parts.len(), parts[0].stamps.len()), (1 + MOST_STEPS, MOST + 1));
+        assert_eq!(parts[0].stamps.last(), Some(&(Activity::RequestEnd, *ended)));
+        let stamps: usize = parts.iter().map(|part| part.stamps.len()).sum();
+        // Beyond the bound each of the eight times has its end.
+        assert!((MOST_STAMPS..MOST_STAMPS + 8 * MOST_STEPS).contains(&stamps), "{stamps}");
+        assert!(traces[0].bytes() < 8 << 20, "{}", traces[0].bytes());
+    }
+
+    #[test]
+    fn a_collector_is_told_of_what_was_refused() {
+        let context = Context {
+            trace: TraceId::new(1).unwrap(),
+            span: SpanId::new(2).unwrap(),
+            parent: None,
+            state: String::new(),
+        };
+        for (context, expected) in [(None, 0), (Some(context), 1)] {
+            let kept = Arc::new(Kept::default());
+            let traced = Traced::new(sample(true, false), context, kept.clone());
+            traced.complete(Instant(3));
+            traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
+            drop(traced);
+            let traces = kept.traces.lock().unwrap();
+            assert_eq!(traces.len(), expected);
+            assert!(traces.iter().all(|trace| trace.parts[0].stamps.len() == 2 && trace.ended == Instant(2)));
+        }
+        let kept = Arc::new(Kept::default());
+        let traced = Traced::new(sample(true, false), None, kept.clone());
+        traced.begin(&ModelVersion::new("m", 1), "", &Timeline::default());
+        traced.complete(Instant(3));
+        traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
+        drop(traced);
+        let traces = kept.traces.lock().unwrap();
+        assert_eq!((traces[0].parts[0].stamps.len(), &traces[0].parts[0].failure), (3, &None));
+    }
+
+    #[test]
     fn levels_choose_and_tensors_are_bounded() {
         let kept = Arc::new(Kept::default());
         let tensor =
@@ -435,6 +543,8 @@ mod tests {
         let traces = kept.traces.lock().unwrap();
         let counts: Vec<_> = traces.iter().map(|t| (t.parts[0].stamps.len(), t.parts[0].tensors.len())).collect();
         assert_eq!(counts, [(2, 0), (0, 2)]);
-        assert_eq!(traces[1].tensor_bytes(), 6);
+        let tensors = &traces[1].parts[0].tensors;
+        assert_eq!(tensors.iter().map(|seen| seen.tensor.data.len()).sum::<usize>(), 6);
+        assert_eq!(traces[1].bytes(), size_of::<Part>() + 2 * size_of::<Seen>() + 6);
     }
 }

@@ -302,7 +302,8 @@ impl Engine {
         if name.is_empty() {
             return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
         }
-        let of_name: Vec<_> = all.iter().filter(|serving| &*serving.model.name == name).collect();
+        let called = self.0.repository.called(name)?;
+        let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
         if of_name.is_empty() {
             return Err(unavailable(format!("requested model '{name}' is not available")));
         }

@@ -9,6 +9,7 @@ mod ensemble;
 mod gauges;
 mod given;
 mod load;
+mod namespaces;
 mod poll;
 mod prepare;
 mod responses;
@@ -26,12 +27,12 @@ use std::time::Duration;
 
 use pharos::ensemble::Dependencies;
 use pharos::error::InferError;
-use pharos::id::ModelVersion;
+use pharos::id::{ModelVersion, bare_name};
 use pharos::infer::InferRequest;
 use pharos::metrics::cache::Cache;
 use pharos::repository::{IndexEntry, State, States};
 use pharos::scheduler::rate_limiter::Limit;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::cache::ResponseCache;
 use crate::cli;
@@ -72,6 +73,8 @@ pub enum AtStart {
 pub struct Settings {
     /// Directories of models.
     pub repositories: Vec<PathBuf>,
+    /// Models of the same name may be in several of them, and are told apart by those.
+    pub namespaces: bool,
     /// How workers are started.
     pub program: Program,
     /// Whether configurations are completed from the models' files.
@@ -107,6 +110,8 @@ pub struct Settings {
 /// What is there, replaced as a whole when it changes: requests take a snapshot without waiting.
 #[derive(Default, Clone)]
 pub(crate) struct Table {
+    /// Models are told apart by their repositories.
+    namespaces: bool,
     states: States,
     /// Ensembles with their members, those included that could not be loaded.
     dependencies: Dependencies,
@@ -129,6 +134,7 @@ pub(crate) struct Table {
 
 impl Table {
     fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let name = self.called(name)?;
         let number = self.states.lookup(name, version)?;
         let found = self.serving.get(name).and_then(|versions| versions.get(&number));
         found
@@ -148,6 +154,8 @@ pub(crate) struct Repository {
     limits: Option<Arc<Limits>>,
     responses: Option<Arc<ResponseCache>>,
     sources: Sources,
+    /// One for each model that may be loaded at the same time, whoever asks. Taken last.
+    permits: Semaphore,
     locks: Locks,
     /// What has been taken out of the table and has not ended. Held to add or remove one.
     retired: Mutex<Vec<Retired>>,
@@ -164,9 +172,11 @@ impl Repository {
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
         let responses = responses.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone())));
-        let (metrics, table) = (watch::Sender::new(metrics), RwLock::default());
+        let table = Table { namespaces: settings.namespaces, ..Table::default() };
+        let (metrics, table) = (watch::Sender::new(metrics), RwLock::new(Arc::new(table)));
         Self {
-            sources: Sources::of_directories(&settings.repositories),
+            sources: Sources::of_directories(&settings.repositories, settings.namespaces),
+            permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
             retired: Mutex::default(),
             next_directory: AtomicU64::new(0),
@@ -195,7 +205,7 @@ impl Repository {
         let all = self.list_aside().await?;
         let names = match &self.settings.at_start {
             AtStart::All => all,
-            AtStart::Named(names) => names.clone(),
+            AtStart::Named(names) => self.of_names(names).await?,
         };
         self.change(|table| {
             names.iter().for_each(|name| table.states.add(name));
@@ -272,7 +282,8 @@ impl Repository {
 
     /// The versions of a model that are ready, ascending.
     pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
-        self.table().states.ready_versions(name).collect()
+        let table = self.table();
+        table.called(name).map_or_else(|_| Vec::new(), |name| table.states.ready_versions(name).collect())
     }
 
     /// Where every series lives.
@@ -293,7 +304,12 @@ impl Repository {
             Ok(names) => names.iter().for_each(|name| states.add(name)),
             Err(error) => tracing::error!("the index has only models that are known: {error}"),
         }
-        states.index(ready_only)
+        let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };
+        let mut index = states.index(ready_only);
+        if self.sources.namespaces() {
+            index = index.into_iter().map(bare).collect();
+        }
+        index
     }
 
     /// Every model that is known and not ready, with the reason.

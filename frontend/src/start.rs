@@ -240,6 +240,7 @@ fn settings(
         shared_memory,
         repository: repository::Settings {
             repositories: options.models.repositories.clone(),
+            namespaces: options.models.namespacing,
             program: Program { worker, onnxruntime },
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),

@@ -60,7 +60,7 @@ impl Traces {
     /// Starts what the options ask for.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The trace file could not be written, or no thread is left.
     pub(crate) fn start(tracing: &Tracing, metrics: &Arc<Cache>) -> std::io::Result<Self> {
         let settings = Settings::new(
             tracing.mode,
@@ -72,6 +72,9 @@ impl Traces {
         }
         for flag in &tracing.overridden {
             tracing::warn!("{flag} is deprecated and means nothing beside the --trace-config that says the same");
+        }
+        for setting in &tracing.of_other_mode {
+            tracing::warn!("--trace-config {setting} means nothing with mode={}", tracing.mode.name());
         }
         let counts = Counts::new(metrics);
         let sink: Arc<dyn Destination> = match tracing.mode {

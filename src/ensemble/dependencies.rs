@@ -44,6 +44,12 @@ impl Dependencies {
         self.members.get(ensemble).into_iter().flatten().map(String::as_str)
     }
 
+    /// The ensembles that have a member of which this is true, by name.
+    pub fn with_member(&self, is: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
+        let has = move |members: &BTreeSet<String>| members.iter().any(|member| is(member));
+        self.members.iter().filter(move |(_, members)| has(members)).map(|(ensemble, _)| ensemble.as_str())
+    }
+
     /// The way from an ensemble over its members back to itself, both ends included; the shortest one.
     pub fn circle(&self, ensemble: &str) -> Option<Vec<&str>> {
         let (start, _) = self.members.get_key_value(ensemble)?;

@@ -25,6 +25,8 @@ pub struct Tensor {
 pub struct Step {
     /// The model to run.
     pub model: String,
+    /// The repository in which it is looked for first; empty for the ensemble's own.
+    pub namespace: String,
     /// Its version; `None` for the latest.
     pub version: Option<u64>,
     /// The model's inputs with their tensors, by name.
@@ -60,6 +62,13 @@ impl Plan {
     /// The steps in the order of the configuration.
     pub fn steps(&self) -> &[Step] {
         &self.steps
+    }
+
+    /// Names the models of the steps anew, each by its namespace and what it was called.
+    pub fn rename(&mut self, name: impl Fn(&str, &str) -> String) {
+        for step in &mut self.steps {
+            step.model = name(&step.namespace, &step.model);
+        }
     }
 
     /// The tensors of the ensemble's inputs, in the order of the configuration.
@@ -115,7 +124,8 @@ impl Draft {
                 (input.clone(), id)
             });
             let inputs = inputs.collect();
-            steps.push(Step { model: step.model_name.clone(), version: step.model_version, inputs, outputs });
+            let (model, namespace) = (step.model_name.clone(), step.model_namespace.clone());
+            steps.push(Step { model, namespace, version: step.model_version, inputs, outputs });
         }
         let inputs = self.ends("input", config, config.inputs.iter().map(|input| &input.name))?;
         let ready = self.ready(&steps, &inputs);

@@ -304,6 +304,8 @@ fn dependencies_know_circles_and_who_goes_with_whom() {
     ] {
         assert_eq!(known.circle(ensemble).map(|way| way.join(" ")).as_deref(), expected, "{ensemble}");
     }
+    let with: Vec<_> = known.with_member(|member| member == "plain" || member == "other").collect();
+    assert_eq!(with, ["b", "c", "good", "on"]);
     for (model, expected) in
         [("plain", "b c good a on outside"), ("good", "on"), ("other", "on"), ("a", "c outside b"), ("outside", "")]
     {

@@ -228,8 +228,10 @@ impl View {
     }
 
     fn ts_labels<'a>(&'a self, model: &'a ModelSeries) -> Labels<'a> {
-        let name = &*model.model().name;
-        Labels::new([("hostname", self.cache.hostname()), ("model_name", name), ("model_version", model.version())])
+        let name = model.model().bare_name();
+        let namespace = model.model().namespace().map(|namespace| ("namespace", namespace));
+        let labels = [("hostname", self.cache.hostname()), ("model_name", name), ("model_version", model.version())];
+        Labels::new(labels.into_iter().chain(namespace))
     }
 
     /// A family whose series are known by their label values.
@@ -301,7 +303,7 @@ impl View {
 /// Labels of Triton's families: the model's and its `metric_tags`.
 fn nv_labels(model: &ModelSeries) -> Labels<'_> {
     let tags = model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    Labels::new(tags.chain([("model", &*model.model().name), ("version", model.version())]))
+    Labels::new(tags.chain([("model", model.model().bare_name()), ("version", model.version())]))
 }
 
 fn series_labels(series: &Series) -> Labels<'_> {

@@ -133,14 +133,16 @@ pub(super) struct Times {
 
 impl ModelSeries {
     /// All cells at 0. `tags` are the configuration's `metric_tags`; each becomes a label `_KEY`, with what a label name
-    /// may not contain turned into `_`, and the first of equal names kept.
+    /// may not contain turned into `_`, and the first of equal names kept. The label `namespace`, where there is one, is
+    /// among them.
     pub(super) fn new(
         model: &ModelVersion,
         tags: &[(String, String)],
         own_buckets: Vec<(String, Vec<f64>)>,
         journal: Arc<Journal>,
     ) -> Self {
-        let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len());
+        let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len() + 1);
+        labels.extend(model.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
             let name = format!("_{name}");

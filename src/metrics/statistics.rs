@@ -134,7 +134,7 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         })
         .collect();
     ModelStatistics {
-        name: series.model().name.to_string(),
+        name: series.model().bare_name().to_owned(),
         version: series.version().to_owned(),
         last_inference: series.last_inference_ms.get(),
         inference_count: series.inference_count.get(),

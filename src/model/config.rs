@@ -225,6 +225,8 @@ pub enum SequenceStrategy {
 pub struct EnsembleStep {
     /// The model to run.
     pub model_name: String,
+    /// The repository in which it is looked for first, with `--model-namespacing`; empty for the ensemble's own.
+    pub model_namespace: String,
     /// Its version; `None` for the latest.
     pub model_version: Option<u64>,
     /// From the model's inputs to the ensemble's tensors.

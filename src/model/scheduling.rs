@@ -137,6 +137,7 @@ fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<Ense
         _ => {
             return Ok(EnsembleStep {
                 model_name: raw.model_name.clone(),
+                model_namespace: raw.model_namespace.clone(),
                 model_version: u64::try_from(raw.model_version).ok().filter(|&version| version > 0),
                 input_map: raw.input_map.clone(),
                 output_map: raw.output_map.clone(),

@@ -13,6 +13,12 @@ use crate::traced::Activity;
 /// The process of the requests as clients see them.
 const CLIENTS: usize = 1;
 
+/// The row of requests that some instance has executed.
+const EXECUTED: &str = "executed";
+
+/// Rows that one instance may have, for their numbers: more requests at the same time are in rows of the next.
+const ROWS: usize = 100_000;
+
 /// Slices in a request, from one activity to another.
 const INNER: [(&str, Activity, Activity); 5] = [
     ("queue", Activity::QueueStart, Activity::ComputeStart),
@@ -69,7 +75,12 @@ impl Events {
     fn trace(&mut self, trace: &Trace) -> (usize, usize) {
         let (start, end) = bounds(trace).unwrap_or_default();
         let process = self.process(&format!("{} version {}", trace.model, trace.version));
-        let row = trace.instance.map_or_else(|| "not executed".to_owned(), |instance| format!("instance {instance}"));
+        let row = match trace.instance {
+            Some(instance) => format!("instance {instance}"),
+            // Triton's files do not say which.
+            None if trace.at(Activity::ComputeStart).is_some() => EXECUTED.to_owned(),
+            None => "not executed".to_owned(),
+        };
         let thread = self.row((process, row), (start, end));
         let mut about = format!("\"id\":{},\"request_id\":{}", trace.id, quoted(&trace.request_id));
         if let Some(error) = &trace.error {
@@ -116,7 +127,9 @@ impl Events {
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
         // A row's place among those of its process is told by its name: an instance's number, or none.
         let first = row.1.strip_prefix("instance ").and_then(|number| number.parse::<usize>().ok());
-        let thread = first.map_or(0, |number| number.saturating_add(1)).saturating_mul(1000).saturating_add(free + 1);
+        let unnumbered = usize::from(row.1 == EXECUTED);
+        let place = first.map_or(unnumbered, |number| number.saturating_add(2));
+        let thread = place.saturating_mul(ROWS).saturating_add(free + 1);
         let (process, name) = (row.0, row.1.clone());
         let lanes = self.rows.entry(row).or_default();
         match lanes.get_mut(free) {
@@ -212,5 +225,13 @@ mod tests {
         assert_eq!(slice("receive")["ts"].as_f64(), Some(0.0));
         assert_eq!(slice("receive")["pid"].as_u64(), Some(1));
         assert!(serde_json::from_str::<Value>(&render(std::iter::empty())).is_ok());
+        // Without instances: what was executed and what was not are in rows of their own.
+        let found = trace(1, 0, "m", None, &[(RequestStart, 0), (RequestEnd, 9)]);
+        let executed = trace(2, 0, "m", None, &[(RequestStart, 20), (ComputeStart, 21), (RequestEnd, 29)]);
+        let file: Value = serde_json::from_str(&render([found, executed].iter())).unwrap();
+        let events = file["traceEvents"].as_array().unwrap().iter();
+        let rows = events.filter(|event| event["name"] == "thread_name");
+        let rows: Vec<_> = rows.map(|row| (row["tid"].as_u64(), row["args"]["name"].as_str())).collect();
+        assert_eq!(rows, [(Some(1), Some("not executed")), (Some(100_001), Some("executed"))]);
     }
 }

@@ -55,7 +55,8 @@ pub fn span_id(random: &mut impl Random) -> SpanId {
 
 /// How many spans a trace becomes.
 pub fn count(trace: &Finished) -> usize {
-    1 + trace.parts.iter().map(|part| 1 + usize::from(has_computed(part))).sum::<usize>()
+    let begun = trace.parts.iter().filter(|part| part.model.is_some());
+    1 + begun.map(|part| 1 + usize::from(has_computed(part))).sum::<usize>()
 }
 
 fn has_computed(part: &Part) -> bool {

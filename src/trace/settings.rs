@@ -254,7 +254,11 @@ impl Settings {
         if due && limited {
             live.values.count -= 1;
         }
-        let Values { levels, log_frequency, .. } = live.values;
+        let Values { mut levels, log_frequency, .. } = live.values;
+        if self.mode == Mode::OpenTelemetry {
+            // Spans are made of stamps, and have no place for contents: those would be copied and wait for nothing.
+            levels = Levels { timestamps: true, tensors: false };
+        }
         (due || forced).then_some(Sample { generation: live.generation, levels, log_frequency, limited })
     }
 }
@@ -273,6 +277,7 @@ pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferE
             "TIMESTAMPS" | "MIN" | "MAX" => levels.timestamps = true,
             "TENSORS" => levels.tensors = true,
             _ => {
+                let name: String = name.chars().take(100).collect();
                 let text = format!("Unable to parse 'trace_level', got: {name}; allowed are OFF, TIMESTAMPS, TENSORS");
                 return Err(InferError::invalid(text));
             }
@@ -316,8 +321,11 @@ pub fn count(text: &str) -> Result<i32, InferError> {
 }
 
 fn out_of_range(name: &str, text: &str, (least, most): (i64, i64), digits: &str) -> InferError {
+    // Enough to know one's own words by.
+    let text: String = text.chars().take(100).collect();
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return InferError::invalid(format!("Unable to parse '{name}', got: {text}"));
+        let allowed = format!("allowed are whole numbers from {least} to {most}");
+        return InferError::invalid(format!("Unable to parse '{name}', got: {text}; {allowed}"));
     }
     let range = format!("value is out of range [ {least}, {most} ]");
     InferError::invalid(format!("Unable to parse '{name}', {range}, got: {text}"))
@@ -372,6 +380,16 @@ mod tests {
     }
 
     #[test]
+    fn a_collector_is_given_no_contents() {
+        let tensors = Levels { timestamps: false, tensors: true };
+        let values = Values { levels: tensors, rate: 1, count: -1, log_frequency: 0 };
+        for (mode, expected) in [(Mode::Triton, tensors), (Mode::OpenTelemetry, TIMESTAMPS)] {
+            let sample = Settings::new(mode, values, true).sample("m", false).unwrap();
+            assert_eq!(sample.levels, expected);
+        }
+    }
+
+    #[test]
     fn what_a_model_leaves_open_follows_the_server() {
         let mut settings = settings(7, -1);
         let rate = |rate| Update { rate, ..Update::default() };
@@ -407,10 +425,11 @@ mod tests {
     fn values_are_read_or_refused_in_tritons_words() {
         assert_eq!((unsigned("trace_rate", "4294967295").unwrap(), count("-1").unwrap()), (u32::MAX, -1));
         let range = "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: ";
+        let allowed = "; allowed are whole numbers from 0 to 4294967295";
         for (text, expected) in [
-            ("x", "Unable to parse 'trace_rate', got: x".to_owned()),
-            ("", "Unable to parse 'trace_rate', got: ".to_owned()),
-            ("1.5", "Unable to parse 'trace_rate', got: 1.5".to_owned()),
+            ("x", format!("Unable to parse 'trace_rate', got: x{allowed}")),
+            ("", format!("Unable to parse 'trace_rate', got: {allowed}")),
+            ("1.5", format!("Unable to parse 'trace_rate', got: 1.5{allowed}")),
             ("-1", format!("{range}-1")),
             ("10000000000", format!("{range}10000000000")),
         ] {

@@ -8,18 +8,42 @@ use serde::Serialize;
 use super::read::Trace;
 use crate::traced::Activity;
 
-/// The stages, each from one activity to another, in the order in which they are shown.
-const STAGES: &[(&str, &[(Activity, Activity)])] = &[
-    ("request", &[(Activity::RequestStart, Activity::RequestEnd)]),
+/// How the times of a stage become one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    /// Their sum: a request may be executed, and answered, several times.
+    Sum,
+    /// From the last beginning to the last end.
+    Last,
+}
+
+/// The activities from which and to which a stage is, one pair for each protocol.
+type Bounds = &'static [(Activity, Activity)];
+
+/// The stages, each from one activity to another, in the order in which they are shown. Of a request as a whole: `receive`,
+/// `request`, `send`, and all of `total`. Of `request`: the others. `queue` ends in the worker, `reply` begins there.
+const STAGES: &[(&str, Measure, Bounds)] = &[
+    (
+        "total",
+        Measure::Last,
+        &[(Activity::HttpRecvStart, Activity::HttpSendEnd), (Activity::GrpcWaitReadStart, Activity::GrpcSendEnd)],
+    ),
     (
         "receive",
+        Measure::Sum,
         &[(Activity::HttpRecvStart, Activity::HttpRecvEnd), (Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd)],
     ),
-    ("queue", &[(Activity::QueueStart, Activity::ComputeStart)]),
-    ("compute input", &[(Activity::ComputeStart, Activity::ComputeInputEnd)]),
-    ("compute infer", &[(Activity::ComputeInputEnd, Activity::ComputeOutputStart)]),
-    ("compute output", &[(Activity::ComputeOutputStart, Activity::ComputeEnd)]),
-    ("send", &[(Activity::HttpSendStart, Activity::HttpSendEnd), (Activity::GrpcSendStart, Activity::GrpcSendEnd)]),
+    ("request", Measure::Sum, &[(Activity::RequestStart, Activity::RequestEnd)]),
+    ("queue", Measure::Sum, &[(Activity::QueueStart, Activity::ComputeStart)]),
+    ("compute input", Measure::Sum, &[(Activity::ComputeStart, Activity::ComputeInputEnd)]),
+    ("compute infer", Measure::Sum, &[(Activity::ComputeInputEnd, Activity::ComputeOutputStart)]),
+    ("compute output", Measure::Sum, &[(Activity::ComputeOutputStart, Activity::ComputeEnd)]),
+    ("reply", Measure::Last, &[(Activity::ComputeEnd, Activity::RequestEnd)]),
+    (
+        "send",
+        Measure::Sum,
+        &[(Activity::HttpSendStart, Activity::HttpSendEnd), (Activity::GrpcSendStart, Activity::GrpcSendEnd)],
+    ),
 ];
 
 /// The times of one stage of one model, microseconds.
@@ -76,8 +100,8 @@ pub fn summarize<'a>(traces: impl Iterator<Item = &'a Trace>) -> Vec<Model> {
 fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
     let count = |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
     let ended = |trace: &Trace| trace.at(Activity::RequestEnd).is_some();
-    let stages = STAGES.iter().filter_map(|(name, bounds)| {
-        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| trace.between(*from, *to));
+    let stages = STAGES.iter().filter_map(|(name, measure, bounds)| {
+        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, (*from, *to)));
         stage(name, traces.iter().filter_map(time).collect())
     });
     Model {
@@ -91,6 +115,13 @@ fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
         failed: count(&|trace| trace.error.is_some()),
         unfinished: count(&|trace| !trace.stamps.is_empty() && !ended(trace)),
         stages: stages.collect(),
+    }
+}
+
+fn measured(trace: &Trace, measure: Measure, (from, to): (Activity, Activity)) -> Option<u64> {
+    match measure {
+        Measure::Sum => trace.between(from, to),
+        Measure::Last => trace.last(to)?.checked_sub(trace.last(from)?),
     }
 }
 
@@ -120,7 +151,7 @@ fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
 pub fn table(models: &[Model]) -> String {
     let mut out = String::new();
     for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models {
-        let _ = write!(out, "{model} version {version}: {traces} traces");
+        let _ = write!(out, "{model} version {version}: {traces} trace{}", if *traces == 1 { "" } else { "s" });
         for (count, what) in [
             (steps, "steps of ensembles"),
             (not_executed, "not executed (cache or steps)"),
@@ -165,7 +196,10 @@ mod tests {
 
     #[test]
     fn stages_are_counted_where_they_are_and_ranked() {
-        use Activity::{ComputeStart, GrpcSendEnd, GrpcSendStart, QueueStart, RequestEnd, RequestStart};
+        use Activity::{
+            ComputeEnd, ComputeStart, GrpcSendEnd, GrpcSendStart, GrpcWaitReadStart, QueueStart, RequestEnd,
+            RequestStart,
+        };
         let executed = |id: u64| {
             let queue = [(QueueStart, 0), (ComputeStart, id * 1000)];
             trace(id, "m", &[&queue[..], &[(RequestStart, 0), (RequestEnd, 500_000)]].concat())
@@ -182,9 +216,14 @@ mod tests {
         let ranks = (queue.count, queue.p50_us, queue.p90_us, queue.p99_us, queue.max_us, queue.mean_us);
         assert_eq!(ranks, (100, 50.0, 90.0, 99.0, 100.0, 50.5));
         assert_eq!(stage("send").map(|send| (send.count, send.p50_us)), Some((1, 2.0)));
-        assert_eq!(stage("receive"), None);
+        assert_eq!((stage("receive"), stage("total"), stage("reply")), (None, None, None));
         let table = table(&models);
         assert!(table.contains("m version 1: 102 traces, 1 not executed") && table.contains("queue"), "{table}");
         assert!(json(&models).contains("\"p99_us\": 99.0"));
+        let again = [(ComputeEnd, 10_000), (GrpcWaitReadStart, 1000), (ComputeEnd, 20_000), (RequestEnd, 23_000)];
+        let sent = [(GrpcSendEnd, 24_000), (GrpcSendEnd, 31_000)];
+        let models = summarize([trace(1, "m", &[&again[..], &sent].concat())].iter());
+        let found: Vec<_> = models[0].stages.iter().map(|stage| (stage.stage, stage.max_us)).collect();
+        assert_eq!(found, [("total", 30.0), ("reply", 3.0)]);
     }
 }

@@ -1,12 +1,16 @@
 """A collector of spans as OpenTelemetry's protocol has it, over HTTP and gRPC, for tests: keeps what it is sent, and can refuse
 or be away."""
 
+import base64
 import concurrent.futures
 import http.server
+import json
 import threading
+import time
 from dataclasses import dataclass, field
 
 import grpc
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 
@@ -38,6 +42,8 @@ class Collected:
     """Path and headers of each export."""
     refuse: list = field(default_factory=list)
     """The statuses of the next answers, in place of success."""
+    delay_s: float = 0
+    """How long an answer takes."""
     reject: int = 0
     """Spans that the next answer says are rejected."""
 
@@ -69,6 +75,21 @@ class Collected:
         return sorted((path(span), list(span.events)) for span in mine)
 
 
+def message_of(body: bytes, content_type: str):
+    """An export in either form that OTLP has for HTTP. JSON (Triton's) has ids in hexadecimal, unlike protobuf's own JSON."""
+    if "json" not in content_type:
+        return trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+
+    def ids(found: dict) -> dict:
+        for name in ("traceId", "spanId", "parentSpanId"):
+            if name in found:
+                found[name] = base64.b64encode(bytes.fromhex(found[name])).decode()
+        return found
+
+    message = json.loads(body, object_hook=ids)
+    return json_format.ParseDict(message, trace_service_pb2.ExportTraceServiceRequest())
+
+
 def values(attributes) -> dict:
     """Attributes as a dictionary."""
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in attributes}
@@ -95,10 +116,10 @@ class HttpCollector(Collected):
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
+                time.sleep(collected.delay_s)
                 status = collected.refuse.pop(0) if collected.refuse else 200
                 if status == 200:
-                    message = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-                    collected.add(message, self.path, dict(self.headers))
+                    collected.add(message_of(body, self.headers["content-type"]), self.path, dict(self.headers))
                 answer = collected.answer().SerializeToString() if status == 200 else b"no"
                 self.send_response(status)
                 self.send_header("content-type", "application/x-protobuf")

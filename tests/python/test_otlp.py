@@ -7,19 +7,23 @@ import socket
 import time
 
 import grpc
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 from otlp_collector import GrpcCollector, HttpCollector
-from peers import free_ports
+from peers import free_ports, missing
 from request_table import one, simple
 from server import Server, eventually, total
 from test_connections import connect, post
-from trace_requests import ask_all, build, inputs
+from test_streams import memory
+from trace_requests import ask_all, build, inputs, run_triton
 from wire import grpc_infer, grpc_tensor
 
+WHY_NOT = missing("triton", "triton")
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
 GRPC = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"]
 MODEL = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
@@ -84,6 +88,25 @@ def spans(server, result: str) -> float:
     return total(server.scrape(), "pharos_trace_spans_total", result=result)
 
 
+def named(collector) -> dict:
+    """The spans and events of each request by its id."""
+    found = {}
+    for root in roots(collector):
+        mine = [span for span in collector.spans if span.trace == root.trace]
+        model = next(span for span in mine if span.parent == root.id)
+        found[model.attributes.get("triton.request_id")] = collector.tree(root.trace)
+    return found
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_the_live_tritons_spans_are_as_recorded(tmp_path):
+    """A real Triton of this moment."""
+    with HttpCollector() as collector:
+        url = f"opentelemetry,url=http://127.0.0.1:{collector.port}/v1/traces"
+        run_triton(tmp_path, "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", url)
+        assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
+
+
 @pytest.mark.parametrize("make", [HttpCollector, GrpcCollector])
 def test_spans_are_tritons(exporting, make):
     """The same spans in each other, the same events and attributes, over both protocols of the collector."""
@@ -95,12 +118,7 @@ def test_spans_are_tritons(exporting, make):
         ask_all(server.http, server.grpc)
         eventually("all spans are there", 10, lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
         assert (spans(server, "exported"), spans(server, "dropped")) == (17, 0)
-        named = {}
-        for root in roots(collector):
-            mine = [span for span in collector.spans if span.trace == root.trace]
-            model = next(span for span in mine if span.parent == root.id)
-            named[model.attributes.get("triton.request_id")] = collector.tree(root.trace)
-        assert named == {name: sorted(tree) for name, tree in TRITON.items()}
+        assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
         for span in collector.spans:
             assert span.scope == "triton-server" and span.kind == 2 and span.error == "" and len(span.id) == 16
             assert span.resource["service.name"] == "triton-inference-server" and span.resource["a.b"] == "c"
@@ -176,6 +194,36 @@ def test_a_cancelled_and_a_failed_request(exporting):
         server.stop()
 
 
+def test_what_is_refused_is_told(exporting):
+    """A span of the request alone, with the reason: it is the one that the answer names, and a caller's trace has no hole."""
+    with HttpCollector() as collector:
+        server = exporting(collector, "rate=0")
+        bodies = [("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("nobody", "infer", json.dumps(simple()))]
+        named = set()
+        for model, path, body in [*bodies, ("plain", "generate", "{}"), ("plain", "generate_stream", "{")]:
+            client = http.client.HTTPConnection(server.http, timeout=30)
+            client.request("POST", f"/v2/models/{model}/{path}", body, {"traceparent": CALLER})
+            response = client.getresponse()
+            assert response.status >= 400 and response.read()
+            named |= {response.headers["traceparent"]} - {None}
+            client.close()
+        tensor = inputs(tritonclient.grpc)[0]
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            with pytest.raises(InferenceServerException, match="expected 2 inputs"):
+                client.infer("plain", [tensor], headers={"traceparent": CALLER})
+            answers = []
+            client.start_stream(lambda result, error: answers.append(error), headers={"traceparent": CALLER})
+            client.async_stream_infer("plain", [tensor])
+            eventually("the stream is answered", 10, lambda: answers)
+        eventually("all spans are there", 10, lambda: len(collector.spans) == 7)
+        assert {span.name for span in collector.spans} == {"InferRequest"}
+        assert all(span.error and span.parent == PARENT and span.end >= span.start for span in collector.spans)
+        starts = sorted(list(span.events)[0] for span in collector.spans)
+        assert starts == ["GRPC_WAITREAD_START"] * 2 + ["HTTP_RECV_START"] * 5
+        assert len(named) == 3 and named <= {f"00-{TRACE}-{span.id}-01" for span in collector.spans}
+        server.stop()
+
+
 def test_variables_of_opentelemetry(exporting):
     """Where there is no option, its variables say where and how spans go; options win."""
     with HttpCollector() as collector:
@@ -224,9 +272,31 @@ def test_a_collector_that_comes_late_misses_nothing(exporting):
         ask(server)
         eventually("the next is there", 5, lambda: len(collector.spans) == 42)
     log = server.log_tail()
-    assert (log.count("does not take spans"), log.count("answers again")) == (1, 1)
+    assert (log.count("does not take spans"), log.count("answers again; 150 spans were lost")) == (1, 1)
     assert total(server.scrape(), "pharos_traces_total", result="dropped") == 50
     server.stop()
+
+
+@pytest.mark.parametrize("level", ["TIMESTAMPS", "TENSORS"])
+def test_a_collector_that_is_slow(exporting, level):
+    """Costs spans, which are counted and said, and no memory: contents of tensors are not even copied."""
+    with HttpCollector() as collector:
+        collector.delay_s = 1
+        server = exporting(collector, "rate=1", f"level={level}", "opentelemetry,bsp_max_queue_size=60")
+        ask(server, count=2)
+        before = memory(server)
+        large = tritonclient.http.InferInput("INPUT0", [1 << 20], "FP32")
+        large.set_data_from_numpy(np.ones(1 << 20, np.float32))
+        with tritonclient.http.InferenceServerClient(server.http) as client:
+            for _ in range(20):
+                client.infer("large", [large])
+        # Inputs and outputs of all would be 160 MiB.
+        assert memory(server) - before < 80 << 20
+        ask(server, count=60)
+        eventually("all are counted", 20, lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
+        assert spans(server, "dropped") > 0 and len(collector.spans) == spans(server, "exported")
+        eventually("it is said", 5, lambda: "spans were dropped: more come than" in server.log_tail())
+        server.stop()
 
 
 @pytest.mark.parametrize("make, busy, never", [(HttpCollector, 503, 400), (GrpcCollector, 14, 3)])

@@ -1,6 +1,7 @@
 """Models that are loaded, loaded anew and unloaded while the server runs: through real clients, under load, with hostile
 names, by polling, and without anything left behind."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc
+import tritonclient.grpc.aio
 import tritonclient.http
+import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 import onnx_file
@@ -126,6 +129,43 @@ def test_tritonclient(serve, protocol):
         assert c.is_model_ready("m"), "it still serves"
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclient_aio(serve, protocol):
+    """The same calls of the asynchronous clients, several at once."""
+    world = serve({"m": (model(), [1]), "both": (ensemble("both", "m"), [1]), "other": (model(), [1])})
+    kind = tritonclient.http.aio if protocol == "http" else tritonclient.grpc.aio
+
+    async def calls():
+        async with kind.InferenceServerClient(getattr(world.server, protocol)) as c:
+
+            async def index(**more) -> dict:
+                found = await c.get_model_repository_index(**more)
+                entries = found.models if protocol == "grpc" else found
+                return {e.name: e.state for e in entries} if protocol == "grpc" else {e["name"]: e.get("state", "") for e in entries}
+
+            await asyncio.gather(c.load_model("both"), c.load_model("other"), c.load_model("m"))
+            assert set((await index()).values()) == {"READY"}
+            if protocol == "grpc":
+                assert len((await c.get_model_repository_index(as_json=True))["models"]) == 3
+            assert await c.is_model_ready("both", "1") and not await c.is_model_ready("m", "7")
+            await c.load_model("m", config=json.dumps({"backend": "builtin", "max_batch_size": 8, **tensors()}))
+            await c.load_model("new", config='{"backend":"onnxruntime"}', files={"file:1/model.onnx": identity_onnx()})
+            assert await c.is_model_ready("new")
+            with pytest.raises(InferenceServerException, match="path traversal"):
+                await c.load_model("a\\b")
+            await c.unload_model("m")
+            while (await index())["both"] != "UNAVAILABLE":
+                await asyncio.sleep(0.01)
+            await c.load_model("both")
+            await c.unload_model("both", unload_dependents=True)
+            await asyncio.gather(c.unload_model("other"), c.unload_model("new"), c.unload_model("nowhere"))
+            while set((await index()).values()) != {"UNAVAILABLE"}:
+                await asyncio.sleep(0.01)
+            assert not await c.is_model_ready("m") and await c.is_server_ready()
+
+    asyncio.run(asyncio.wait_for(calls(), 60))
+
+
 def tensors() -> dict:
     """The rest of the configuration of an identity."""
     return {
@@ -226,25 +266,42 @@ def test_reload_under_load(serve):
     assert total(changes, "pharos_instances", model="m", state="ready") == 2
 
 
+def changed(number: int) -> str:
+    """A configuration that differs from the one before in turn by its instances only and in something else too."""
+    count = 1 + number % 2 + number // 2 % 2
+    instances = f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n"
+    return model(batch=8 if number // 2 % 2 else 16, extra=instances)
+
+
 @pytest.mark.skipif(bool(NO_PERF), reason=NO_PERF)
-def test_reload_under_perf_analyzer(serve):
-    """The same with the real perf_analyzer, which ends with an error if a request fails."""
-    world = serve({"m": (model(function="delay", delay_ms=2, extra=CPUS), [1])})
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_reload_under_perf_analyzer(serve, protocol):
+    """The same with the real perf_analyzer, which ends with an error if a request fails; every second change is in place."""
+    world = serve({"m": (changed(0), [1])})
     assert world.load("m", {}) == [200, ""]
     command = [
-        str(script("perf_analyzer")), "-m", "m", "-u", world.server.http, "--shape", "INPUT0:1", "--concurrency-range", "4",
-        "--measurement-interval", str(1000 * max(2, RELOADS // 10)), "--max-trials", "3", "--stability-percentage", "999",
+        str(script("perf_analyzer")), "-m", "m", "-u", getattr(world.server, protocol), "-i", protocol, "--async",
+        "--shape", "INPUT0:16", "--concurrency-range", "8", "--max-trials", "3", "--stability-percentage", "999",
+        "--measurement-interval", str(1000 * max(2, RELOADS // 10)), "--percentile", "99",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    done = 0
-    while process.poll() is None and done < RELOADS:
-        reload(world, "m", 1)
-        done += 1
-        time.sleep(0.1)
+    eventually("requests come", 30, lambda: total(world.server.scrape(), "ts_inference_requests_total") > 100)
+    took = []
+    while process.poll() is None and len(took) < RELOADS:
+        world.config("m", changed(1 + len(took)))
+        began = time.monotonic()
+        assert world.load("m", {}) == [200, ""]
+        took.append(time.monotonic() - began)
+        time.sleep(0.2)
     output = process.communicate(timeout=300)[0]
-    print(f"\n{done} reloads\n{output}")
+    print(f"\n{len(took)} reloads, {statistics.median(took):.3f} s each, at most {max(took):.3f} s\n{output}")
     assert process.returncode == 0 and "error" not in output.lower(), output
-    assert done == RELOADS
+    assert len(took) == RELOADS
+    metrics = world.server.scrape()
+    for change in ("load", "resize"):
+        assert total(metrics, "pharos_model_changes_total", change=change, result="success") >= RELOADS // 2
+    failed = {key: count for key, count in metrics.items() if key[0] == "pharos_request_failures_total" and count}
+    assert not failed
 
 
 def test_instances_change_in_place(serve):
@@ -406,6 +463,25 @@ def test_a_load_that_hangs(serve):
     assert not [key for key in world.server.scrape() if "W-0-hangs" in str(key)]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_loads_at_the_same_time(serve, threads):
+    """`--model-load-thread-count` counts the loads of all requests."""
+    world = serve({"hangs": (HANGS, [1]), "m": (model(), [1])}, EXPLICIT, f"--model-load-thread-count={threads}")
+    (world.repository / "hangs/warmup").mkdir()
+    (world.repository / "hangs/warmup/one").write_bytes(b"\1\0\0\0")
+    with ThreadPoolExecutor(4) as pool:
+        hanging = [pool.submit(world.load, "hangs", {}) for _ in range(2)]
+        eventually("it is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
+        other = pool.submit(world.load, "m", {})
+        if threads == 1:
+            time.sleep(0.5)
+            assert not other.done() and infer(world, "m")[0] == 404
+            assert world.unload("hangs", {}) == [200, ""]
+        assert other.result(20) == [200, ""] and infer(world, "m")[0] == 200
+        assert world.unload("hangs", {}) == [200, ""]
+        assert [load.result(10)[0] for load in hanging] == [400, 400]
+
+
 def test_operations_side_by_side(serve):
     """Loads and unloads of the same and of different models at once: each is answered, and the last word counts."""
     names = ["a", "b", "c"]
@@ -466,6 +542,26 @@ def test_hostile_names(serve):
         assert world.grpc_unload(name, {}) == ["OK", ""]
     assert [entry["name"] for entry in json.loads(world.ask("v2/repository/index", "")[1])] == ["m"]
     assert not world.server.workers()
+    assert world.load("m", {}) == [200, ""]
+
+
+def test_files_that_never_end(serve):
+    """Devices and pipes in a model's directory are refused, not read; other models do not notice."""
+    world = serve({name: (model(), [1]) for name in ("device", "pipe", "m")})
+    folder = world.repository
+    (folder / "device/config.pbtxt").unlink()
+    (folder / "device/config.pbtxt").symlink_to("/dev/zero")
+    (folder / "pipe/config.pbtxt").unlink()
+    os.mkfifo(folder / "pipe/config.pbtxt")
+    for name in ("device", "pipe"):
+        status, text = world.load(name, {})
+        assert status == 500 and f"{name}/config.pbtxt' cannot be read: it is no regular file" in text
+    os.mkfifo(folder / "m/labels.txt")
+    world.config("m", model().replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "labels.txt"'))
+    status, text = world.load("m", {})
+    assert status == 400 and "it is no regular file" in text
+    (folder / "m/labels.txt").unlink()
+    world.text("m/labels.txt", "a\nb\n")
     assert world.load("m", {}) == [200, ""]
 
 

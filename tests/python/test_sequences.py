@@ -282,6 +282,33 @@ def lost(http) -> bool:
         return "sequence 1 of model 'two' was ended" in error.message()
 
 
+def test_more_sequences_than_slots_over_one_stream(sequences):
+    """Those that wait for a slot need the ENDs that come behind them: the stream is read on, and all are answered, in
+    order."""
+    count, steps = 40, 10
+    first = 1_000_000
+    answers, done = [], threading.Event()
+
+    def taken(result, error):
+        answers.append(error or (int(result.get_response().id), int(result.as_numpy("SUM").item())))
+        if len(answers) == count * steps:
+            done.set()
+
+    expected = []
+    with tritonclient.grpc.InferenceServerClient(sequences.grpc) as client:
+        client.start_stream(taken)
+        for step in range(1, steps + 1):
+            for number in range(count):
+                flags = {"sequence_id": first + number, "sequence_start": step == 1, "sequence_end": step == steps}
+                request_id = str(len(expected))
+                client.async_stream_infer("direct", inputs(tritonclient.grpc, step), request_id=request_id, **flags)
+                expected.append((len(expected), step * (step + 1) // 2))
+        in_time = done.wait(60)
+        client.stop_stream(cancel_requests=not in_time)
+    assert in_time, f"{len(answers)} of {count * steps} are answered"
+    assert answers == expected
+
+
 def test_a_stream_keeps_the_order(grpc):
     """Requests of several sequences in one stream, none waiting for the answers."""
     for model in ("direct", "oldest"):

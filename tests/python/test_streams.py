@@ -368,6 +368,31 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
     eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
 
 
+def test_a_reader_who_does_not_read_and_asks_on_costs_bounded_memory(streams):
+    """3 GiB of answers to 3000 small requests over one stream, and nobody reads: what is not read from the stream is not
+    answered. A reader who reads gets all."""
+    before, count = memory(streams), 3000
+    channel = grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)])
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    stop = threading.Event()
+
+    def requests():
+        for number in range(count):
+            yield request("wide", str(number), [1])
+        stop.wait(60)
+
+    call, most = stub.ModelStreamInfer(requests()), 0
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        most = max(most, memory(streams) - before)
+        time.sleep(0.1)
+    stop.set()
+    call.cancel()
+    channel.close()
+    assert most < 600 << 20, f"{most >> 20} MiB"
+    eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
+
+
 def test_a_slow_reader_gets_everything(streams):
     """A reader that pauses costs time, not responses: all of 128 MiB arrive, in order."""
     values = list(range(128))

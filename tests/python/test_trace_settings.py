@@ -1,16 +1,21 @@
 """The trace settings: every step of `trace_table.py` as the real Triton answers it (or on purpose otherwise), and tritonclient's
 calls in all their forms."""
 
+import asyncio
 import json
 
 import pytest
 import tritonclient.grpc
+import tritonclient.grpc.aio
 import tritonclient.http
+import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 import trace_table
+from peers import missing
 from trace_table import ALL, GOLDEN, ONE, OPTIONS, STEPS
 
+WHY_NOT = missing("triton", "triton")
 ATOMIC = "an update that leaves a model's settings wrong is refused as a whole; Triton refuses it and keeps a part"
 
 DIFFERENCES = {
@@ -112,6 +117,12 @@ def test_every_step_is_answered_as_by_triton(answers, number):
         assert ours != theirs, f"no difference any more: {promised[1]}"
 
 
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_the_live_triton_answers_as_recorded(tmp_path):
+    """A real Triton of this moment."""
+    assert trace_table.run_triton(tmp_path) == golden()
+
+
 def http_client(server):
     return tritonclient.http.InferenceServerClient(server.http)
 
@@ -120,26 +131,58 @@ def grpc_client(server):
     return tritonclient.grpc.InferenceServerClient(server.grpc)
 
 
-def settings_of(client, answer) -> dict:
+class Blocking:
+    """A client of asyncio that is called like the others."""
+
+    def __init__(self, module, address: str):
+        self.loop = asyncio.new_event_loop()
+
+        async def make():
+            return module.InferenceServerClient(address)
+
+        self.client = self.loop.run_until_complete(make())
+
+    def __getattr__(self, name):
+        return lambda *args, **more: self.loop.run_until_complete(getattr(self.client, name)(*args, **more))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+        self.loop.close()
+
+
+def http_aio_client(server):
+    return Blocking(tritonclient.http.aio, server.http)
+
+
+def grpc_aio_client(server):
+    return Blocking(tritonclient.grpc.aio, server.grpc)
+
+
+def settings_of(answer) -> dict:
     """The settings in one form: lists of texts."""
-    if isinstance(client, tritonclient.http.InferenceServerClient):
-        return {key: value if isinstance(value, list) else [value] for key, value in answer.items()}
-    return {key: list(value.value) for key, value in answer.settings.items()}
+    if not isinstance(answer, dict):
+        return {key: list(value.value) for key, value in answer.settings.items()}
+    if "settings" in answer:
+        return {key: value["value"] for key, value in answer["settings"].items()}
+    return {key: value if isinstance(value, list) else [value] for key, value in answer.items()}
 
 
-@pytest.mark.parametrize("make", [http_client, grpc_client])
+@pytest.mark.parametrize("make", [http_client, grpc_client, http_aio_client, grpc_aio_client])
 def test_tritonclient_changes_settings_in_all_forms(ours, make):
     """Texts, lists, and None to clear; globally and for a model."""
     with make(ours) as client:
 
         def update(settings, **model):
-            return settings_of(client, client.update_trace_settings(settings=settings, **model))
+            return settings_of(client.update_trace_settings(settings=settings, **model))
 
         def get(**model):
-            return settings_of(client, client.get_trace_settings(**model))
+            return settings_of(client.get_trace_settings(**model))
 
         before = get()
-        lists = make is grpc_client
+        lists = make in (grpc_client, grpc_aio_client)
         one = (lambda value: [value]) if lists else (lambda value: value)
         changed = update({"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "9", "trace_count": one("12")})
         assert changed["trace_level"] == ["TIMESTAMPS", "TENSORS"] and changed["trace_rate"] == ["9"] == get()["trace_rate"]
@@ -149,10 +192,15 @@ def test_tritonclient_changes_settings_in_all_forms(ours, make):
         if lists:
             assert update({"trace_level": "OFF"}, model_name="one")["trace_level"] == ["OFF"]
             update({"trace_level": None}, model_name="one")
+            assert update({"trace_rate": [], "trace_level": []}, model_name="one")["trace_rate"] == ["9"]
+            assert get(as_json=True) == get()
+            update({"trace_rate": one("3")}, model_name="one")
         cleared = update({"trace_rate": None, "log_frequency": None}, model_name="one")
         assert cleared == get() == get(model_name="one")
         assert update({"trace_level": None, "trace_rate": None, "trace_count": None}) == before
-        assert update({}) == before
+        assert update({}) == before == get(model_name=None)
+        assert update({"trace_rate": "8"}, model_name=None)["trace_rate"] == ["8"] == get(model_name="")["trace_rate"]
+        update({"trace_rate": None})
         for settings, words in [
             ({"trace_file": "x"}, "can not be updated through network protocol"),
             ({"trace_rate": "many"}, "Unable to parse 'trace_rate', got: many"),

@@ -22,9 +22,10 @@ from stream_models import build as build_streams
 from test_connections import connect, post, read_response
 from test_iterative import MODELS, count_of
 from test_ragged import write
-from trace_requests import GOLDEN, OPTIONS, ask_all, build, collect, structure
+from trace_requests import GOLDEN, OPTIONS, ask_all, build, collect, records_of_triton, structure
 
 WHY_NOT = missing("perf_analyzer", "perf")
+WHY_NO_TRITON = missing("triton", "triton")
 RECEIVED = ["HTTP_RECV_START", "HTTP_RECV_END"]
 SENT = ["INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
 COMPUTED = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
@@ -106,6 +107,14 @@ def test_a_file_says_what_tritons_says(traced):
     }
     table = pharos_trace("summary", file)
     assert "plain version 1: 4 traces, 2 steps of ensembles" in table and "compute infer" in table
+
+
+@pytest.mark.skipif(bool(WHY_NO_TRITON), reason=WHY_NO_TRITON)
+def test_the_live_tritons_file_is_as_recorded(tmp_path):
+    """A real Triton of this moment; and `pharos trace` reads the file that it has written."""
+    records = records_of_triton(tmp_path)
+    assert structure(records) == structure(json.loads(GOLDEN.read_text()))
+    assert summary(tmp_path / "trace.json.0")["plain"]["traces"] == 4
 
 
 def test_a_timeline_for_perfetto(traced, tmp_path):
@@ -195,7 +204,7 @@ def test_failures_and_clients_that_go_away(traced):
     server.stop()
     traces = list(collect(json.loads(file.read_text())).values())
     failed = next(trace for trace in traces if trace["model_name"] == "fail")
-    assert failed["error"] and set(ORDER) - set(failed["stamps"]) == {"INFER_RESPONSE_COMPLETE"}
+    assert failed["error"] and set(failed["stamps"]) == set(ORDER)
     gone = next(trace for trace in traces if trace["model_name"] == "slow" and "error" in trace)
     assert set(gone["stamps"]) == {*RECEIVED, "REQUEST_START", "QUEUE_START", "REQUEST_END"}
     assert [model["failed"] for model in summary(file).values()] == [1, 1]
@@ -250,9 +259,13 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
     text, chance = file.read_bytes(), random.Random(5)
     cut = file.with_name("cut.json")
     for _ in range(20):
-        cut.write_bytes(text[: chance.randrange(2, len(text) - 3)])
+        cut.write_bytes(text[: chance.randrange(1000, len(text) - 3)])
         result = subprocess.run([str(binary()), "trace", "summary", str(cut)], capture_output=True, text=True)
         assert result.returncode == 0 and "the file is cut" in result.stderr
+        # What README says of other readers.
+        lines = cut.read_bytes().decode(errors="replace")
+        repaired = json.loads(lines[: lines.rfind(",\n")] + "]")
+        assert repaired == json.loads(text)[: len(repaired)] and len(repaired) > lines.count("\n") - 1
     cut.write_bytes(text[: len(text) // 2])
     assert 0.4 * whole < summary(cut)["plain"]["traces"] < 0.6 * whole
 
@@ -267,6 +280,23 @@ def test_what_cannot_be_written_is_counted_and_said_once(tmp_path):
         eventually("all are counted", 5, lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
         assert written(server) == 0
     assert 1 <= server.log_tail().count("traces cannot be written") <= 3
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    """With its name, why, and what is allowed; a folder that is full does not stop it."""
+    models = build(tmp_path / "models")
+    (tmp_path / "folder").mkdir()
+    for path, reason in [
+        (tmp_path / "nowhere/trace.json", "No such file"),
+        (tmp_path / "folder", "is a directory"),
+        (tmp_path / "models/plain/config.pbtxt/trace.json", "Not a directory"),
+    ]:
+        server = Server(tmp_path, [models], [f"--trace-config=triton,file={path}"])
+        server.launch()
+        assert server.process.wait(20) == 1
+        said = server.log_tail()
+        assert f"the trace file '{path}': " in said and reason in said and "in a folder that exists" in said
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_the_commands_say_what_is_wrong(tmp_path):

@@ -54,6 +54,7 @@ def build(repository: Path, triton: bool = False) -> Path:
     models = {"plain": backend + ADD_SUB + own, "cached": backend + ADD_SUB + own + CACHED, "pipe": PIPE}
     if not triton:
         models["slow"] = backend + SLOW + one_to_one("FP32") + parameters(function="delay", delay_ms=1500)
+        models["large"] = backend + one_to_one("FP32", [-1]) + parameters(function="identity")
         models["fail"] = backend + one_to_one("FP32") + parameters(function="fail")
     for name, config in models.items():
         (repository / name / "1").mkdir(parents=True)
@@ -118,21 +119,30 @@ def structure(records: list) -> list:
     return shown
 
 
-def record():
-    """Asks a Triton of its own."""
+def run_triton(folder: Path, *configs: str, ask=ask_all):
+    """A Triton of its own, whose files are in `folder`, is asked, with these values of `--trace-config`."""
     from peers import Triton
 
+    options = [f"--trace-config={config}" for config in configs]
+    cache = "--cache-config=local,size=1048576"
+    triton = Triton(build(folder / "models", True), folder / "log", options=[*options, cache])
+    triton.ensure()
+    try:
+        ask(triton.http, triton.grpc)
+    finally:
+        triton.stop()
+
+
+def records_of_triton(folder: Path) -> list:
+    """What the trace file of a Triton of its own says of `ask_all`."""
+    run_triton(folder, *OPTIONS, f"triton,file={folder / 'trace.json'}", "triton,log-frequency=5")
+    return json.loads((folder / "trace.json.0").read_text())
+
+
+def record():
+    """Asks a Triton of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        options = [f"--trace-config={option}" for option in (*OPTIONS, f"triton,file={file}", "triton,log-frequency=5")]
-        cache = "--cache-config=local,size=1048576"
-        triton = Triton(build(Path(folder) / "models", True), Path(folder) / "log", options=[*options, cache])
-        triton.ensure()
-        try:
-            ask_all(triton.http, triton.grpc)
-        finally:
-            triton.stop()
-        records = json.loads(file.with_name("trace.json.0").read_text())
+        records = records_of_triton(Path(folder))
     GOLDEN.write_text("[" + ",\n".join(json.dumps(record) for record in records) + "]\n")
 
 

@@ -238,20 +238,24 @@ def build(repository: Path):
         )
 
 
-def record():
-    """Asks a Triton of its own."""
+def run_triton(folder: Path) -> list:
+    """The answers of a Triton of its own, whose files are in `folder`."""
     from peers import Triton
 
+    build(folder / "models")
+    options = [f"--trace-config={option.replace('FOLDER', str(folder))}" for option in OPTIONS]
+    triton = Triton(folder / "models", folder / "log", options=options)
+    triton.ensure()
+    try:
+        return answers(triton.http, triton.grpc)
+    finally:
+        triton.stop()
+
+
+def record():
+    """Asks a Triton of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder) / "models"
-        build(repository)
-        options = [f"--trace-config={option.replace('FOLDER', folder)}" for option in OPTIONS]
-        triton = Triton(repository, Path(folder) / "log", options=options)
-        triton.ensure()
-        try:
-            recorded = answers(triton.http, triton.grpc)
-        finally:
-            triton.stop()
+        recorded = run_triton(Path(folder))
     lines = ",\n".join(json.dumps(answer) for answer in recorded)
     GOLDEN.write_text(f"[\n{lines}\n]\n")
 

@@ -27,7 +27,10 @@ pub struct Models {
     /// Take configs/NAME.pbtxt in a model's directory for its configuration, where that is there
     #[arg(id = "model-config-name", long = "model-config-name", value_name = "NAME", env = "PHAROS_MODEL_CONFIG_NAME", value_parser = config_name, help_heading = MODELS)]
     pub config_name: Option<String>,
-    /// Models loaded side by side
+    /// Let models of the same name be in several repositories; they are told apart by those
+    #[arg(id = "model-namespacing", long = "model-namespacing", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_NAMESPACING", value_parser = boolean, help_heading = MODELS)]
+    pub namespacing: bool,
+    /// Models loaded side by side, whether at start or by requests
     #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
     pub load_thread_count: u32,
     /// How often a model that cannot be loaded is tried again

@@ -44,6 +44,13 @@ pub struct TraceConfig {
     value: String,
 }
 
+impl TraceConfig {
+    /// Without its value.
+    fn name(&self) -> String {
+        self.mode.map_or_else(|| self.key.clone(), |mode| format!("{},{}", mode.name(), self.key))
+    }
+}
+
 /// What is traced from the start, and where traces go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tracing {
@@ -57,6 +64,8 @@ pub struct Tracing {
     pub collector: Collector,
     /// Flags that Triton has given up and that say what another flag says too.
     pub overridden: Vec<&'static str>,
+    /// Settings that are given and belong to another mode.
+    pub of_other_mode: Vec<String>,
 }
 
 /// How spans are sent to a collector.
@@ -172,7 +181,9 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
     let file = file.unwrap_or_default().into();
     let mode = mode.transpose()?.unwrap_or_default();
     let collector = if mode == Mode::OpenTelemetry { collector(&given, variable)? } else { Collector::default() };
-    Ok(Tracing { mode, values, file, collector, overridden })
+    let other = |config: &&TraceConfig| config.mode.is_some_and(|of| of != mode);
+    let of_other_mode = options.configs.iter().filter(other).map(TraceConfig::name).collect();
+    Ok(Tracing { mode, values, file, collector, overridden, of_other_mode })
 }
 
 fn levels_of(names: &[&str]) -> Result<Levels, String> {
@@ -286,7 +297,12 @@ fn address(url: &str, usual_port: u16) -> Result<(String, u16, String), String> 
     let host = uri.host().filter(|host| !host.is_empty() && uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    Ok((host.to_owned(), uri.port_u16().unwrap_or(usual_port), path.to_owned()))
+    // What stands behind the last colon and is no port is none of `uri`, which would have the usual one used in silence.
+    let port = match uri.authority().and_then(|authority| authority.as_str().rsplit_once(':')) {
+        Some((_, port)) if !port.ends_with(']') => port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
+        _ => usual_port,
+    };
+    Ok((host.to_owned(), port, path.to_owned()))
 }
 
 /// What to do with trace files.
@@ -349,6 +365,8 @@ mod tests {
         let old = read_with(&[&old[..], &["--trace-log-frequency=2", "--trace-config=rate=4"]].concat(), &[]).unwrap();
         assert_eq!((old.values.rate, old.values.log_frequency, old.file), (4, 2, PathBuf::from("f")));
         assert_eq!(old.overridden, ["--trace-rate"]);
+        let other = read(&["triton,file=f", "rate=1", "opentelemetry,url=http://h"]).unwrap().of_other_mode;
+        assert_eq!(other, ["opentelemetry,url"]);
     }
 
     #[test]
@@ -394,6 +412,8 @@ mod tests {
             (&["count=-2"], "Expecting value >= -1"),
             (&[otel, "opentelemetry,url=https://h"], "url is 'https://h'; allowed are http://HOST"),
             (&[otel, "opentelemetry,url=h:1"], "url is 'h:1'"),
+            (&[otel, "opentelemetry,url=http://h:65536/"], "url is 'http://h:65536/'"),
+            (&[otel, "opentelemetry,url=http://h:0"], "url is 'http://h:0'"),
             (&[otel, "opentelemetry,resource=a"], "resource is 'a'; allowed are KEY=VALUE"),
             (&[otel, "opentelemetry,bsp_max_queue_size=0"], "bsp_max_queue_size is '0'"),
             (&[otel, "opentelemetry,protocol=http/json"], "allowed are http/protobuf, grpc"),

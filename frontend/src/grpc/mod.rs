@@ -16,6 +16,7 @@ mod shared_memory;
 mod statistics;
 mod stream;
 mod trace;
+mod window;
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -156,11 +156,12 @@ impl GrpcInferenceService for Service {
             request.timeline.received = seen.received;
             trace::received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
-            let response = self.0.infer(request, Endpoint::GrpcInfer).await?;
+            let response = self.0.infer(request, Endpoint::GrpcInfer).await;
             trace::complete(traced.as_ref());
-            Ok(response)
+            response
         };
         let answer = deadline::within(limit, infer).await;
+        let answer = answer.inspect_err(|error| trace::refused(traced.as_ref(), seen.received, error));
         let answer = answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error));
         trace::carry(traced, answer)
     }

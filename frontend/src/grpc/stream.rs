@@ -1,10 +1,9 @@
-//! `ModelStreamInfer`. Requests run side by side: those of ordinary models, at most [`IN_FLIGHT`] of a stream, are answered
-//! in the order in which they came; the responses of decoupled models leave as they are produced. Errors are answers; the
-//! stream goes on.
+//! `ModelStreamInfer`. Requests run side by side, as many as the [window](super::window) has places: those of ordinary
+//! models are answered in the order in which they came; the responses of decoupled models leave as they are produced.
+//! Errors are answers; the stream goes on.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,7 +11,8 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
 use pharos::timeline::Instant;
 use pharos::traced::{Activity, Traced};
-use tokio::sync::{Semaphore, mpsc};
+use pharos::wire::CREDITS;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
@@ -26,14 +26,9 @@ use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::seen::{Forwarded, status};
 use super::trace;
+use super::window::{Place, Window};
 use crate::clock;
 use crate::engine::{Protocol, Responses, Route, Streamed};
-
-/// Requests to ordinary models of one stream that may be unanswered; beyond it the client waits.
-const IN_FLIGHT: usize = 64;
-
-/// Requests to decoupled models of one stream that may be unfinished; beyond it the client waits.
-const STREAMS: usize = 4096;
 
 /// Responses of all decoupled models of one stream that wait to be sent.
 const WAITING: usize = 4;
@@ -44,6 +39,14 @@ struct Answer {
     failed: Option<(ErrorCode, Reason)>,
     /// Collects what becomes of it, if its request is traced.
     traced: Option<Traced>,
+}
+
+impl Answer {
+    /// The bytes of its tensors.
+    fn bytes(&self) -> u64 {
+        let outputs = self.message.infer_response.iter().flat_map(|response| &response.raw_output_contents);
+        outputs.map(|output| output.len() as u64).sum()
+    }
 }
 
 /// An answer that the connection is taking.
@@ -88,6 +91,7 @@ impl Drop for Counting {
 struct Running {
     task: JoinHandle<Answer>,
     counting: Counting,
+    _place: Place,
 }
 
 impl Drop for Running {
@@ -99,7 +103,7 @@ impl Drop for Running {
 /// The answers of a stream.
 pub(super) struct Answers {
     /// The requests in their order; an error is the last of them, what the client sent next is no request.
-    queue: mpsc::Receiver<Result<Running, Status>>,
+    queue: mpsc::UnboundedReceiver<Result<Running, Status>>,
     first: Option<Running>,
     /// No request to an ordinary model is open or to come.
     queue_ended: bool,
@@ -107,6 +111,7 @@ pub(super) struct Answers {
     produced: mpsc::Receiver<Answer>,
     /// Whether a decoupled model was the last to be asked for an answer: so that neither kind waits for the other.
     produced_last: bool,
+    window: Window,
     wants_status: bool,
     /// The answer that was given out last: who asks for the next has taken it.
     sending: Option<Sending>,
@@ -130,12 +135,12 @@ pub(super) struct Wishes {
 
 /// Starts answering the requests of a stream.
 pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wishes: Wishes) -> Answers {
-    let (sender, queue) = mpsc::channel(IN_FLIGHT);
+    let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = engine.stream_open(Protocol::Grpc);
     let Wishes { wants_status, limit, forwarded, metadata } = wishes;
-    let streams = Arc::new(Semaphore::new(STREAMS));
-    let reading = Reading { engine, queue: sender, producer, streams, forwarded, metadata };
+    let window = Window::default();
+    let reading = Reading { engine, queue: sender, producer, window: window.clone(), forwarded, metadata };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -144,6 +149,7 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
         queue_ended: false,
         produced,
         produced_last: false,
+        window,
         wants_status,
         sending: None,
         deadline,
@@ -155,9 +161,10 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
 /// The side of a stream that reads requests.
 struct Reading {
     engine: Engine,
-    queue: mpsc::Sender<Result<Running, Status>>,
+    /// As many as the window has places.
+    queue: mpsc::UnboundedSender<Result<Running, Status>>,
     producer: mpsc::Sender<Answer>,
-    streams: Arc<Semaphore>,
+    window: Window,
     forwarded: Forwarded,
     metadata: MetadataMap,
 }
@@ -166,11 +173,13 @@ impl Reading {
     /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
     async fn read(self, mut requests: Streaming<ModelInferRequest>) {
         loop {
-            // Room first: a request is not read before it can be taken.
-            let Ok(room) = self.queue.reserve().await else { return };
-            let Ok(stream) = self.streams.clone().acquire_owned().await else { return };
-            let message = tokio::select! {
-                message = requests.message() => message,
+            // A place first: a request is not read before it can be taken.
+            let read = async {
+                let place = self.window.place().await;
+                (place, requests.message().await)
+            };
+            let (place, message) = tokio::select! {
+                read = read => read,
                 () = self.queue.closed() => return,
             };
             let received = self.engine.now();
@@ -180,16 +189,15 @@ impl Reading {
                     let refused = Named { id: message.id.clone(), model: String::new() };
                     match self.begin(message, received) {
                         Ok(begun) if begun.responses.is_decoupled() => {
-                            let forward = begun.forward(self.producer.clone());
-                            tokio::spawn(async move {
-                                forward.await;
-                                drop(stream);
-                            });
+                            tokio::spawn(begun.forward(self.producer.clone(), (self.window.clone(), place)));
                         }
-                        Ok(begun) => room.send(Ok(self.running(begun.only()).await)),
+                        Ok(begun) => {
+                            let running = self.running(begun.only(self.window.clone()), place).await;
+                            let _ = self.queue.send(Ok(running));
+                        }
                         Err(error) => {
                             let answer = std::future::ready(failure(&refused, error, true));
-                            room.send(Ok(self.running(answer).await));
+                            let _ = self.queue.send(Ok(self.running(answer, place).await));
                         }
                     }
                 }
@@ -199,7 +207,7 @@ impl Reading {
                     if error.code() != tonic::Code::Cancelled {
                         let code = error.code() as u16;
                         self.engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
-                        room.send(Err(error));
+                        let _ = self.queue.send(Err(error));
                     }
                     return;
                 }
@@ -211,14 +219,25 @@ impl Reading {
     fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.engine, &message.model_name, &self.metadata);
+        let begun = self.begin_traced(message, received, traced.as_ref());
+        let (responses, wants_empty) = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
+    }
+
+    /// The responses to a request, and whether an end without outputs is told too.
+    fn begin_traced(
+        &self,
+        message: ModelInferRequest,
+        received: Instant,
+        traced: Option<&Traced>,
+    ) -> Result<(Responses, bool), InferError> {
         let mut decoded = codec::decode_for(message, &self.engine)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
-        trace::received(traced.as_ref(), self.engine.now(), &mut decoded);
+        trace::received(traced, self.engine.now(), &mut decoded);
         decoded.timeline.request_start = self.engine.now();
         let wants_empty = decoded.empty_final_response;
-        let responses = self.engine.stream(decoded)?;
-        Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
+        Ok((self.engine.stream(decoded)?, wants_empty))
     }
 
     fn counting(&self) -> Counting {
@@ -227,7 +246,7 @@ impl Reading {
 
     /// Starts to answer a request of an ordinary model. It is polled once here, so that the requests of a stream reach the
     /// engine in their order, which sequences rely on; only waiting for the answer is left to a task.
-    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static) -> Running {
+    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: Place) -> Running {
         let mut answer = Box::pin(answer);
         let at_once = std::future::poll_fn(|cx| {
             Poll::Ready(match answer.as_mut().poll(cx) {
@@ -239,7 +258,7 @@ impl Reading {
             Some(answer) => tokio::spawn(std::future::ready(answer)),
             None => tokio::spawn(answer),
         };
-        Running { task, counting: self.counting() }
+        Running { task, counting: self.counting(), _place: place }
     }
 }
 
@@ -261,23 +280,22 @@ struct Begun {
 
 impl Begun {
     /// The answer of an ordinary model. It is counted where it leaves.
-    fn only(mut self) -> impl Future<Output = Answer> + Send + 'static {
+    fn only(mut self, window: Window) -> impl Future<Output = Answer> + Send + 'static {
         self.counting.counted = true;
         async move {
             let answer = match self.responses.next().await {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model gave no answer"), true),
             };
-            if answer.failed.is_none() {
-                trace::complete(self.traced.as_ref());
-            }
+            trace::complete(self.traced.as_ref());
+            window.saw(answer.bytes());
             Answer { traced: self.traced, ..answer }
         }
     }
 
     /// Passes the responses of a decoupled model on as they come, until the last, or until nobody reads them.
-    async fn forward(mut self, to: mpsc::Sender<Answer>) {
-        let mut failed = None;
+    async fn forward(mut self, to: mpsc::Sender<Answer>, (window, _place): (Window, Place)) {
+        let (mut failed, mut bytes, mut largest) = (None, 0, 0);
         loop {
             let next = tokio::select! {
                 next = self.responses.next() => next,
@@ -287,6 +305,9 @@ impl Begun {
             let (last, silent) = (streamed.last, streamed.empty && !self.wants_empty);
             let answer = message(&self.request, streamed);
             failed = failed.or(answer.failed);
+            // So much of them may wait to be read.
+            (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
+            window.saw(bytes.min(largest.saturating_mul(CREDITS.into())));
             if last {
                 // Before the last response leaves, as ever.
                 self.counting.count(failed);
@@ -406,7 +427,9 @@ impl Stream for Answers {
             this.end();
             return Poll::Ready(Some(Err(status(deadline::exceeded()))));
         }
-        match ready!(this.poll_answer(cx)) {
+        let answer = this.poll_answer(cx);
+        this.window.starved(answer.is_pending());
+        match ready!(answer) {
             None => {
                 this.end();
                 Poll::Ready(None)

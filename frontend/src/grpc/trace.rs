@@ -75,10 +75,18 @@ pub(super) fn received(traced: Option<&Traced>, read: Instant, request: &mut Inf
     }
 }
 
-/// The last response of the model is here.
+/// The last response of the model is here, or an error in its place.
 pub(super) fn complete(traced: Option<&Traced>) {
     if let Some(traced) = traced {
-        traced.stamp(Activity::ResponseComplete, clock::now());
+        traced.complete(clock::now());
+    }
+}
+
+/// The request has failed, perhaps before any model had it.
+pub(super) fn refused(traced: Option<&Traced>, received: Instant, error: &InferError) {
+    if let Some(traced) = traced {
+        let receiving = [(Activity::GrpcWaitReadStart, received), (Activity::GrpcWaitReadEnd, clock::now())];
+        traced.refused(&error.message, receiving);
     }
 }
 

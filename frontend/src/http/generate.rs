@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -15,6 +16,7 @@ use pharos::id::TraceId;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::tensor::{DataType, byte_size};
+use pharos::timeline::Instant;
 use pharos::traced::Traced;
 
 use super::Edge;
@@ -38,8 +40,9 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
     let result = async {
         let (mut responses, sampled) = begin(&edge, path, request).await?;
         traced = sampled;
-        let response = only(&mut responses).await?;
+        let response = only(&mut responses).await;
         trace::complete(traced.as_ref());
+        let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
         Ok(answer::json(json))
@@ -123,6 +126,17 @@ async fn begin(
     let (parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
     let traced = trace::begin(edge, &path.model, &parts.headers);
+    let begun = begin_traced(edge, path, (parts, body), (traced.as_ref(), received)).await;
+    let responses = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+    Ok((responses, traced))
+}
+
+async fn begin_traced(
+    edge: &Edge,
+    path: ModelPath,
+    (parts, body): (Parts, Body),
+    (traced, received): (Option<&Traced>, Instant),
+) -> Result<Responses, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
     let metadata = edge.engine.model_metadata(&path.model, &path.version);
     let body = read(body, edge.settings.max_input_size, parts.headers.contains_key(EXPECT)).await;
@@ -140,9 +154,9 @@ async fn begin(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
-    trace::received(traced.as_ref(), &mut request);
+    trace::received(traced, &mut request);
     request.timeline.request_start = edge.engine.now();
-    Ok((edge.engine.stream(request)?, traced))
+    edge.engine.stream(request)
 }
 
 fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {

@@ -60,13 +60,14 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         request.timeline.received = received;
         trace::received(traced.as_ref(), &mut request);
         request.timeline.request_start = edge.engine.now();
-        let response = edge.engine.infer(request, Endpoint::HttpInfer).await?;
+        let response = edge.engine.infer(request, Endpoint::HttpInfer).await;
         trace::complete(traced.as_ref());
+        let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
         on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await
     };
-    let result = result.await;
+    let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
     trace::sending(traced, pending.finish(result))
 }
 

@@ -13,6 +13,7 @@ use http::{HeaderName, HeaderValue, Request};
 use http_body::{Frame, SizeHint};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
+use pharos::timeline::Instant;
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use pharos::traced::{Activity, Traced};
 use serde_json::value::RawValue;
@@ -91,15 +92,25 @@ fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), Infer
 fn text(name: &str, value: &RawValue) -> Result<String, InferError> {
     match value.get().as_bytes() {
         [b'-' | b'0'..=b'9', ..] => Ok(value.get().to_owned()),
-        _ => Ok(as_string(value, &format!("Unable to parse '{name}'"))?.into_owned()),
+        _ => match as_string(value, &format!("Unable to parse '{name}'")) {
+            Ok(text) => Ok(text.into_owned()),
+            Err(error) => Err(told(error, value, "a text or a number")),
+        },
     }
 }
 
 fn names(value: &RawValue) -> Result<Vec<String>, InferError> {
     let prefix = "Unable to parse 'trace_level'";
+    let wrong = |error| told(error, value, "an array of texts");
     let all: Vec<&RawValue> = serde_json::from_str(value.get())
-        .map_err(|_| type_error(prefix, "attempt to access JSON non-array as array"))?;
-    all.into_iter().map(|name| Ok(as_string(name, prefix)?.into_owned())).collect()
+        .map_err(|_| wrong(type_error(prefix, "attempt to access JSON non-array as array")))?;
+    all.into_iter().map(|name| Ok(as_string(name, prefix).map_err(wrong)?.into_owned())).collect()
+}
+
+/// Triton's words for a value of the wrong type, and behind them the value and what is allowed.
+fn told(error: InferError, value: &RawValue, allowed: &str) -> InferError {
+    let value: String = value.get().chars().take(100).collect();
+    InferError { message: format!("{}, got: {value}; allowed is {allowed}", error.message), ..error }
 }
 
 fn shown(settings: Shown) -> Response {
@@ -130,10 +141,18 @@ pub(super) fn received(traced: Option<&Traced>, request: &mut InferRequest) {
     }
 }
 
-/// The last response of the model is here.
+/// The last response of the model is here, or an error in its place.
 pub(super) fn complete(traced: Option<&Traced>) {
     if let Some(traced) = traced {
-        traced.stamp(Activity::ResponseComplete, clock::now());
+        traced.complete(clock::now());
+    }
+}
+
+/// The request has failed, perhaps before any model had it.
+pub(super) fn refused(traced: Option<&Traced>, received: Instant, error: &InferError) {
+    if let Some(traced) = traced {
+        let receiving = [(Activity::HttpRecvStart, received), (Activity::HttpRecvEnd, clock::now())];
+        traced.refused(&error.message, receiving);
     }
 }
 

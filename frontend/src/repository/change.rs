@@ -57,7 +57,7 @@ impl Repository {
         reload: bool,
         failing: Failing,
     ) -> Result<(), String> {
-        let model = prepared.config.name.as_str();
+        let model = prepared.name.as_str();
         let running = self.table().serving.get(model).cloned().unwrap_or_default();
         let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
         let wanted = prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
@@ -89,7 +89,7 @@ impl Repository {
         runs: Option<&Arc<Serving>>,
         outcome: &mut Outcome,
     ) {
-        let model = prepared.config.name.as_str();
+        let model = prepared.name.as_str();
         let mut follows = Ok(None);
         match (change, runs) {
             (Change::Keep | Change::Unload, _) => return,
@@ -119,7 +119,7 @@ impl Repository {
 
     /// Lets what is ready serve, and what it replaces or what is not wanted any more end. At once for all requests to come.
     fn commit(self: &Arc<Self>, prepared: &Prepared, plan: &BTreeMap<u64, Change>, mut outcome: Outcome) {
-        let model = prepared.config.name.as_str();
+        let model = prepared.name.as_str();
         let ready = std::mem::take(&mut outcome.ready);
         for ready in &ready {
             self.cache.model_serves(&ready.serving.series);
@@ -187,7 +187,7 @@ impl Repository {
         if prepared.missing.is_empty() {
             return;
         }
-        let model = prepared.config.name.as_str();
+        let model = prepared.name.as_str();
         self.change(|table| {
             for version in &prepared.missing {
                 let place = prepared.local.path().display();

@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::repository::{Override, check_model_name};
-use tokio::sync::{Semaphore, watch};
+use pharos::repository::Override;
+use tokio::sync::watch;
 
 pub(super) use locks::Locks;
 
@@ -47,7 +47,7 @@ impl Repository {
     /// be loaded.
     pub(crate) async fn load_model(self: &Arc<Self>, name: &str, given: Option<Override>) -> Loaded {
         self.by_request()?;
-        check_model_name(name).map_err(InferError::invalid)?;
+        self.check_name(name)?;
         let (repository, name) = (self.clone(), name.to_owned());
         let load = async move { repository.load_named(&name, given).await };
         tokio::spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
@@ -75,6 +75,7 @@ impl Repository {
     }
 
     async fn load_named(self: &Arc<Self>, name: &str, given: Option<Override>) -> Loaded {
+        let all = self.to_load(name, given.is_some()).await?;
         let given = match given {
             Some(given) => {
                 let repository = self.clone();
@@ -82,17 +83,24 @@ impl Repository {
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
-            // What was given with an earlier load counts as long as the model is loaded.
-            None => self.table().given.get(name).cloned(),
+            None => None,
         };
-        let mut loaded = self.load_all_of(vec![Wanted::new(name, given)]).await;
-        let loaded = loaded.remove(name);
-        if loaded.as_ref().is_some_and(Result::is_ok) {
-            self.change(|table| {
-                table.named.insert(name.to_owned());
-            });
+        // What was given with an earlier load counts as long as the model is loaded.
+        let table = self.table();
+        let wanted = |name: &String| Wanted::new(name, given.clone().or_else(|| table.given.get(name).cloned()));
+        let mut loaded = self.load_all_of(all.iter().map(wanted).collect()).await;
+        self.unload_forsaken(loaded.keys().cloned().collect()).await;
+        let mut result = Ok(());
+        for name in all {
+            match loaded.remove(&name) {
+                Some(Ok(())) => self.change(|table| {
+                    table.named.insert(name);
+                }),
+                Some(error) => result = result.and(error),
+                None => result = Err(InferError::internal(format!("model '{name}' was not loaded"))),
+            }
         }
-        loaded.unwrap_or_else(|| Err(InferError::internal(format!("model '{name}' was not loaded"))))
+        result
     }
 
     /// Loads models side by side, with the members of ensembles among them, each ensemble when its members are done; then
@@ -118,18 +126,16 @@ impl Repository {
         // A sender that is dropped says that its model is done, one way or the other.
         let done: BTreeMap<String, watch::Receiver<()>> =
             loads.iter().map(|(wanted, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
-        let permits = Arc::new(Semaphore::new(self.settings.load_threads.max(1)));
         let mut tasks = Vec::new();
         for (wanted, prepared, (sender, _)) in loads {
             let table = self.table();
             let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
             let members: Vec<_> = members.collect();
-            let (repository, permits) = (self.clone(), permits.clone());
+            let repository = self.clone();
             tasks.push(tokio::spawn(async move {
                 for mut member in members {
                     while member.changed().await.is_ok() {}
                 }
-                let _permit = permits.acquire().await;
                 let loaded = repository.load_one(&wanted, &prepared).await;
                 drop(sender);
                 (wanted.name, loaded)
@@ -230,6 +236,7 @@ impl Repository {
         let mut unloads = lock.unloads();
         let load = async {
             let _held = lock.held().await;
+            let _permit = self.permits.acquire().await;
             // What an ensemble was made of is not there any more once a member was loaded anew.
             let running = self.table().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.has_other_members(serving)) {
@@ -257,11 +264,11 @@ impl Repository {
         let table = self.table();
         let mut all: Vec<String> = Vec::new();
         for name in changed {
-            let dependents = table.dependencies.dependents(name).into_iter();
-            let new = dependents.filter(|name| table.wanted.contains(*name) && !changed.contains(*name));
+            let dependents = table.touched_by(name).into_iter();
+            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
             for dependent in new {
-                if !all.iter().any(|known| known == dependent) {
-                    all.push(dependent.to_owned());
+                if !all.contains(&dependent) {
+                    all.push(dependent);
                 }
             }
         }
@@ -269,6 +276,9 @@ impl Repository {
         let depth = |name: &String| table.dependencies.depth(name);
         all.sort_by_key(depth);
         for name in all {
+            if self.sources.namespaces() && !self.finds_others(&name, changed).await {
+                continue;
+            }
             let table = self.table();
             if table.dependencies.members(&name).any(|member| !table.serving.contains_key(member)) {
                 if table.serving.contains_key(&name) {
@@ -296,11 +306,13 @@ impl Repository {
 
     async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
         let table = self.table();
-        let mut going = vec![name.to_owned()];
+        let named = self.to_unload(name);
+        let mut going = named.clone();
         if dependents {
             let kept = |member: &str| table.named.contains(member);
-            let loaded = |ensemble: &str| table.wanted.contains(ensemble);
-            going.extend(table.dependencies.released(name, kept, loaded).into_iter().map(str::to_owned));
+            let loaded = |ensemble: &str| table.wanted.contains(ensemble) && !named.iter().any(|name| name == ensemble);
+            let released = named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
+            going.extend(released.map(str::to_owned));
         }
         self.unload_all_of(going).await;
     }
@@ -350,7 +362,7 @@ impl Repository {
 }
 
 /// Triton's refusal of what it could not read, with the reason, which Triton leaves to its log.
-fn not_polled(model: &str, reason: &str) -> InferError {
+pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
 }
 

@@ -89,7 +89,9 @@ impl Drop for Unanswered {
     fn drop(&mut self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
-            record::ensemble_failed(&self.serving.series, Reason::Cancelled, clock::now().ns_since(self.begun));
+            let now = clock::now();
+            record::ensemble_failed(&self.serving.series, Reason::Cancelled, now.ns_since(self.begun));
+            traced::failed(self.traced.as_ref(), &InferError::cancelled(), now);
         }
     }
 }

@@ -17,7 +17,7 @@ use pharos::supervisor;
 
 use super::prepare::{Prepared, Version};
 use super::serving::Executor;
-use super::{Repository, Serving};
+use super::{Repository, Serving, scan};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::clock;
 use crate::scheduler::placement::Placement;
@@ -84,7 +84,7 @@ impl Repository {
             match self.try_to_load(prepared, number, go_on).await {
                 Err(reason) if left > 0 => {
                     left -= 1;
-                    tracing::warn!(model = prepared.config.name, version = number, "it is tried again: {reason}");
+                    tracing::warn!(model = prepared.name, version = number, "it is tried again: {reason}");
                 }
                 loaded => return loaded,
             }
@@ -102,7 +102,7 @@ impl Repository {
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
-                let model = ModelVersion::new(config.name.as_str(), number);
+                let model = ModelVersion::new(prepared.name.as_str(), number);
                 let series = Unserved::new(&self.cache, &model, config, go_on);
                 self.start_version((prepared, version), &model, series).await
             }
@@ -279,7 +279,7 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
     let directory = initial_states(version);
     let read = |name: &str| {
         let path = model_file(&directory, name)?;
-        std::fs::read(&path).map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
+        scan::read(&path).map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
     };
     let mut from_file =
         config.states.iter().filter(|state| state.initial.as_ref().is_some_and(|first| first.file.is_some()));
@@ -292,7 +292,7 @@ pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<St
     let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
     let read = |output: &TensorSpec| {
         let path = model_file(directory, &output.label_filename)?;
-        let text = std::fs::read_to_string(&path);
+        let text = scan::read_text(&path);
         let text = text.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
         Ok((output.name.clone(), classification::labels(&text)))
     };
@@ -305,7 +305,7 @@ fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> 
     let directory = version.parent().unwrap_or(version).join("warmup");
     let file = |name: &str| {
         let path = model_file(&directory, name)?;
-        std::fs::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+        scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     };
     let warm_up = |warmup: &Warmup| {
         let requests = warmup.requests(config, file)?;

@@ -19,6 +19,8 @@ use super::{Repository, Settings};
 /// A model that can be loaded.
 #[derive(Clone)]
 pub(super) struct Prepared {
+    /// What the server calls it: its name, with its repository before it where models are told apart by those.
+    pub(super) name: String,
     pub(super) config: ModelConfig,
     /// If it is an ensemble.
     pub(super) plan: Option<EnsemblePlan>,
@@ -84,7 +86,7 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     let draft = draft(settings, &contents, given).map_err(unreadable)?;
     let signature = signature(&contents, draft.model_file()).map_err(unreadable)?;
     let completion = Completion {
-        directory: model,
+        directory: sources.without_namespace(model),
         files: &contents.files,
         backends: &BACKENDS,
         gpus: &[],
@@ -93,7 +95,10 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
         default_max_batch_size: settings.default_max_batch_size,
     };
     let config = draft.complete(&completion).map_err(|error| unreadable(error.to_string()))?;
-    let plan = EnsemblePlan::new(&config).transpose().map_err(unreadable)?;
+    let mut plan = EnsemblePlan::new(&config).transpose().map_err(unreadable)?;
+    if let Some(plan) = &mut plan {
+        plan.rename(|namespace, name| sources.member(model, namespace, name));
+    }
     let present: Vec<u64> = contents.versions.keys().copied().collect();
     let wanted = repository::select(&config.version_policy, &present);
     if wanted.is_empty() {
@@ -103,9 +108,12 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
         return Err(Unprepared::NoVersion(format!("no version to run: '{place}' has {there}")));
     }
     let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
-    let versions = versions_made(&config, local.path(), versions).map_err(|error| unreadable(error.to_string()))?;
+    // With another member of the same name it is another ensemble.
+    let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
+    let versions =
+        versions_made(&config, (local.path(), members), versions).map_err(|error| unreadable(error.to_string()))?;
     let missing = missing(&config.version_policy, &present);
-    Ok(Prepared { config, plan, versions, missing, local })
+    Ok(Prepared { name: model.to_owned(), config, plan, versions, missing, local })
 }
 
 /// The configuration as somebody wrote it.
@@ -124,12 +132,12 @@ fn draft(settings: &Settings, contents: &Contents, given: Option<&Given>) -> Res
 /// What each version is made of.
 fn versions_made(
     config: &ModelConfig,
-    model: &Path,
+    (model, members): (&Path, Stamp),
     versions: BTreeMap<u64, PathBuf>,
 ) -> io::Result<BTreeMap<u64, Version>> {
     let shared = scan::shared_stamp(model)?;
     let version = |(number, directory): (u64, PathBuf)| {
-        let files = Stamp::of(&(shared, scan::stamp(&directory)?));
+        let files = Stamp::of(&(shared, members, scan::stamp(&directory)?));
         Ok((number, Version { made: Made::new(config, files), directory }))
     };
     versions.into_iter().map(version).collect()

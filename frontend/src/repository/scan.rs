@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ pub(super) struct Contents {
 pub(super) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Contents> {
     let custom = config_name.map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt"))).filter(|path| path.is_file());
     let config_path = custom.unwrap_or_else(|| path.join(CONFIG));
-    let config = match fs::read_to_string(&config_path) {
+    let config = match read_text(&config_path) {
         Ok(text) => Some(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(unreadable(&config_path, &error)),
@@ -52,6 +52,43 @@ pub(super) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Con
         contents.versions.insert(version, directory);
     }
     Ok(contents)
+}
+
+/// The most bytes of a text: configurations and names of classes.
+const LONGEST_TEXT: u64 = 64 << 20;
+
+/// The most bytes of a tensor's file, more than a frame to the worker can take.
+const LONGEST_FILE: u64 = 4 << 30;
+
+/// A whole text file.
+///
+/// # Errors
+/// It cannot be read, is no file, is too long, or is no UTF-8.
+pub(super) fn read_text(path: &Path) -> io::Result<String> {
+    let bytes = read_at_most(path, LONGEST_TEXT)?;
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// A whole file with the elements of a tensor.
+///
+/// # Errors
+/// It cannot be read, is no file, or is too long.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(path, LONGEST_FILE)
+}
+
+/// Devices and pipes are refused: reading them may never end.
+fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if !fs::metadata(path)?.is_file() {
+        return refuse("it is no regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return refuse(format!("it has more than {most} bytes"));
+    }
+    Ok(bytes)
 }
 
 /// The fingerprint of the files below a directory: names, sizes and when they were changed. What is hidden, and what Python
@@ -137,4 +174,28 @@ pub(super) fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 
 fn unreadable(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("'{}' cannot be read: {error}", path.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_some_length_are_read() {
+        let folder = std::env::temp_dir().join(format!("pharos-scan-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("file");
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "text");
+        assert_eq!(read_at_most(&path, 4).unwrap(), b"text");
+        assert!(read_at_most(&path, 3).unwrap_err().to_string().contains("more than 3 bytes"));
+        fs::write(&path, [0xff]).unwrap();
+        assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        for other in [folder.as_path(), Path::new("/dev/zero")] {
+            assert!(read(other).unwrap_err().to_string().contains("no regular file"), "{}", other.display());
+        }
+        assert_eq!(read(&folder.join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -1,6 +1,8 @@
 //! Where models come from. A repository is a thing that can be listed and whose models can be made local: today that is a
 //! directory, and a store somewhere else can be one by keeping copies here.
 
+mod namespaces;
+
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,11 +81,16 @@ impl Source for Directory {
 
 /// All repositories of the server.
 #[derive(Clone, Debug)]
-pub(crate) struct Sources(Arc<[Box<dyn Source>]>);
+pub(crate) struct Sources {
+    all: Arc<[Box<dyn Source>]>,
+    /// Models are told apart by their repositories: they are called `repository/name` here.
+    namespaces: bool,
+}
 
 impl Sources {
-    pub(crate) fn of_directories(paths: &[PathBuf]) -> Self {
-        Self(paths.iter().map(|path| Box::new(Directory(path.clone())) as Box<dyn Source>).collect())
+    pub(crate) fn of_directories(paths: &[PathBuf], namespaces: bool) -> Self {
+        let all = paths.iter().map(|path| Box::new(Directory(path.clone())) as Box<dyn Source>).collect();
+        Self { all, namespaces }
     }
 
     /// The names of all models, by name, each once.
@@ -92,8 +99,9 @@ impl Sources {
     /// A repository cannot be listed; the text names it.
     pub(crate) fn list(&self) -> io::Result<Vec<String>> {
         let mut all = Vec::new();
-        for source in self.0.iter() {
-            all.extend(source.list().map_err(|error| unreadable(&source.name(), &error))?);
+        for source in self.all.iter() {
+            let names = source.list().map_err(|error| unreadable(&source.name(), &error))?;
+            all.extend(names.into_iter().map(|name| self.called(&**source, name)));
         }
         all.sort_unstable();
         all.dedup();
@@ -105,8 +113,12 @@ impl Sources {
     /// # Errors
     /// No repository has the model, or more than one, or its files cannot be had.
     pub(crate) fn local(&self, model: &str) -> Result<Local, String> {
+        if let Some((source, name)) = self.in_namespace(model) {
+            let local = source.local(name).map_err(|error| unreadable(&source.name(), &error).to_string())?;
+            return local.ok_or_else(|| format!("model '{name}' is not in '{}'", source.name()));
+        }
         let mut found = None;
-        for source in self.0.iter() {
+        for source in self.all.iter().filter(|_| !self.namespaces) {
             let local = source.local(model).map_err(|error| unreadable(&source.name(), &error).to_string())?;
             if local.is_some() && found.is_some() {
                 return Err(format!("model '{model}' is in more than one repository"));
@@ -114,7 +126,7 @@ impl Sources {
             found = found.or(local);
         }
         found.ok_or_else(|| {
-            let names: Vec<String> = self.0.iter().map(|source| format!("'{}'", source.name())).collect();
+            let names: Vec<String> = self.all.iter().map(|source| format!("'{}'", source.name())).collect();
             format!("model '{model}' is not in {}", names.join(", "))
         })
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pharos::cache::Entry;
-use pharos::error::Reason;
+use pharos::error::{InferError, Reason};
 use pharos::id::RequestId;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
@@ -53,7 +53,7 @@ impl Driver {
                 }
             });
         }
-        let mut looking = Looking { driver: self, id: Some(id), since: request.timeline.request_start };
+        let mut looking = Looking { driver: self, id: Some(id), request };
         let found = cache.look_up(&self.config, request, checked.batch_size).await;
         looking.id = None;
         found
@@ -90,15 +90,16 @@ impl Driver {
 struct Looking<'a> {
     driver: &'a Driver,
     id: Option<RequestId>,
-    /// When the request began.
-    since: Instant,
+    request: &'a InferRequest,
 }
 
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
         let Some(id) = self.id.take() else { return };
         let now = clock::now();
-        record::inference_failed(&self.driver.series, Reason::Cancelled, now.ns_since(self.since));
+        let ns = now.ns_since(self.request.timeline.request_start);
+        record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
+        traced::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {
                 if let Some(order) = &mut state.order {

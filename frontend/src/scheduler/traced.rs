@@ -30,7 +30,7 @@ pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option
     let Some(traced) = &request.traced else { return };
     match answer {
         Ok(response) => traced.outputs(&response.outputs),
-        Err(error) => traced.failed(&error.message),
+        Err(error) => traced.failed(reason(error)),
     }
     if let Some(timeline) = timeline {
         traced.executed(timeline);
@@ -67,7 +67,12 @@ pub(crate) fn ended(request: &InferRequest, at: Instant) {
 /// A request has failed without an answer from an instance.
 pub(crate) fn failed(traced: Option<&Traced>, error: &InferError, at: Instant) {
     if let Some(traced) = traced {
-        traced.failed(if error.message.is_empty() { "cancelled" } else { &error.message });
+        traced.failed(reason(error));
         traced.ended(at);
     }
+}
+
+/// What a trace says of a failure. Nobody is told that a request was cancelled, so that has no words.
+fn reason(error: &InferError) -> &str {
+    if error.message.is_empty() { "cancelled" } else { &error.message }
 }

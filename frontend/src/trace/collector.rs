@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use pharos::metrics::emitter::Throttle;
 use pharos::trace::otlp::{self, Random, SplitMix};
 use pharos::traced::{Finished, PartIds, Sink};
 use tokio::sync::Notify;
@@ -27,11 +28,18 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How often one export is tried; then it is dropped.
 const TRIES: usize = 8;
+/// Bytes that the traces that wait may take; what is limited by option is the number of their spans.
+const WAITING_BYTES: usize = 64 << 20;
+/// Bytes of the traces in one export, which is not much longer: servers of gRPC take messages up to 4 MiB.
+const EXPORT_BYTES: usize = 1 << 20;
 
 #[derive(Default)]
 struct Waiting {
     traces: VecDeque<Finished>,
     spans: usize,
+    bytes: usize,
+    /// Spans that found no room since somebody asked.
+    dropped: usize,
 }
 
 /// What requests and the thread share.
@@ -77,6 +85,7 @@ impl Exporter {
             counts: counts.clone(),
             random: SplitMix(seed()),
             lost: None,
+            throttle: Throttle::default(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         thread::Builder::new().name("trace-export".into()).spawn(move || {
@@ -101,18 +110,22 @@ fn resource(collector: &Collector) -> Vec<(String, String)> {
 
 impl Sink for Exporter {
     fn finished(&self, trace: Finished) {
-        // Contents of tensors are no spans.
-        let spans = otlp::count(&trace);
+        let (spans, bytes) = (otlp::count(&trace), trace.bytes());
         let mut waiting = self.queue.lock();
-        if waiting.spans + spans > self.collector.max_queue_size as usize {
+        let fits =
+            waiting.spans + spans <= self.collector.max_queue_size as usize && waiting.bytes + bytes <= WAITING_BYTES;
+        // A request of very many steps can have more spans than the queue has room for.
+        if !fits && !waiting.traces.is_empty() {
+            waiting.dropped += spans;
             drop(waiting);
             add(self.counts.dropped.as_ref(), 1);
             add(self.counts.spans_dropped.as_ref(), spans);
             return;
         }
         waiting.spans += spans;
+        waiting.bytes += bytes;
         waiting.traces.push_back(trace);
-        let enough = waiting.spans >= self.collector.max_export_batch_size as usize;
+        let enough = waiting.spans >= self.collector.max_export_batch_size as usize || waiting.bytes >= EXPORT_BYTES;
         drop(waiting);
         if enough {
             self.queue.wake.notify_one();
@@ -144,6 +157,8 @@ struct Work {
     random: SplitMix,
     /// The collector does not answer; spans that were dropped since.
     lost: Option<usize>,
+    /// Of the line that says that a collector is slow.
+    throttle: Throttle,
 }
 
 impl Work {
@@ -162,19 +177,21 @@ impl Work {
         }
     }
 
-    /// The traces of one export: as many as have no more spans than it may have, one at least.
+    /// The traces of one export: as many as have no more spans and bytes than it may have, one at least.
     fn take(&self) -> Option<Vec<Finished>> {
         let mut waiting = self.queue.lock();
-        let (mut batch, mut spans) = (Vec::new(), 0);
+        let (mut batch, mut spans, mut bytes) = (Vec::new(), 0, 0);
         while let Some(trace) = waiting.traces.front() {
-            let more = otlp::count(trace);
-            if !batch.is_empty() && spans + more > self.collector.max_export_batch_size as usize {
+            let (more, larger) = (otlp::count(trace), trace.bytes());
+            let fits = spans + more <= self.collector.max_export_batch_size as usize && bytes + larger <= EXPORT_BYTES;
+            if !batch.is_empty() && !fits {
                 break;
             }
-            spans += more;
+            (spans, bytes) = (spans + more, bytes + larger);
             batch.extend(waiting.traces.pop_front());
         }
         waiting.spans -= spans;
+        waiting.bytes -= bytes;
         (!batch.is_empty()).then_some(batch)
     }
 
@@ -228,8 +245,14 @@ impl Work {
                 self.collector.url
             );
         }
-        if let Some(dropped) = self.lost.take() {
-            tracing::info!("the trace collector at {} answers again; {dropped} spans were lost", self.collector.url);
+        let (url, most) = (&self.collector.url, self.collector.max_queue_size);
+        let dropped = std::mem::take(&mut self.queue.lock().dropped);
+        if let Some(failed) = self.lost.take() {
+            tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
+        } else if dropped > 0 && self.throttle.pass(clock::now()).is_some() {
+            tracing::warn!(
+                "{dropped} spans were dropped: more come than the trace collector at {url} takes, and {most} may wait"
+            );
         }
     }
 

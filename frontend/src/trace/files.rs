@@ -18,13 +18,14 @@ use std::time::Duration;
 use pharos::metrics::emitter::Throttle;
 use pharos::trace::file::{BETWEEN, CLOSE, OPEN, append};
 use pharos::traced::{Finished, PartIds, Sink};
+use rustix::fs::{Access, access};
 
 use super::{Counts, Destination, add};
 use crate::clock;
 
 /// Traces that may wait to be written.
 const WAITING: usize = 8192;
-/// Bytes of tensors in them.
+/// Bytes that they may take.
 const WAITING_BYTES: usize = 64 << 20;
 /// Text that is written at once.
 const AT_ONCE: usize = 1 << 20;
@@ -49,8 +50,12 @@ impl Files {
     /// Starts the thread; the file is made with the first trace.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The file could not be made or written as things are now, or no thread is left.
     pub(super) fn start(path: PathBuf, counts: Counts) -> io::Result<Arc<Self>> {
+        writable(&path).map_err(|error| {
+            let (path, allowed) = (path.display(), "a file that can be written, in a folder that exists");
+            io::Error::new(error.kind(), format!("the trace file '{path}': {error}; allowed is {allowed}"))
+        })?;
         let (sender, receiver) = mpsc::sync_channel(WAITING);
         let (ending, ended) = mpsc::channel();
         let bytes = Arc::new(AtomicUsize::new(0));
@@ -73,7 +78,7 @@ impl Files {
 
 impl Sink for Files {
     fn finished(&self, trace: Finished) {
-        let bytes = trace.tensor_bytes();
+        let bytes = trace.bytes();
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let fits = before + bytes <= WAITING_BYTES || before == 0;
         if !fits || self.sender.try_send(Message::Trace(Box::new(trace))).is_err() {
@@ -171,7 +176,7 @@ impl Writer {
             let mut size = 0;
             while let Some(message) = next {
                 let Message::Trace(trace) = message else { return self.write_all() };
-                bytes.fetch_sub(trace.tensor_bytes(), Ordering::Relaxed);
+                bytes.fetch_sub(trace.bytes(), Ordering::Relaxed);
                 size += self.take(&trace);
                 next = if size < AT_ONCE { receiver.try_recv().ok() } else { None };
             }
@@ -249,6 +254,18 @@ impl Writer {
             tracing::error!("traces cannot be written to {error}");
         }
     }
+}
+
+/// Whether there is, or could be made, a file of this name that this process may write. Nothing is made.
+fn writable(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => return Ok(access(path, Access::WRITE_OK)?),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(_) => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
 fn create(path: &Path) -> io::Result<Target> {

@@ -20,7 +20,10 @@ const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Ex
 const MOST_ANSWER: usize = 64 << 10;
 
 /// Statuses of gRPC after which the same may be sent again (OTLP 1, "Failures").
-const GRPC_RETRY: [u16; 7] = [1, 4, 8, 10, 11, 14, 15];
+const GRPC_RETRY: [u16; 6] = [1, 4, 10, 11, 14, 15];
+
+/// RESOURCE_EXHAUSTED: after this one only where details say when. Without them it is what is too long, each time.
+const GRPC_EXHAUSTED: u16 = 8;
 
 /// Why an export has failed.
 #[derive(Debug)]
@@ -96,7 +99,8 @@ async fn grpc(
         Ok(0) => Ok(body.get(5..).and_then(otlp::refused)),
         Ok(code) => {
             let text = format!("gRPC status {code}: {}", shortened(text("grpc-message").as_bytes()));
-            Err(Failure { again: GRPC_RETRY.contains(&code), text })
+            let later = code == GRPC_EXHAUSTED && headers.contains_key("grpc-status-details-bin");
+            Err(Failure { again: later || GRPC_RETRY.contains(&code), text })
         }
         Err(_) => Err(Failure::for_good("the answer has no gRPC status: is this a gRPC port?")),
     }

@@ -168,7 +168,7 @@ fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &st
 /// they are pushed (`record::batch_times`).
 fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], u64)) {
     let name = &*model.model().name;
-    let mut labels = vec![("model", name), ("version", model.version())];
+    let mut labels = vec![("model", model.model().bare_name()), ("version", model.version())];
     labels.extend(model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let whole = |cell: &Count| cell.get();
     let micros = |cell: &Count| cell.get() / 1000;

@@ -85,7 +85,7 @@ pub(super) fn step_request(
     };
     let outputs = wanted.iter().filter_map(|position| step.outputs.get(*position));
     InferRequest {
-        model_name: config.name.clone(),
+        model_name: member.model.name.to_string(),
         model_version: member.model.version.to_string(),
         inputs: inputs.into_iter().filter_map(input).collect(),
         outputs: outputs.map(|(name, _)| RequestedOutput { name: name.clone(), ..Default::default() }).collect(),

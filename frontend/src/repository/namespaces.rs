@@ -1,0 +1,155 @@
+//! Which models a name means where repositories may have several of the same name (`--model-namespacing`).
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::id::bare_name;
+use pharos::repository::check_model_name;
+
+use super::{Repository, Table};
+
+impl Table {
+    /// What the server calls the model that a request names: with its repository, or by its name alone if it is the only
+    /// one of it.
+    ///
+    /// # Errors
+    /// Several could be meant.
+    pub(super) fn called<'a>(&'a self, name: &'a str) -> Result<&'a str, InferError> {
+        if !self.namespaces || self.states.model(name).is_some() {
+            return Ok(name);
+        }
+        let known = self.known(name);
+        let wanted: Vec<&str> = known.iter().copied().filter(|called| self.wanted.contains(*called)).collect();
+        match (known.as_slice(), wanted.as_slice()) {
+            ([], _) => Ok(name),
+            ([only], _) | (_, [only]) => Ok(only),
+            (all, _) => Err(ambiguous(name, all)),
+        }
+    }
+
+    /// All models of a name that are known.
+    fn known(&self, name: &str) -> Vec<&str> {
+        self.states.iter().map(|(called, _)| called).filter(|called| bare_name(called) == name).collect()
+    }
+
+    /// Ensembles that may be others once a model has changed: those that depend on it, and those that take another one of
+    /// its name or none, and could take this one.
+    pub(super) fn touched_by(&self, changed: &str) -> Vec<String> {
+        let mut touched: Vec<&str> = self.dependencies.dependents(changed);
+        if self.namespaces {
+            let name = bare_name(changed);
+            for ensemble in self.dependencies.with_member(|member| bare_name(member) == name) {
+                touched.push(ensemble);
+                touched.extend(self.dependencies.dependents(ensemble));
+            }
+        }
+        let mut seen = BTreeSet::new();
+        touched.retain(|ensemble| seen.insert(*ensemble));
+        touched.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Repository {
+    /// What the server calls the model that a request names.
+    ///
+    /// # Errors
+    /// Several could be meant.
+    pub(crate) fn called(&self, name: &str) -> Result<String, InferError> {
+        self.table().called(name).map(str::to_owned)
+    }
+
+    /// Refuses names that no model can have.
+    pub(super) fn check_name(&self, name: &str) -> Result<(), InferError> {
+        check_model_name(self.sources.without_namespace(name)).map_err(InferError::invalid)
+    }
+
+    /// What the server calls the models of these names that repositories have; a name that none has stays.
+    ///
+    /// # Errors
+    /// A repository cannot be listed.
+    pub(super) async fn of_names(&self, names: &[String]) -> io::Result<Vec<String>> {
+        let (sources, names) = (self.sources.clone(), names.to_vec());
+        let all = move || {
+            let mut found = Vec::new();
+            for name in names {
+                let of_name = sources.of_name(&name)?;
+                if of_name.is_empty() { found.push(name) } else { found.extend(of_name) }
+            }
+            Ok(found)
+        };
+        tokio::task::spawn_blocking(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// What a load of this name is to load. What is given with it is for one model.
+    ///
+    /// # Errors
+    /// A repository cannot be listed; or something is given, and several could be meant.
+    pub(super) async fn to_load(&self, name: &str, given: bool) -> Result<Vec<String>, InferError> {
+        let all = self.of_names(&[name.to_owned()]).await;
+        let mut all = all.map_err(|error| super::control::not_polled(name, &error.to_string()))?;
+        // One that a client has given whole is in no repository.
+        if self.sources.namespaces() && self.table().given.contains_key(name) && !all.iter().any(|one| one == name) {
+            all.push(name.to_owned());
+        }
+        if given && all.len() > 1 {
+            return Err(ambiguous(name, &all.iter().map(String::as_str).collect::<Vec<_>>()));
+        }
+        Ok(all)
+    }
+
+    /// What an unload of this name is to unload.
+    pub(super) fn to_unload(&self, name: &str) -> Vec<String> {
+        let table = self.table();
+        let known = if table.namespaces && table.states.model(name).is_none() { table.known(name) } else { Vec::new() };
+        if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
+    }
+
+    /// Unloads what has the name of one of these, was loaded as somebody's member, and is in no repository any more: what
+    /// needed it has found another one, and the name alone means that one now.
+    pub(super) async fn unload_forsaken(self: &Arc<Self>, loaded: Vec<String>) {
+        if !self.sources.namespaces() {
+            return;
+        }
+        let Ok(there) = self.list_aside().await else { return };
+        let table = self.table();
+        let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
+        let forsaken = table.wanted.iter().filter(|called| {
+            let free = !table.named.contains(*called) && !table.given.contains_key(*called) && !there.contains(called);
+            free && names.contains(bare_name(called))
+        });
+        let forsaken: Vec<String> = forsaken.cloned().collect();
+        if !forsaken.is_empty() {
+            self.unload_all_of(forsaken).await;
+        }
+    }
+
+    /// Members of an ensemble are looked for again: another repository may have them now. Whether any is another one, or
+    /// depends on what has changed.
+    pub(super) async fn finds_others(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
+        let given = self.table().given.get(ensemble).cloned();
+        let (repository, name) = (self.clone(), ensemble.to_owned());
+        let prepared = tokio::task::spawn_blocking(move || repository.prepare(&name, given.as_deref())).await;
+        let Ok(Ok(prepared)) = prepared else { return true };
+        let members = prepared.plan.as_ref().map(|plan| plan.members()).unwrap_or_default();
+        let table = self.table();
+        let before: BTreeSet<&str> = table.dependencies.members(ensemble).collect();
+        if members == before {
+            return before.iter().any(|member| changed.contains(*member) || table.dependencies.depth(member) > 0);
+        }
+        self.change(|table| table.dependencies.insert(ensemble, members));
+        true
+    }
+}
+
+/// Triton's words, and what could be meant.
+fn ambiguous(name: &str, all: &[&str]) -> InferError {
+    let shown: Vec<String> = all.iter().map(|called| format!("'{called}'")).collect();
+    InferError::invalid(format!(
+        "There are {} identifiers of model '{name}' in global map, model namespace must be provided to resolve ambiguity. They are \
+         {}",
+        all.len(),
+        shown.join(", ")
+    ))
+}

@@ -1,0 +1,140 @@
+//! Models of the same name in several repositories (`--model-namespacing`): each is called by its repository and its name. A
+//! name alone means the only one that there is, or for a member of an ensemble the one beside the ensemble.
+
+use std::io;
+
+use pharos::id;
+
+use super::{Source, Sources, unreadable};
+
+impl Sources {
+    /// Whether models are told apart by their repositories.
+    pub(crate) fn namespaces(&self) -> bool {
+        self.namespaces
+    }
+
+    /// What the server calls a model of a repository.
+    pub(super) fn called(&self, source: &dyn Source, name: String) -> String {
+        if self.namespaces { format!("{}/{name}", source.name()) } else { name }
+    }
+
+    /// The repository that stands before a name, and what follows; `None` where there is none.
+    pub(super) fn in_namespace<'a>(&self, called: &'a str) -> Option<(&dyn Source, &'a str)> {
+        let namespace = id::namespace(called).filter(|_| self.namespaces)?;
+        let source = self.all.iter().find(|source| source.name() == namespace)?;
+        Some((&**source, id::bare_name(called)))
+    }
+
+    /// The part of a name that a client may choose freely.
+    pub(crate) fn without_namespace<'a>(&self, called: &'a str) -> &'a str {
+        self.in_namespace(called).map_or(called, |(_, name)| name)
+    }
+
+    /// What the server calls the models of this name: one in each repository that has it, or those that are called so
+    /// already. Blocks.
+    ///
+    /// # Errors
+    /// A repository cannot be listed.
+    pub(crate) fn of_name(&self, name: &str) -> io::Result<Vec<String>> {
+        if !self.namespaces || self.in_namespace(name).is_some() {
+            return Ok(vec![name.to_owned()]);
+        }
+        let mut found = Vec::new();
+        for source in self.all.iter() {
+            let names = source.list().map_err(|error| unreadable(&source.name(), &error))?;
+            if names.iter().any(|other| other == name) {
+                found.push(self.called(&**source, name.to_owned()));
+            }
+        }
+        found.dedup();
+        Ok(found)
+    }
+
+    /// What the server calls a member of an ensemble: the model of this name in `namespace`, or in the ensemble's own
+    /// repository if that is empty, or else the only one of the name; the name itself if none or several could be meant.
+    /// Blocks.
+    pub(crate) fn member(&self, ensemble: &str, namespace: &str, name: &str) -> String {
+        if !self.namespaces {
+            return name.to_owned();
+        }
+        let all = self.of_name(name).unwrap_or_default();
+        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(id::namespace(ensemble));
+        let beside = all.iter().find(|called| id::namespace(called) == first);
+        match (beside, all.as_slice()) {
+            (Some(called), _) => called.clone(),
+            (None, [only]) => only.clone(),
+            (None, _) => name.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// Goes with its folder.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn sources(test: &str, namespaces: bool) -> (Folder, Sources, [String; 2]) {
+        let folder = Folder(std::env::temp_dir().join(format!("pharos-namespaces-{test}-{}", std::process::id())));
+        let [a, b] = ["a", "b"].map(|name| folder.0.join(name));
+        for path in [a.join("same"), b.join("same"), b.join("only")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        let shown = [&a, &b].map(|path: &PathBuf| path.display().to_string());
+        let sources = Sources::of_directories(&[a, b], namespaces);
+        (folder, sources, shown)
+    }
+
+    #[test]
+    fn models_are_called_by_their_repositories() {
+        let (_folder, sources, [a, b]) = sources("called", true);
+        assert_eq!(sources.list().unwrap(), [format!("{a}/same"), format!("{b}/only"), format!("{b}/same")]);
+        assert_eq!(sources.of_name("same").unwrap(), [format!("{a}/same"), format!("{b}/same")]);
+        assert_eq!(sources.of_name("only").unwrap(), [format!("{b}/only")]);
+        assert!(sources.of_name("none").unwrap().is_empty());
+        let called = format!("{b}/same");
+        assert_eq!(sources.of_name(&called).unwrap(), std::slice::from_ref(&called));
+        assert_eq!(sources.local(&called).unwrap().path().display().to_string(), called);
+        for nowhere in [format!("{a}/only"), "same".to_owned(), format!("{a}/../b/same"), "/etc/same".to_owned()] {
+            assert!(sources.local(&nowhere).is_err(), "{nowhere}");
+        }
+        assert_eq!((sources.without_namespace(&called), sources.without_namespace("x/same")), ("same", "x/same"));
+    }
+
+    #[test]
+    fn members_are_looked_for_beside_the_ensemble_first() {
+        let (_folder, sources, [a, b]) = sources("members", true);
+        let ensemble = format!("{a}/ensemble");
+        for (namespace, name, expected) in [
+            ("", "same", format!("{a}/same")),
+            (b.as_str(), "same", format!("{b}/same")),
+            ("", "only", format!("{b}/only")),
+            (a.as_str(), "only", format!("{b}/only")),
+            ("elsewhere", "same", "same".to_owned()),
+            ("", "none", "none".to_owned()),
+        ] {
+            assert_eq!(sources.member(&ensemble, namespace, name), expected, "{namespace} {name}");
+        }
+    }
+
+    #[test]
+    fn without_namespaces_names_are_names() {
+        let (_folder, sources, [a, b]) = sources("without", false);
+        assert_eq!(sources.list().unwrap(), ["only", "same"]);
+        assert_eq!(sources.of_name("same").unwrap(), ["same"]);
+        assert_eq!(sources.member("ensemble", &b, "same"), "same");
+        assert!(sources.local("same").unwrap_err().contains("more than one repository"));
+        assert!(sources.local(&format!("{a}/same")).is_err());
+    }
+}
