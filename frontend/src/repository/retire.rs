@@ -151,7 +151,10 @@ impl Repository {
         (name, version): (&str, &str),
         id: &CorrelationId,
     ) -> Option<Arc<Serving>> {
-        let all = table.ending.get(table.called(name).ok()?).filter(|_| !id.is_none())?;
+        if id.is_none() || table.ending.is_empty() {
+            return None;
+        }
+        let all = table.ending.get(table.called(name).ok()?)?;
         let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
         if table.serving(name, version).is_ok_and(|serving| has(&serving)) {
             return None;
