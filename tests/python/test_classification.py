@@ -39,7 +39,7 @@ def classes(server, protocol, model: str, values: np.ndarray, datatype: str, cou
         tensor = module.InferInput("X", list(values.shape), datatype)
         tensor.set_data_from_numpy(values)
         output = module.InferRequestedOutput("Y", class_count=count, **options)
-        return client.infer(model, [tensor], outputs=[output]).as_numpy("Y").astype(str)
+        return np.char.decode(client.infer(model, [tensor], outputs=[output]).as_numpy("Y").astype(bytes), "utf-8")
 
 
 @pytest.mark.parametrize(("protocol", "options"), [("http", {"binary_data": True}), ("http", {"binary_data": False}), ("grpc", {})])
