@@ -27,6 +27,9 @@ pub use responses::{Responses, Streamed};
 pub use trace::Shown;
 pub(crate) use trace::unchangeable_trace_setting;
 
+/// So many responses of one request may be made and not read yet.
+pub(crate) const UNREAD: u32 = pharos::wire::CREDITS;
+
 use crate::cli;
 use crate::clock;
 use crate::metrics::{Definition, Source};

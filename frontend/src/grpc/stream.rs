@@ -11,7 +11,6 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
 use pharos::timeline::Instant;
 use pharos::traced::{Activity, Traced};
-use pharos::wire::CREDITS;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
@@ -28,7 +27,7 @@ use super::seen::{Forwarded, status};
 use super::trace;
 use super::window::{Place, Window};
 use crate::clock;
-use crate::engine::{Protocol, Responses, Route, Streamed};
+use crate::engine::{Protocol, Responses, Route, Streamed, UNREAD};
 
 /// Responses of all decoupled models of one stream that wait to be sent.
 const WAITING: usize = 4;
@@ -307,7 +306,7 @@ impl Begun {
             failed = failed.or(answer.failed);
             // So much of them may wait to be read.
             (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
-            window.saw(bytes.min(largest.saturating_mul(CREDITS.into())));
+            window.saw(bytes.min(largest.saturating_mul(UNREAD.into())));
             if last {
                 // Before the last response leaves, as ever.
                 self.counting.count(failed);
