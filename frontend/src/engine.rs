@@ -27,9 +27,6 @@ pub use responses::{Responses, Streamed};
 pub use trace::Shown;
 pub(crate) use trace::unchangeable_trace_setting;
 
-/// So many responses of one request may be made and not read yet.
-pub(crate) const UNREAD: u32 = pharos::wire::CREDITS;
-
 use crate::cli;
 use crate::clock;
 use crate::metrics::{Definition, Source};
@@ -38,6 +35,9 @@ use crate::scheduler::Timer;
 use crate::shared_memory::{self, SharedMemory};
 use crate::system;
 use crate::trace::Traces;
+
+/// So many responses of one request may be made and not read yet.
+pub(crate) const UNREAD: u32 = pharos::wire::CREDITS;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]

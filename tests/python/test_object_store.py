@@ -259,7 +259,9 @@ def test_download_breaks_off(store, between, serve, tmp_path):
     assert failures() >= 2
     left[0] = 0
     eventually("the new one serves", CALM_S, lambda: server.workers() and not workers & server.workers())
-    assert next((tmp_path / "tmp").glob("*/models/*/m/1/weights.bin")).read_bytes() == weights[::-1]
+    kept = lambda: list((tmp_path / "tmp").glob("*/models/*/m/1/weights.bin"))  # noqa: E731
+    eventually("the old files are gone", CALM_S, lambda: len(kept()) == 1)
+    assert kept()[0].read_bytes() == weights[::-1]
 
 
 def test_changes_while_it_is_fetched(store, between, serve, tmp_path):
