@@ -247,8 +247,8 @@ def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
         dims = f"model_name:{model},model_version:1"
         latency = found.get(("ts_inference_latency_microseconds", dims), 0)
         assert round(latency * 1000) == numbers["success"]["ns"]
-    written = lines(server, "ts_metrics"), lines(server, "model_metrics")
-    metrics = eventually("all lines are counted", 30, lambda: counted(server, *written))
+    # Workers that come back write lines of their own meanwhile.
+    metrics, written = eventually("all lines are counted", 30, lambda: counted(server))
     successes = int(total(metrics, "nv_inference_request_success"))
     batches = int(total(metrics, "nv_inference_exec_count"))
     queue_lines = len(by_name(written[0], "QueueTime")) + len(by_name(written[0], "WorkerThreadTime"))
@@ -261,11 +261,12 @@ def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
         assert list(folder(server).glob("ts_metrics.*.log.gz"))
 
 
-def counted(server, ts, model):
-    """The metrics, when they count as many lines as were read."""
-    metrics = server.scrape()
-    told = [total(metrics, "pharos_tslog_lines_total", file=name) for name in ("ts_metrics", "model_metrics")]
-    return metrics if told == [len(ts), len(model)] else None
+def counted(server):
+    """The metrics and the lines of both files, when the one count as many as the others are."""
+    names = ("ts_metrics", "model_metrics")
+    written, metrics = [lines(server, name) for name in names], server.scrape()
+    told = [total(metrics, "pharos_tslog_lines_total", file=name) for name in names]
+    return (metrics, written) if told == [len(found) for found in written] else None
 
 
 def total_by_class(metrics: dict, digit: str) -> float:
