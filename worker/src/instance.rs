@@ -20,7 +20,7 @@ use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Requests, load_error, run_error};
+use crate::backend::{Arena, Backend, Batch, Context, Registry, Requests, load_error, run_error};
 use crate::clock;
 use crate::descriptors::SharedDescriptors;
 use crate::memory::{self, InputArena};
@@ -59,15 +59,16 @@ impl Instance {
     ///
     /// # Errors
     /// What the user is told about why the model cannot be loaded.
-    pub(crate) fn load(load: &Load, descriptors: SharedDescriptors) -> Result<Self, InferError> {
+    pub(crate) fn load(load: &Load, descriptors: SharedDescriptors, backends: &Registry) -> Result<Self, InferError> {
         let before = resident_memory();
         let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
         let (inputs, outputs) = memory::map(&descriptors).map_err(|error| shared_memory_error(&error))?;
         let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
         let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
         let threads = (load.threads as usize).max(1);
-        let context = Context { config: &config, directory: Path::new(&load.directory), threads, metrics: &metrics };
-        let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
+        let (directory, instance, version) = (Path::new(&load.directory), load.instance.as_str(), load.version);
+        let context = Context { config: &config, directory, threads, metrics: &metrics, instance, version };
+        let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         let read = |file: &str| {
             let path = Path::new(&load.initial_states).join(file);

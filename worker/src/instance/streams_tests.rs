@@ -17,6 +17,7 @@ use pharos::wire::{
 };
 
 use super::*;
+use crate::backend::Registry;
 use crate::descriptors::SharedDescriptors;
 use crate::instance::Instance;
 
@@ -83,7 +84,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let (socket, theirs) = UnixStream::pair().unwrap();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let worker = thread::spawn(move || {
-        let mut instance = Instance::load(&load, descriptors).unwrap();
+        let mut instance = Instance::load(&load, descriptors, &Registry::default()).unwrap();
         let mut connection = Connection::new(theirs);
         let (done, panicked) = instance.execute(&execute, &mut connection);
         assert!(!panicked);

@@ -78,7 +78,8 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
         auto_detect: false,
     };
     let (told, regions) = lent::socket();
-    let instance = Instance::load(&load, SharedDescriptors { inputs, outputs, metrics: ring, bell, regions })?;
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let instance = Instance::load(&load, descriptors, &Registry::default())?;
     let (inputs, outputs, regions) = (our_inputs, our_outputs, told);
     Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread: Vec::new(), regions, _folder: folder })
 }
