@@ -65,7 +65,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
-            apart(&["memory", "system", "onnxruntime", "log", "reread"]),
+            apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
             apart(&["clock", "cli"]),
         ],
     },
