@@ -8,6 +8,8 @@ mod countdown;
 mod elements;
 mod emit;
 #[allow(unsafe_code)]
+mod native;
+#[allow(unsafe_code)]
 mod onnxruntime;
 mod registry;
 mod repeat;

@@ -1,8 +1,9 @@
-//! Which backends a worker has: those of this crate, those that a user's program adds, and shared libraries.
+//! Which backends a worker has: those of this crate, those that a user's program adds, and the shared library that the
+//! frontend has found for the model.
 
 use pharos::error::InferError;
 
-use super::{Backend, Context, builtin, load_error, onnxruntime, tract};
+use super::{Backend, Context, builtin, load_error, native, onnxruntime, tract};
 
 /// Makes a backend for the model that the context describes.
 ///
@@ -37,13 +38,14 @@ impl Registry {
     /// There is none of this name, or it cannot load the model; the message is for the user who wrote the model.
     pub(crate) fn create(&self, context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
-        match self.backends.iter().find(|(known, _)| *known == name) {
-            Some((_, create)) => create(context),
-            None => {
-                let names: Vec<_> = self.backends.iter().map(|(name, _)| *name).collect();
-                Err(load_error(format!("unknown backend '{name}'; this worker has: {}", names.join(", "))))
-            }
+        if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
+            return create(context);
         }
+        if let Some(library) = native::library() {
+            return native::create(context, &library);
+        }
+        let names: Vec<_> = self.backends.iter().map(|(name, _)| *name).collect();
+        Err(load_error(format!("unknown backend '{name}'; this worker has: {}", names.join(", "))))
     }
 }
 

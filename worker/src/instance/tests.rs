@@ -204,7 +204,7 @@ fn builtin(function: &str, rest: &str) -> String {
 
 /// The engines for ONNX files; ONNX Runtime only where its library is named.
 fn engines() -> Vec<&'static str> {
-    if backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
+    if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
 }
 
 /// Random sequences begin, go on and end in random batches with padding between them; each row must be what its
