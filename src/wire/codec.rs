@@ -1,10 +1,11 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement, Response,
-    Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
+    BatchRequest, Credits, Details, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement,
+    Response, Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
+use crate::id::CorrelationId;
 use crate::infer::Parameter;
 use crate::tensor::DataType;
 use crate::timeline::{ComputeStamps, Instant};
@@ -58,6 +59,14 @@ impl ToWorker {
                 out.push(8);
                 regions.put(out);
             }
+            Self::Answer(answer) => {
+                out.push(9);
+                answer.put(out);
+            }
+            Self::GivenUp(batch, request) => {
+                out.push(10);
+                (*batch, *request).put(out);
+            }
         });
     }
 }
@@ -82,6 +91,26 @@ impl ToFrontend {
                 out.push(4);
                 response.put(out);
             }
+            Self::Call(call) => {
+                out.push(5);
+                call.put(out);
+            }
+            Self::Manage(manage) => {
+                out.push(6);
+                manage.put(out);
+            }
+            Self::Taken(call, taken) => {
+                out.push(7);
+                (*call, *taken).put(out);
+            }
+            Self::Abandoned(call) => {
+                out.push(8);
+                call.put(out);
+            }
+            Self::Returned(loans) => {
+                out.push(9);
+                loans.put(out);
+            }
         });
     }
 }
@@ -101,6 +130,11 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             6 => ToWorker::SequenceEnded(Wire::get(input)?),
             7 => ToWorker::Credits(Wire::get(input)?),
             8 => ToWorker::Forget(Wire::get(input)?),
+            9 => ToWorker::Answer(Wire::get(input)?),
+            10 => {
+                let (batch, request) = Wire::get(input)?;
+                ToWorker::GivenUp(batch, request)
+            }
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -117,6 +151,14 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             2 => ToFrontend::LoadFailed(Wire::get(input)?),
             3 => ToFrontend::Done(Wire::get(input)?),
             4 => ToFrontend::Response(Wire::get(input)?),
+            5 => ToFrontend::Call(Wire::get(input)?),
+            6 => ToFrontend::Manage(Wire::get(input)?),
+            7 => {
+                let (call, taken) = Wire::get(input)?;
+                ToFrontend::Taken(call, taken)
+            }
+            8 => ToFrontend::Abandoned(Wire::get(input)?),
+            9 => ToFrontend::Returned(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -183,6 +225,8 @@ macro_rules! fields {
         }
     };
 }
+pub(super) use fields;
+
 fields!(Load {
     wire_version,
     model,
@@ -198,16 +242,17 @@ fields!(Load {
 fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
-fields!(BatchRequest { id, rows, parameters, sequence });
+fields!(BatchRequest { id, rows, parameters, sequence, details });
+fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
-fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled });
+fields!(Loaded { engine, memory, details });
+fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
 fields!(Credits { batch, request, taken, released });
 fields!(WireError { code, message, of_region });
-fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed, lent });
 fields!(ComputeStamps { start, input_end, output_start, end });
 
 /// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
@@ -278,6 +323,37 @@ impl<T: Wire> Wire for Option<T> {
             0 => Ok(None),
             1 => Ok(Some(T::get(input)?)),
             other => Err(DecodeError::new("option", other.into())),
+        }
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (**self).put(out);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        T::get(input).map(Box::new)
+    }
+}
+
+impl Wire for CorrelationId {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Uint(id) => {
+                out.push(0);
+                id.put(out);
+            }
+            Self::String(id) => {
+                out.push(1);
+                id.put(out);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        match u8::get(input)? {
+            0 => Ok(Self::Uint(u64::get(input)?)),
+            1 => Ok(Self::String(String::get(input)?)),
+            other => Err(DecodeError::new("kind of correlation id", other.into())),
         }
     }
 }
@@ -461,7 +537,7 @@ mod tests {
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
-        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5 });
+        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true });
         for frame in [loaded, ToFrontend::LoadFailed("why".into()), done(), response()] {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);

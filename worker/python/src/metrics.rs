@@ -67,8 +67,11 @@ fn own_series(
     labels: Vec<(String, String)>,
 ) -> PyResult<Series> {
     let kind = kind_of(kind)?;
-    let own = backend::OwnMetric { name, description, kind, buckets };
-    let series = model()?.runtime.metrics().own_series(own, labels).map_err(|error| refused(&error))?;
+    let (dimensions, values): (Vec<String>, Vec<String>) = labels.into_iter().unzip();
+    let (name, description) = (name.to_owned(), description.to_owned());
+    let metric = backend::Described { name, kind, description, buckets, dimensions };
+    let values: Vec<&str> = values.iter().map(String::as_str).collect();
+    let series = model()?.runtime.metrics().own_series(&metric, &values).map_err(|error| refused(&error))?;
     Ok(Series { series, kind, value: AtomicU64::new(0f64.to_bits()) })
 }
 
