@@ -21,7 +21,7 @@ use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Requests, load_error, run_error};
+use crate::backend::{Arena, Backend, Batch, Context, Registry, Requests, load_error, run_error};
 use crate::clock;
 use crate::metrics::{Metrics, Series};
 use crate::runtime::{Collected, Loan, LoanCell, Received, Responder, Runtime, Shared, Stash, full, merge};
@@ -50,7 +50,7 @@ impl Instance {
     ///
     /// # Errors
     /// What the user is told about why the model cannot be loaded.
-    pub(crate) fn load(load: &Load, runtime: Runtime) -> Result<Self, InferError> {
+    pub(crate) fn load(load: &Load, runtime: Runtime, backends: &Registry) -> Result<Self, InferError> {
         let before = resident_memory();
         let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
         let context = Context {
@@ -62,7 +62,7 @@ impl Instance {
             instance: &load.instance,
             version: load.version,
         };
-        let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
+        let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         let read = |file: &str| {
             let path = Path::new(&load.initial_states).join(file);

@@ -23,37 +23,92 @@ use std::process::ExitCode;
 use pharos::wire::regions::PROBE;
 use pharos::wire::{ToFrontend, ToWorker, VERSION};
 
-use crate::backend::Runtime;
+use crate::backend::{Create, Registry, Runtime};
 use crate::descriptors::Inherited;
 use crate::instance::{Executed, Instance};
 
-/// Runs the worker until the frontend closes the connection or says to stop.
+/// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
 ///
-/// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
-pub fn run() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(PROBE) {
-        println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
-        return ExitCode::SUCCESS;
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// use pharos::error::InferError;
+/// use pharos_worker::Worker;
+/// use pharos_worker::backend::{Backend, Batch, Outputs};
+///
+/// /// Gives each input back as the output at the same position.
+/// struct Echo;
+///
+/// impl Backend for Echo {
+///     fn engine(&self) -> String {
+///         concat!("echo ", env!("CARGO_PKG_VERSION")).to_owned()
+///     }
+///
+///     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+///         for input in batch.inputs.iter().filter(|input| batch.wants(input.index)) {
+///             outputs.allocate(input.index, input.datatype, input.shape, input.data.len())?.copy_from_slice(input.data);
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// fn main() -> ExitCode {
+///     Worker::new().backend("echo", |_context| Ok(Box::new(Echo))).run()
+/// }
+/// ```
+#[derive(Default)]
+pub struct Worker {
+    backends: Registry,
+}
+
+impl Worker {
+    /// A worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and shared libraries.
+    pub fn new() -> Self {
+        Self::default()
     }
-    let inherited = match Inherited::take() {
-        Ok(inherited) => inherited,
-        Err(error) => {
-            eprintln!("pharos-worker is started by the pharos frontend, not by hand: {error}");
-            return ExitCode::from(2);
+
+    /// Adds a backend for models whose configuration has `backend: "NAME"`. A name that is given again, or is one of this
+    /// crate's, replaces the one before.
+    #[must_use]
+    pub fn backend(mut self, name: &'static str, create: Create) -> Self {
+        self.backends.add(name, create);
+        self
+    }
+
+    /// Runs until the frontend closes the connection or says to stop.
+    ///
+    /// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited: a worker is started by the
+    /// frontend, never by hand.
+    pub fn run(self) -> ExitCode {
+        let mut arguments = std::env::args().skip(1);
+        if arguments.next().as_deref() == Some(PROBE) {
+            println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
+            return ExitCode::SUCCESS;
         }
-    };
-    match serve(inherited) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pharos-worker: {error}");
-            ExitCode::FAILURE
+        let inherited = match Inherited::take() {
+            Ok(inherited) => inherited,
+            Err(error) => {
+                eprintln!("pharos-worker is started by the pharos frontend, not by hand: {error}");
+                return ExitCode::from(2);
+            }
+        };
+        match serve(inherited, &self.backends) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("pharos-worker: {error}");
+                ExitCode::FAILURE
+            }
         }
     }
 }
 
+/// Runs a worker with the backends of this crate.
+pub fn run() -> ExitCode {
+    Worker::new().run()
+}
+
 /// The life of the process: load, then answer batches.
-fn serve(inherited: Inherited) -> std::io::Result<()> {
+fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
     let (mut reader, sender) = wire::split(inherited.socket)?;
     let Some(ToWorker::Load(load)) = reader.read()? else {
@@ -65,7 +120,7 @@ fn serve(inherited: Inherited) -> std::io::Result<()> {
         return sender.send(&ToFrontend::LoadFailed(text));
     }
     let runtime = Runtime::open(&load, (reader, sender.clone()), inherited.memory);
-    let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone())?, runtime)));
+    let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone(), backends)?, runtime)));
     let (mut instance, runtime) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),

@@ -1,14 +1,17 @@
 //! How a worker executes a batch.
 //!
 //! A [`Backend`] sees contiguous inputs in shared memory and asks for outputs there; it never sees sockets, frames or
-//! other requests' bookkeeping. One file per backend; [`create`] chooses by name.
+//! other requests' bookkeeping. One file per backend; the registry chooses by name.
 
 mod builtin;
 mod countdown;
 mod elements;
 mod emit;
 #[allow(unsafe_code)]
+mod native;
+#[allow(unsafe_code)]
 mod onnxruntime;
+mod registry;
 mod repeat;
 mod sequence;
 mod stateful;
@@ -29,6 +32,8 @@ pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Seri
 pub use crate::runtime::{
     Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
 };
+pub use registry::Create;
+pub(crate) use registry::Registry;
 
 /// Runs one instance of a model.
 pub trait Backend {
@@ -74,7 +79,7 @@ pub struct Context<'a> {
     pub metrics: &'a Metrics,
     /// What the backend may use at any time; to be cloned and kept.
     pub runtime: &'a Runtime,
-    /// The instance's name.
+    /// The instance's name, for messages: `model_0_0`.
     pub instance: &'a str,
     /// The model's version.
     pub version: u64,
@@ -146,22 +151,6 @@ impl Batch<'_> {
     /// The rows of all requests together.
     pub fn rows(&self) -> u64 {
         self.requests.iter().map(|request| u64::from(request.rows)).sum()
-    }
-}
-
-/// Makes the backend that the configuration names.
-///
-/// # Errors
-/// The backend is not known, or cannot load the model; the message is for the user who wrote the model.
-pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
-    match context.config.backend.as_str() {
-        "builtin" => builtin::create(context),
-        "onnxruntime" => match onnxruntime::library() {
-            Some(library) => onnxruntime::create(context, &library),
-            None => tract::create(context),
-        },
-        "tract" => tract::create(context),
-        other => Err(load_error(format!("unknown backend '{other}'; this worker has: builtin, onnxruntime, tract"))),
     }
 }
 

@@ -18,6 +18,7 @@ use pharos::wire::{
 };
 
 use super::*;
+use crate::backend::Registry;
 use crate::descriptors::SharedDescriptors;
 use crate::instance::{Executed, Instance};
 use crate::runtime::Runtime;
@@ -88,7 +89,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let worker = thread::spawn(move || {
         let (reader, sender) = split(theirs).unwrap();
         let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors).unwrap();
-        let mut instance = Instance::load(&load, runtime.clone()).unwrap();
+        let mut instance = Instance::load(&load, runtime.clone(), &Registry::default()).unwrap();
         let Executed { done, panicked, .. } = instance.execute(&execute);
         assert!(!panicked);
         sender.send(&ToFrontend::Done(done.clone())).unwrap();

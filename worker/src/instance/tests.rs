@@ -85,7 +85,7 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let (worker, frontend) = UnixStream::pair().unwrap();
     let runtime = Runtime::open(&load, split(worker).unwrap(), descriptors)?;
-    let instance = Instance::load(&load, runtime)?;
+    let instance = Instance::load(&load, runtime, &Registry::default())?;
     let (inputs, outputs, regions) = (our_inputs, our_outputs, told);
     let (unread, _folder, _frontend) = (Vec::new(), folder, frontend);
     Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, _frontend, _folder })
@@ -211,7 +211,7 @@ fn builtin(function: &str, rest: &str) -> String {
 
 /// The engines for ONNX files; ONNX Runtime only where its library is named.
 fn engines() -> Vec<&'static str> {
-    if backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
+    if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
 }
 
 /// Random sequences begin, go on and end in random batches with padding between them; each row must be what its
