@@ -437,6 +437,7 @@ impl Wire for Parameter {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
     use super::*;
     use proptest::prelude::*;
 
@@ -449,6 +450,15 @@ mod tests {
                     rows: 2,
                     parameters: vec![("p".into(), Parameter::Double(0.5))],
                     sequence: Some(SequenceStep { key: 7, start: true, end: false }),
+                    details: Some(Box::new(Details {
+                        correlation: CorrelationId::String("s".into()),
+                        start: true,
+                        end: false,
+                        priority: 2,
+                        timeout_us: 3,
+                        outputs: vec![1],
+                        traced: true,
+                    })),
                 },
                 BatchRequest::default(),
             ],
@@ -474,7 +484,8 @@ mod tests {
             ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
         let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
         let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
-        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9, placed: true };
+        let (shape, lent) = (vec![1, 2], Some(7));
+        let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, placed: true, lent };
         ToFrontend::Done(Done {
             batch: 7,
             stamps,
@@ -483,6 +494,8 @@ mod tests {
             outputs: vec![output],
             parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
             rescheduled: vec![2],
+            open: vec![3],
+            held: true,
         })
     }
 
@@ -498,12 +511,48 @@ mod tests {
                 offset: 64,
                 len: 4,
                 placed: false,
+                lent: None,
             }],
             parameters: vec![("p".into(), Parameter::String("x".into()))],
             error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
             last: true,
             empty: false,
             stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
+        })
+    }
+
+    fn call() -> ToFrontend {
+        let (name, shape) = ("X".to_owned(), vec![1]);
+        ToFrontend::Call(Call {
+            call: 5,
+            model: "m".into(),
+            version: "1".into(),
+            id: "i".into(),
+            correlation: CorrelationId::Uint(9),
+            start: false,
+            end: true,
+            priority: 1,
+            timeout_us: 2,
+            inputs: vec![CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) }],
+            outputs: vec!["Y".into()],
+            parameters: vec![("p".into(), Parameter::Int(-1))],
+            decoupled: true,
+            parent: Some((7, 1)),
+        })
+    }
+
+    fn answer() -> ToWorker {
+        let (name, shape) = ("Y".to_owned(), vec![2]);
+        ToWorker::Answer(Answer {
+            call: 5,
+            version: "1".into(),
+            outputs: vec![AnswerOutput { name, datatype: DataType::Uint8, shape, offset: 128, len: 2 }],
+            loan: FIRST_LOAN,
+            parameters: vec![("p".into(), Parameter::Uint(1))],
+            error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
+            empty: true,
+            last: true,
+            ready: true,
         })
     }
 
@@ -531,14 +580,21 @@ mod tests {
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
         let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
         let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
-        let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget];
+        let given_up = ToWorker::GivenUp(7, 1);
+        let frames =
+            [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget, answer(), given_up];
         for frame in frames {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
         let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true });
-        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done(), response()] {
+        let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
+        let verbs =
+            [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
+        let more = [ToFrontend::Taken(5, 2), ToFrontend::Abandoned(5), ToFrontend::Returned(vec![FIRST_LOAN])];
+        let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call()];
+        for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
@@ -568,7 +624,7 @@ mod tests {
         fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
             let _ = decode_to_worker(&payload);
             let _ = decode_to_frontend(&payload);
-            for frame in [done(), response()] {
+            for frame in [done(), response(), call()] {
                 let mut bytes = Vec::new();
                 frame.encode(&mut bytes);
                 let index = PREFIX + position.index(bytes.len() - PREFIX);

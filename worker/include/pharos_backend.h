@@ -2,7 +2,8 @@
  * pharos_backend.h: a backend of one's own, as a shared library in C, C++ or anything that speaks C.
  *
  * A backend executes the models whose configuration names it. The server looks for the backend NAME in
- * BACKEND_DIRECTORY/NAME/libpharos_NAME.so, loads it into a worker, a process for one instance of one model, and calls:
+ * BACKEND_DIRECTORY/NAME/libpharos_NAME.so, loads it into a worker, a process for one instance of one model, and
+ * calls:
  *
  *     pharos_backend_abi_version    must return PHAROS_BACKEND_ABI_VERSION
  *     pharos_backend_create         makes an instance from the model's configuration and directory
@@ -15,23 +16,25 @@
  *
  *     cc -std=c11 -O2 -shared -fPIC -I DIRECTORY_OF_THIS_FILE -o libpharos_NAME.so backend.c
  *
- * Threads. The server calls the library from one thread, one call at a time. The library may call functions of pharos_host
- * from any of its threads; those that take a batch, outputs or a response only while pharos_backend_execute runs (later calls
- * fail and do no harm). What is answered is in the order of the calls. A child of fork() may call none of them.
+ * Threads. The server calls the library from one thread, one call at a time. The library may call functions of
+ * pharos_host from any of its threads; those that take a batch, outputs or a response only while
+ * pharos_backend_execute runs (later calls fail and do no harm). What is answered is in the order of the calls. A
+ * child of fork() may call none of them.
  *
- * Ownership. What the server hands out stays the server's: nothing of it is freed by the library, and each declaration says how
- * long it is valid. Texts that the library passes in are copied before the call returns. They are UTF-8 and end with a NUL;
- * bytes that are not UTF-8 are replaced. Pointers must be valid for what they are said to point to: the server checks
- * what can be checked (null, ranges, sizes, states), no more. Memory that it has given is written within its bounds only.
+ * Ownership. What the server hands out stays the server's: nothing of it is freed by the library, and each
+ * declaration says how long it is valid. Texts that the library passes in are copied before the call returns. They
+ * are UTF-8 and end with a NUL; bytes that are not UTF-8 are replaced. Pointers must be valid for what they are said
+ * to point to: the server checks what can be checked (null, ranges, sizes, states), no more. Memory that it has given
+ * is written within its bounds only.
  *
- * Errors. Functions that can fail return a pharos_code; the reason is then pharos_host.last_error(). Nothing fails by ending
- * the process. A library that crashes, hangs (--worker-execution-timeout-secs) or does not keep to this costs its own instance:
- * requests that it was executing fail, and a new process takes its place. C++ exceptions must not leave the library.
+ * Errors. Functions that can fail return a pharos_code; the reason is then pharos_host.last_error(). A library that
+ * crashes, hangs (--worker-execution-timeout-secs) or does not keep to this costs its own instance: requests that it
+ * was executing fail, and a new process takes its place. C++ exceptions must not leave the library.
  *
- * Versions. PHAROS_BACKEND_ABI_VERSION changes when old libraries can no longer be loaded. What is added between comes at the
- * end of a structure, and each structure begins with its size in bytes: a library that wants to run on older servers too asks
- * PHAROS_HAS(host, function) before it uses something that its oldest server does not have. The library sets the size of
- * structures that it passes in (the functions at the end of this file do).
+ * Versions. PHAROS_BACKEND_ABI_VERSION changes when old libraries can no longer be loaded. What is added between
+ * comes at the end of a structure, and each structure begins with its size in bytes: a library that wants to run on
+ * older servers too asks PHAROS_HAS(host, function) before it uses something that its oldest server does not have.
+ * The library sets the size of structures that it passes in (the functions at the end of this file do).
  *
  * Units: sizes and lengths are bytes, shapes and ranks are elements, times are said where they occur.
  */
@@ -59,9 +62,10 @@ extern "C" {
 #define PHAROS_EXPORT
 #endif
 
-/* ---- Numbers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers --------------------------------------------------------------------------------------------------- */
 
-/* How a call went, and what a client is told: in brackets the HTTP status and the gRPC status of a request that fails so. */
+/* How a call went, and what a client is told: in brackets the HTTP status and the gRPC status of a request that
+   fails so. */
 typedef int32_t pharos_code;
 enum {
     PHAROS_OK = 0,
@@ -115,13 +119,13 @@ enum {
     PHAROS_NO_REQUEST = -2
 };
 
-/* ---- What the server hands out ---------------------------------------------------------------------------------------- */
+/* ---- What the server hands out --------------------------------------------------------------------------------- */
 
 typedef struct pharos_host pharos_host;
 typedef struct pharos_batch pharos_batch;       /* valid until pharos_backend_execute returns */
 typedef struct pharos_outputs pharos_outputs;   /* the same */
 typedef struct pharos_response pharos_response; /* until it is sent or dropped, or pharos_backend_execute returns */
-typedef struct pharos_metrics pharos_metrics;   /* until pharos_backend_destroy returns, as metrics and series of it */
+typedef struct pharos_metrics pharos_metrics;   /* until pharos_backend_destroy returns, as what comes of it */
 typedef struct pharos_metric pharos_metric;
 typedef struct pharos_series pharos_series;
 
@@ -156,10 +160,10 @@ typedef struct pharos_input {
     const char *name;
     const void *data;     /* row-major, aligned to 64 bytes; not to be written to */
     size_t bytes;         /* how many there are */
-    const int64_t *shape; /* of the whole batch: if the model batches, the first dimension is the rows of all requests */
+    const int64_t *shape; /* of the whole batch: if the model batches, the first dimension is the rows of all */
     size_t rank;
-    size_t index; /* its position in the configuration; behind those come inputs that the server makes: batch_input, control
-                     inputs of sequences, states */
+    size_t index; /* its position in the configuration; behind those come inputs that the server makes: batch_input,
+                     control inputs of sequences, states */
     pharos_datatype datatype;
 } pharos_input;
 
@@ -189,7 +193,7 @@ typedef struct pharos_parameter {
     int32_t kind;      /* which of them it is */
 } pharos_parameter;
 
-/* ---- What the library passes in --------------------------------------------------------------------------------------- */
+/* ---- What the library passes in -------------------------------------------------------------------------------- */
 
 /* An output to be made. */
 typedef struct pharos_output {
@@ -211,7 +215,7 @@ typedef struct pharos_metric_spec {
     int32_t kind; /* PHAROS_COUNTER and so on */
 } pharos_metric_spec;
 
-/* ---- The server's functions ------------------------------------------------------------------------------------------- */
+/* ---- The server's functions ------------------------------------------------------------------------------------ */
 
 struct pharos_host {
     size_t size;
@@ -222,10 +226,10 @@ struct pharos_host {
     /* Writes a line into the server's log, under the instance's name. */
     void (*log)(int32_t level, const char *message);
 
-    /* -- in pharos_backend_create ----------------------------------------------------------------------------------- */
+    /* -- in pharos_backend_create -------------------------------------------------------------------------------- */
 
-    /* The text of a parameter of the configuration: parameters { key: "NAME" value: { string_value: "..." } }; NULL if there
-       is none. Valid until pharos_backend_create returns. */
+    /* The text of a parameter of the configuration: parameters { key: "NAME" value: { string_value: "..." } };
+       NULL if there is none. Valid until pharos_backend_create returns. */
     const char *(*config_parameter)(const pharos_context *context, const char *name);
 
     /* The configured input at a position, from 0 on; NULL behind the last. */
@@ -237,7 +241,7 @@ struct pharos_host {
     /* Says why the model cannot be loaded, for the user who wrote it; gives PHAROS_UNAVAILABLE, to be returned. */
     pharos_code (*fail_load)(const pharos_context *context, const char *message);
 
-    /* -- inputs, in pharos_backend_execute -------------------------------------------------------------------------- */
+    /* -- inputs, in pharos_backend_execute ----------------------------------------------------------------------- */
 
     /* How many requests the batch has: at least one. */
     size_t (*request_count)(const pharos_batch *batch);
@@ -258,23 +262,25 @@ struct pharos_host {
     /* 1 if any request asks for the output, or it is a state; else it need not be made. */
     int32_t (*is_wanted)(const pharos_batch *batch, size_t output);
 
-    /* 1 if nobody waits for the request any more; may become so at any moment. What is answered is thrown away: the backend may
-       fail it with PHAROS_CANCELLED and turn to the others. */
+    /* 1 if nobody waits for the request any more; may become so at any moment. What is answered is thrown away:
+       the backend may fail it with PHAROS_CANCELLED and turn to the others. */
     int32_t (*is_cancelled)(const pharos_batch *batch, size_t request);
 
-    /* -- outputs of a batch, in pharos_backend_execute -------------------------------------------------------------- */
+    /* -- outputs of a batch, in pharos_backend_execute ----------------------------------------------------------- */
 
-    /* Memory for an output over the whole batch, once for each output. It is aligned to 64 bytes unless it is a client's own,
-       holds anything, must be filled whole, and is valid until pharos_backend_execute returns.
-       PHAROS_INVALID_ARG: no such output, another datatype than configured, a shape with a negative dimension, or bytes that do
-       not fit the shape. PHAROS_ALREADY_EXISTS: it was allocated before. PHAROS_INTERNAL: there is no room. */
+    /* Memory for an output over the whole batch, once for each output. It is aligned to 64 bytes unless it is a
+       client's own, holds anything, must be filled whole, and is valid until pharos_backend_execute returns.
+       PHAROS_INVALID_ARG: no such output, another datatype than configured, a shape with a negative dimension, or
+       bytes that do not fit the shape. PHAROS_ALREADY_EXISTS: it was allocated before. PHAROS_INTERNAL: there is
+       no room. */
     pharos_code (*allocate)(pharos_outputs *outputs, const pharos_output *output, void **data);
 
     /* Takes an output back, which may then be allocated anew. Its memory must not be used any more. */
     pharos_code (*withdraw)(pharos_outputs *outputs, size_t output);
 
-    /* Fails one request; the others are answered as usual, and its rows of the outputs are not looked at. In a decoupled model
-       this is the request's last response. PHAROS_INVALID_ARG: no such request, or a code that is none. */
+    /* Fails one request; the others are answered as usual, and its rows of the outputs are not looked at. In a
+       decoupled model this is the request's last response. PHAROS_INVALID_ARG: no such request, or a code that is
+       none. */
     pharos_code (*fail)(pharos_outputs *outputs, size_t request, pharos_code code, const char *message);
 
     /* Fails all requests of the batch. Gives `code`, to be returned by pharos_backend_execute. */
@@ -283,8 +289,9 @@ struct pharos_host {
     /* Adds a parameter to the response of a request. */
     pharos_code (*set_parameter)(pharos_outputs *outputs, size_t request, const pharos_parameter *parameter);
 
-    /* Has a request of a model with sequence_batching { iterative_sequence: true } executed once more, in a later batch. What this
-       batch gives as its answer is thrown away. PHAROS_INTERNAL: the model has no iterative sequences. */
+    /* Has a request of a model with sequence_batching { iterative_sequence: true } executed once more, in a later
+       batch. What this batch gives as its answer is thrown away. PHAROS_INTERNAL: the model has no iterative
+       sequences. */
     pharos_code (*reschedule)(pharos_outputs *outputs, size_t request);
 
     /* For the statistics: inputs are where the computation wants them; the computation is done. Without them all of
@@ -292,11 +299,12 @@ struct pharos_host {
     void (*inputs_ready)(pharos_outputs *outputs);
     void (*computed)(pharos_outputs *outputs);
 
-    /* -- responses of a decoupled model, in pharos_backend_execute -------------------------------------------------- */
+    /* -- responses of a decoupled model, in pharos_backend_execute ----------------------------------------------- */
 
-    /* Begins a response to a request. Waits until its client has read enough of the earlier ones. One at a time may be open;
-       until it is sent or dropped no other function of these outputs but those for it succeeds.
-       PHAROS_CANCELLED: nobody waits for the request any more. PHAROS_INVALID_ARG: no such request, or another response is open.
+    /* Begins a response to a request. Waits until its client has read enough of the earlier ones. One at a time may
+       be open; until it is sent or dropped no other function of these outputs but those for it succeeds.
+       PHAROS_CANCELLED: nobody waits for the request any more. PHAROS_INVALID_ARG: no such request, or another
+       response is open.
        PHAROS_INTERNAL: the model is not decoupled, or the request has had its last response. */
     pharos_code (*response_begin)(pharos_outputs *outputs, size_t request, pharos_response **response);
 
@@ -313,43 +321,46 @@ struct pharos_host {
     /* Gives it up unsent. */
     void (*response_drop)(pharos_response *response);
 
-    /* Ends the responses to a request without another one. Requests that are not ended when pharos_backend_execute returns are
-       ended then. */
+    /* Ends the responses to a request without another one. Requests that are not ended when pharos_backend_execute
+       returns are ended then. */
     pharos_code (*finish)(pharos_outputs *outputs, size_t request);
 
-    /* -- metrics, at any time --------------------------------------------------------------------------------------- */
+    /* -- metrics, at any time ------------------------------------------------------------------------------------ */
 
     /* A metric to record; the same may be added any number of times. What metrics.yaml says of it holds.
-       PHAROS_UNAVAILABLE: metrics.yaml does not define it (last_error says what to write there) and the server was started without
-       --model-metrics-auto-detect, or it defines another kind or other labels. */
+       PHAROS_UNAVAILABLE: metrics.yaml does not define it (last_error says what to write there) and the server was
+       started without --model-metrics-auto-detect, or it defines another kind or other labels. */
     pharos_code (*metric_add)(pharos_metrics *metrics, const pharos_metric_spec *spec, pharos_metric **metric);
 
-    /* A metric that was added, or that metrics.yaml defines. PHAROS_UNAVAILABLE: there is none of this name and kind. */
+    /* A metric that was added, or that metrics.yaml defines. PHAROS_UNAVAILABLE: there is none of this name and
+       kind. */
     pharos_code (*metric_get)(pharos_metrics *metrics, int32_t kind, const char *name, pharos_metric **metric);
 
-    /* The series of a metric for these values of its labels, in the order of the dimensions. To be kept: recording through
-       it costs least. */
-    pharos_code (*metric_series)(pharos_metric *metric, const char *const *values, size_t count, pharos_series **series);
+    /* The series of a metric for these values of its labels, in the order of the dimensions. To be kept: recording
+       through it costs least. */
+    pharos_code (*metric_series)(pharos_metric *metric, const char *const *values, size_t count,
+                                 pharos_series **series);
 
-    /* Records a sample, which is the server's when the call returns, whatever happens to this process afterwards. `request` is the
-       position of the request that it is for, or PHAROS_WHOLE_BATCH or PHAROS_NO_REQUEST. A value that the kind does not
-       allow is dropped, counted and logged. */
+    /* Records a sample, which is the server's when the call returns, whatever happens to this process afterwards.
+       `request` is the position of the request that it is for, or PHAROS_WHOLE_BATCH or PHAROS_NO_REQUEST. A value
+       that the kind does not allow is dropped, counted and logged. */
     pharos_code (*add_or_update)(pharos_series *series, double value, int64_t request);
 
     /* Sends what is gathered. The server does so itself after the load and after each batch. */
     pharos_code (*metrics_flush)(pharos_metrics *metrics);
 };
 
-/* ---- The library's functions ------------------------------------------------------------------------------------------ */
+/* ---- The library's functions ----------------------------------------------------------------------------------- */
 
 /* Returns PHAROS_BACKEND_ABI_VERSION. Called first, before anything else of the library. */
 PHAROS_EXPORT uint32_t pharos_backend_abi_version(void);
 
-/* Makes the instance, puts it into `*instance` (which may stay NULL) and returns PHAROS_OK. Anything else: the model is not loaded;
-   the reason is what fail_load was told, and pharos_backend_destroy is not called. */
+/* Makes the instance, puts it into `*instance` (which may stay NULL) and returns PHAROS_OK. Anything else: the
+   model is not loaded; the reason is what fail_load was told, and pharos_backend_destroy is not called. */
 PHAROS_EXPORT pharos_code pharos_backend_create(const pharos_context *context, void **instance);
 
-/* Executes a batch. Anything but PHAROS_OK fails all its requests, with the text of fail_batch, else of the last error. */
+/* Executes a batch. Anything but PHAROS_OK fails all its requests, with the text of fail_batch, else of the last
+   error. */
 PHAROS_EXPORT pharos_code pharos_backend_execute(void *instance, const pharos_batch *batch, pharos_outputs *outputs);
 
 /* Frees the instance. */
@@ -361,7 +372,7 @@ PHAROS_EXPORT void pharos_backend_sequence_ended(void *instance, uint64_t sequen
 /* Optional. What computes, with its version: "normalize 1.0". The text lives as long as the library. */
 PHAROS_EXPORT const char *pharos_backend_engine(void);
 
-/* ---- Short forms ------------------------------------------------------------------------------------------------------ */
+/* ---- Short forms ----------------------------------------------------------------------------------------------- */
 
 /* An output of a datatype of fixed size. */
 static inline pharos_output pharos_output_of(size_t index, pharos_datatype datatype, const int64_t *shape, size_t rank)
@@ -377,7 +388,8 @@ static inline pharos_output pharos_output_of(size_t index, pharos_datatype datat
 }
 
 /* A metric with dimensions of its own. */
-static inline pharos_metric_spec pharos_metric_of(int32_t kind, const char *name, const char *const *dimensions, size_t count)
+static inline pharos_metric_spec pharos_metric_of(int32_t kind, const char *name, const char *const *dimensions,
+                                                  size_t count)
 {
     pharos_metric_spec spec;
     memset(&spec, 0, sizeof spec);

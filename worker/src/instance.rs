@@ -77,6 +77,13 @@ impl Instance {
         Ok(this)
     }
 
+    /// One of a backend that a test has made.
+    #[cfg(test)]
+    pub(crate) fn new(backend: Box<dyn Backend>, config: ModelConfig, runtime: Runtime) -> Self {
+        let (states, state_bytes, instance, grown) = (None, None, "m_0".to_owned(), 0);
+        Self { backend, config, runtime, states, state_bytes, instance, grown }
+    }
+
     /// Looks the metric of the states up, and records what they take now.
     fn show_states(&mut self) {
         let Some(states) = &self.states else { return };
@@ -124,7 +131,8 @@ impl Instance {
     /// Executes a batch; responses of a decoupled model leave over the connection meanwhile.
     pub(crate) fn execute(&mut self, execute: &Execute) -> Executed {
         let arrived = clock::now();
-        let Self { backend, config, runtime, states, .. } = self;
+        let Self { backend, config, states, .. } = self;
+        let runtime = self.runtime.clone();
         let shared = &runtime.0;
         // Memory is handed back to the system only when there is time for it.
         shared.outputs.release(&execute.released);
@@ -159,7 +167,7 @@ impl Instance {
         let mut executed = outputs.executed(loan.into_loan(), error);
         executed.panicked = panicked;
         self.record_states(bytes);
-        self.runtime.metrics().batch_executed(&executed.done, arrived);
+        runtime.metrics().batch_executed(&executed.done, arrived);
         executed
     }
 }

@@ -27,7 +27,6 @@ use crate::regions::Regions;
 use crate::wire::{Reader, Sender};
 
 use board::Board;
-pub(crate) use board::Place;
 use bytes::Loans;
 pub(crate) use bytes::{Loan, LoanCell};
 pub use bytes::{Memory, Received};
@@ -120,3 +119,7 @@ impl Shared {
 pub(crate) fn full(len: usize, capacity: u64) -> InferError {
     run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena"))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+mod tests;

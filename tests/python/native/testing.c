@@ -1,8 +1,8 @@
 /*
- * A backend for tests: identity, unless a request's parameter `do` says otherwise; the first request of a batch decides. What is
- * wrong with its ways is told by their names. Each function of pharos_host is called somewhere here.
+ * A backend for tests: identity, unless a request's parameter `do` says otherwise; the first request of a batch
+ * decides. What is wrong with its ways is told by their names. Each function of pharos_host is called somewhere here.
  *
- * Parameters of the configuration: `create` (fail, silent, crash, hang, engine), `decoupled` is taken from the context.
+ * Parameter of the configuration: `create` (fail, silent, crash, hang) says how the load ends.
  * Inputs: IN FP32; outputs: OUT FP32, TEXT BYTES.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -76,7 +76,8 @@ pharos_code pharos_backend_create(const pharos_context *context, void **created)
         hang();
     if (!sizes_agree(context))
         return host->fail_load(context, "the structures are not of one size");
-    if (host->config_parameter(context, "missing") || host->config_input(context, 99) || host->config_output(context, 99))
+    if (host->config_parameter(context, "missing") || host->config_input(context, 99) ||
+        host->config_output(context, 99))
         return host->fail_load(context, "there is more than there should be");
     instance *self = calloc(1, sizeof *self);
     self->host = host;
@@ -86,7 +87,8 @@ pharos_code pharos_backend_create(const pharos_context *context, void **created)
     self->counter = series(self, PHAROS_COUNTER, "Baked", "kind", "bread");
     self->gauge = series(self, PHAROS_GAUGE, "OvenHeat", NULL, NULL);
     self->histogram = series(self, PHAROS_HISTOGRAM, "Weight", NULL, NULL);
-    snprintf(text, sizeof text, "model %s version %" PRIu64 " instance %s directory %s threads %" PRIu32 " name in config %d",
+    snprintf(text, sizeof text,
+             "model %s version %" PRIu64 " instance %s directory %s threads %" PRIu32 " name in config %d",
              context->model, context->version, context->instance, context->directory, context->threads,
              strstr(context->config, "\"backend\":\"testing\"") != NULL);
     host->log(PHAROS_LOG_INFO, text);
@@ -194,12 +196,13 @@ static pharos_code describe(instance *self, const pharos_batch *batch, pharos_ou
     size_t rows = 0, bytes = 0, requests = host->request_count(batch);
     for (size_t at = 0; at < requests; at++) {
         const pharos_request *request = host->request(batch, at);
-        int used = snprintf(text[at], sizeof text[at], "%s|%zu|%" PRIu32 "|%d%d%d", request->id, request->id_length, request->rows,
-                            request->in_sequence, request->sequence_start, request->sequence_end);
+        int used = snprintf(text[at], sizeof text[at], "%s|%zu|%" PRIu32 "|%d%d%d", request->id,
+                            request->id_length, request->rows, request->in_sequence, request->sequence_start,
+                            request->sequence_end);
         for (size_t number = 0; number < request->parameters; number++) {
             const pharos_parameter *p = host->request_parameter(batch, at, number);
-            used += snprintf(text[at] + used, sizeof text[at] - (size_t)used, "|%s=%d:%d:%" PRId64 ":%" PRIu64 ":%g:%s", p->name, p->kind,
-                             p->boolean, p->integer, p->natural, p->real, p->text ? p->text : "");
+            used += snprintf(text[at] + used, sizeof text[at] - (size_t)used, "|%s=%d:%d:%" PRId64 ":%" PRIu64 ":%g:%s",
+                             p->name, p->kind, p->boolean, p->integer, p->natural, p->real, p->text ? p->text : "");
         }
         rows += request->rows;
         bytes += request->rows * (4 + strlen(text[at]));
@@ -220,7 +223,8 @@ static pharos_code describe(instance *self, const pharos_batch *batch, pharos_ou
             memcpy(next + sizeof length, text[at], length);
             next += sizeof length + length;
         }
-        pharos_parameter given[] = {pharos_bool("b", 1), pharos_int("i", -5), pharos_double("d", 0.5), pharos_text("t", text[at])};
+        pharos_parameter given[] = {pharos_bool("b", 1), pharos_int("i", -5), pharos_double("d", 0.5),
+                                    pharos_text("t", text[at])};
         for (size_t number = 0; number < 4; number++)
             host->set_parameter(outputs, at, &given[number]);
     }
@@ -283,7 +287,8 @@ static void *use_later(void *given)
     return NULL;
 }
 
-/* `count` responses to each request in turn, with a parameter, an error at `error_at`; the last one ends it, or nothing does. */
+/* `count` responses to each request in turn, with a parameter, an error at `error_at`; the last one ends it, or the
+   return does. */
 static pharos_code respond(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_host *host = self->host;
@@ -299,7 +304,8 @@ static pharos_code respond(instance *self, const pharos_batch *batch, pharos_out
                 return code;
             pharos_output output = pharos_output_of(0, PHAROS_FP32, shape, self->max_batch_size ? 2 : 1);
             void *data;
-            if (host->response_begin(outputs, request, &other) == PHAROS_OK || identity(self, batch, outputs) == PHAROS_OK)
+            if (host->response_begin(outputs, request, &other) == PHAROS_OK ||
+                identity(self, batch, outputs) == PHAROS_OK)
                 return host->fail_batch(outputs, PHAROS_INTERNAL, "two responses are open");
             if (turn == error_at) {
                 host->response_send_error(response, PHAROS_UNAVAILABLE, "not this one");
@@ -439,7 +445,8 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
     }
     self->host->inputs_ready(outputs);
     code = identity(self, batch, outputs);
-    if (strcmp(how, "again") == 0 && self->host->withdraw(outputs, 0) == PHAROS_OK && self->host->withdraw(outputs, 0) != PHAROS_OK)
+    if (strcmp(how, "again") == 0 && self->host->withdraw(outputs, 0) == PHAROS_OK &&
+        self->host->withdraw(outputs, 0) != PHAROS_OK)
         code = identity(self, batch, outputs);
     self->host->computed(outputs);
     return code;

@@ -29,11 +29,11 @@ use crate::runtime::LoanCell;
 
 pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Described, Metric, MetricError, Metrics, Requests, Series};
-pub use registry::Create;
-pub(crate) use registry::Registry;
 pub use crate::runtime::{
     Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
 };
+pub use registry::Create;
+pub(crate) use registry::Registry;
 
 /// Runs one instance of a model.
 pub trait Backend {
@@ -79,7 +79,7 @@ pub struct Context<'a> {
     pub metrics: &'a Metrics,
     /// What the backend may use at any time; to be cloned and kept.
     pub runtime: &'a Runtime,
-    /// The instance's name.
+    /// The instance's name, for messages: `model_0_0`.
     pub instance: &'a str,
     /// The model's version.
     pub version: u64,

@@ -56,8 +56,11 @@ impl Registry {
         if let Some(create) = self.otherwise {
             return create(context);
         }
-        let names: Vec<_> = self.backends.iter().map(|(name, _)| *name).collect();
-        Err(load_error(format!("unknown backend '{name}'; this worker has: {}", names.join(", "))))
+        Err(load_error(format!("unknown backend '{name}'; this worker has: {}", self.names().join(", "))))
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        self.backends.iter().map(|(name, _)| *name).collect()
     }
 }
 
@@ -66,5 +69,23 @@ fn onnx(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     match onnxruntime::library() {
         Some(library) => onnxruntime::create(context, &library),
         None => tract::create(context),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_given_again_replaces_the_one_before() {
+        let own: Create = |_| Err(load_error("own"));
+        let mut registry = Registry::default();
+        for name in ["mine", "tract", "mine"] {
+            registry.add(name, own);
+        }
+        assert_eq!(registry.names(), ["builtin", "onnxruntime", "tract", "mine"]);
+        let is_own =
+            |name| registry.backends.iter().any(|(known, create)| *known == name && std::ptr::fn_addr_eq(*create, own));
+        assert_eq!(["builtin", "tract", "mine"].map(is_own), [false, true, true]);
     }
 }

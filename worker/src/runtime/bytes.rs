@@ -43,7 +43,7 @@ impl Loan {
     }
 
     /// The frontend waits for the return from now on.
-    pub(super) fn hold(&self) {
+    pub(crate) fn hold(&self) {
         self.held.store(true, Ordering::Release);
     }
 
@@ -171,7 +171,7 @@ impl Received {
     }
 
     /// What it is lent from; `None` for a copy.
-    pub(super) fn loan(&self) -> Option<&Arc<Loan>> {
+    pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
         match &self.owner {
             Owner::Loan(loan) => Some(loan),
             Owner::Copy(_) => None,

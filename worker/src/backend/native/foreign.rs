@@ -74,7 +74,7 @@ pub(super) unsafe fn reference<'a, T>(pointer: *const T, what: &str) -> Result<&
     Ok(unsafe { &*pointer })
 }
 
-/// A structure that begins with its size.
+/// A structure that begins with its size. One that grows in later versions is taken as short as it was in version 1.
 ///
 /// # Safety
 /// This module's contract.
