@@ -205,6 +205,15 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and cut off"),
     ("worker/src/regions/fault.rs", "a signal handler, which puts zeros where a client has cut memory off"),
     ("worker/src/regions/cuda/driver.rs", "calls of the CUDA driver across a C interface"),
+    ("worker/src/backend/native.rs", "calls of a shared library across a C interface"),
+    ("worker/src/backend/native/abi.rs", "types of functions across that interface"),
+    ("worker/src/backend/native/foreign.rs", "pointers that the library passes in"),
+    ("worker/src/backend/native/host.rs", "functions that the library calls"),
+    ("worker/src/backend/native/library.rs", "loading a library, and finding functions in it"),
+    ("worker/src/backend/native/load.rs", "functions that the library calls while it loads a model"),
+    ("worker/src/backend/native/metrics.rs", "functions that the library records metrics with"),
+    ("worker/src/backend/native/outputs.rs", "functions that the library answers with"),
+    ("worker/src/backend/native/running.rs", "a batch that is lent to the library while it executes it"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
 ];
 
