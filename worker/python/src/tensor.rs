@@ -60,7 +60,6 @@ impl Tensor {
     }
 
     fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = given.py();
         if name.is_empty() {
             return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
         }
