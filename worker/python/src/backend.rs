@@ -35,6 +35,7 @@ pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
 
 /// Adds the functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }
 
@@ -112,9 +113,8 @@ impl Backend for PythonModel {
             let result = result.map_err(Failure::from);
             let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
             if let Err(failure) = result {
-                let message = self.model.failed(&failure.tell(py));
-                let error = InferError::new(ErrorCode::Internal, Reason::Backend, message);
-                answers.iter().filter(|answer| answer.is_open()).for_each(|answer| answer.fail(error.clone()));
+                let error = failed(&self.model, &failure.tell(py));
+                answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
             }
             self.rescheduled = answers.into_iter().filter(|answer| answer.is_let_go()).collect();
             Ok(())
@@ -130,7 +130,7 @@ impl PythonModel {
             return Ok(returned);
         }
         let decoupled = self.model.config.decoupled;
-        self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled))
+        self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled, requests))
     }
 
     /// Sends what `execute` returned.
@@ -188,6 +188,25 @@ impl PythonModel {
             std::process::exit(0);
         }
     }
+}
+
+/// The error of every request of a batch.
+fn failed(model: &Model, message: &str) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Backend, model.failed(message))
+}
+
+/// Ends requests with an exception that has come after `execute` has returned.
+#[pyfunction]
+fn fail(py: Python<'_>, requests: &Bound<'_, PyList>, error: Bound<'_, PyAny>) -> PyResult<()> {
+    let error = PyErr::from_value(error);
+    error::log(py, &error);
+    let told = failed(model()?, &error::shortened(py, &error));
+    for request in requests.iter() {
+        if let Ok(request) = request.cast::<InferenceRequest>() {
+            request.get().fail(&told);
+        }
+    }
+    Ok(())
 }
 
 /// Why a batch has no answers.

@@ -45,10 +45,6 @@ impl TritonError {
         let reason = if code == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
         InferError::new(code, reason, self.message.clone())
     }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.message
-    }
 }
 
 #[pymethods]
