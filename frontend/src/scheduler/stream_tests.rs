@@ -297,7 +297,8 @@ async fn a_request_goes_on_while_the_instance_executes_others() {
     world.say(last()).unwrap();
     let statistics = world.statistics();
     let inferences = &statistics.inference_stats;
-    assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (1, 1, 2));
+    // That its reader had gone does not make what the model has answered to the end a failure.
+    assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (2, 0, 2));
 }
 
 #[tokio::test]
