@@ -409,7 +409,7 @@ NO_BACKENDS = {
     "half": (HALF, "has no function pharos_backend_create, pharos_backend_execute"),
     "undefined": (UNDEFINED, "cannot be loaded: undefined symbol: not_there"),
     "foreign": (None, "is made for aarch64, this server runs on x86-64"),
-    "cut": (None, "cannot be loaded: "),
+    "cut": (None, "is cut off: it has 1000 bytes and should have "),
     "text": (None, "is no shared library (no ELF file)"),
 }
 """Libraries that are no backends, and how the sentence about them ends."""

@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::abi;
@@ -102,7 +103,37 @@ fn check_file(path: &Path) -> Result<(), String> {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be read: {error}"),
     })?;
-    check_header(&header, own.as_deref().unwrap_or(&header))
+    check_header(&header, own.as_deref().unwrap_or(&header))?;
+    check_length(path)
+}
+
+/// What a file of 64 bits and of this byte order should have at least, by its program header; the loader would end the
+/// process where it is shorter. ELF-64 Object File Format, version 1.5: figures 2 and 6.
+fn check_length(path: &Path) -> Result<(), String> {
+    let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
+    let file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_err(unreadable)?.len();
+    let read = |at: u64, bytes: usize| {
+        let mut value = [0; 8];
+        let found = value.get_mut(..bytes).map(|value| file.read_exact_at(value, at));
+        matches!(found, Some(Ok(()))).then(|| u64::from_le_bytes(value))
+    };
+    if read(4, 2) != Some(0x0102) {
+        return Ok(());
+    }
+    let needed = || {
+        let (start, size, count) = (read(32, 8)?, read(54, 2)?, read(56, 2)?);
+        let end = |entry: u64| {
+            let entry = start.checked_add(entry * size)?;
+            read(entry.checked_add(8)?, 8)?.checked_add(read(entry.checked_add(32)?, 8)?)
+        };
+        (0..count).try_fold(64, |longest, entry| end(entry).map(|end| longest.max(end)))
+    };
+    match needed() {
+        Some(needed) if needed <= length => Ok(()),
+        Some(needed) => Err(format!("is cut off: it has {length} bytes and should have {needed} or more")),
+        None => Err(format!("is cut off: it has {length} bytes, not even a whole header")),
+    }
 }
 
 /// The first bytes of a file, as far as they say what it is for.
