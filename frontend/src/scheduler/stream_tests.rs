@@ -104,6 +104,7 @@ fn response() -> wire::Response {
             offset: 0,
             len: 1,
             placed: false,
+            lent: None,
         }],
         parameters: Vec::new(),
         error: None,
@@ -125,7 +126,8 @@ fn last() -> wire::Response {
 /// A batch without outputs.
 fn done(batch: u64) -> Done {
     let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled }
+    let (open, held) = (Vec::new(), false);
+    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled, open, held }
 }
 
 async fn next(responses: &mut Responses) -> Option<Streamed> {
@@ -195,6 +197,7 @@ async fn what_breaks_the_protocol_is_refused() {
         offset: 0,
         len: 1,
         placed: false,
+        lent: None,
     };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}
