@@ -1,7 +1,7 @@
 //! The worker: one process that runs one instance of one model version, for the frontend that started it.
 //!
-//! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. The
-//! worker never serves clients and never outlives its frontend.
+//! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. A backend
+//! that wants more has the [`Runtime`](backend::Runtime). The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
@@ -13,6 +13,7 @@ mod instance;
 mod memory;
 mod metrics;
 mod regions;
+mod runtime;
 mod state;
 mod watch;
 mod wire;
@@ -22,10 +23,9 @@ use std::process::ExitCode;
 use pharos::wire::regions::PROBE;
 use pharos::wire::{ToFrontend, ToWorker, VERSION};
 
-use crate::backend::{Create, Registry};
+use crate::backend::{Create, Registry, Runtime};
 use crate::descriptors::Inherited;
-use crate::instance::Instance;
-use crate::wire::Connection;
+use crate::instance::{Executed, Instance};
 
 /// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
 ///
@@ -110,37 +110,44 @@ pub fn run() -> ExitCode {
 /// The life of the process: load, then answer batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
-    let mut connection = Connection::new(inherited.socket);
-    let Some(ToWorker::Load(load)) = connection.receive()? else {
+    let (mut reader, sender) = wire::split(inherited.socket)?;
+    let Some(ToWorker::Load(load)) = reader.read()? else {
         return Err(std::io::Error::other("the first frame was not Load"));
     };
     if load.wire_version != VERSION {
         let text =
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
-        return connection.send(&ToFrontend::LoadFailed(text));
+        return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let mut instance = match Instance::load(&load, inherited.memory, backends) {
-        Ok(instance) => instance,
-        Err(error) => return connection.send(&ToFrontend::LoadFailed(error.message)),
+    let runtime = Runtime::open(&load, (reader, sender.clone()), inherited.memory);
+    let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone(), backends)?, runtime)));
+    let (mut instance, runtime) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
     };
-    connection.send(&ToFrontend::Loaded(instance.loaded()))?;
-    while let Some(frame) = connection.receive()? {
+    sender.send(&ToFrontend::Loaded(instance.loaded()))?;
+    let shared = &runtime.0;
+    while let Some(frame) = shared.receive()? {
         match frame {
             ToWorker::Execute(execute) => {
-                let (done, panicked) = instance.execute(&execute, &mut connection);
-                connection.send(&ToFrontend::Done(done))?;
+                let Executed { done, panicked, kept } = instance.execute(&execute);
+                let open = !done.open.is_empty();
+                sender.send(&ToFrontend::Done(done))?;
+                drop(kept);
+                if open {
+                    shared.batch_announced(execute.batch);
+                }
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
                 }
             }
-            ToWorker::Release(offsets) => instance.release(&offsets),
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
-            // Their batch is over.
-            ToWorker::Credits(credits) => instance.release(&credits.released),
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Forget(regions) => instance.forget_regions(&regions),
+            ToWorker::Forget(regions) => shared.regions_to_change().forget(&regions),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
+            // Whoever read them has dealt with them.
+            ToWorker::Release(_) | ToWorker::Credits(_) | ToWorker::Answer(_) | ToWorker::GivenUp(..) => {}
         }
     }
     Ok(())

@@ -25,9 +25,13 @@ use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
 
 use crate::memory::{Flags, OutputArena};
+use crate::runtime::LoanCell;
 
 pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::runtime::{
+    Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
+};
 pub use registry::Create;
 pub(crate) use registry::Registry;
 
@@ -55,6 +59,12 @@ pub trait Backend {
     /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
     /// the configuration are kept, and dropped, by the runtime.
     fn sequence_ended(&mut self, _key: u64) {}
+
+    /// Whether its batches are to say all that clients have said
+    /// ([`BatchRequest::details`](pharos::wire::BatchRequest::details)).
+    fn wants_details(&self) -> bool {
+        false
+    }
 }
 
 /// What a backend is created from.
@@ -67,6 +77,8 @@ pub struct Context<'a> {
     pub threads: usize,
     /// What the model may record; to be cloned and kept.
     pub metrics: &'a Metrics,
+    /// What the backend may use at any time; to be cloned and kept.
+    pub runtime: &'a Runtime,
     /// The instance's name, for messages: `model_0_0`.
     pub instance: &'a str,
     /// The model's version.
@@ -102,6 +114,7 @@ pub struct Batch<'a> {
     /// Outputs that are wanted whoever asks: the states.
     pub(crate) always: &'a [usize],
     pub(crate) flags: Flags<'a>,
+    pub(crate) loan: &'a LoanCell<'a>,
 }
 
 impl Batch<'_> {
@@ -109,6 +122,12 @@ impl Batch<'_> {
     /// [`ModelConfig::backend_outputs`] numbers states that are no outputs of the configuration.
     pub fn wants(&self, output: usize) -> bool {
         self.is_asked_for(output) || self.always.contains(&output)
+    }
+
+    /// A handle on the bytes of the input at this position of [`Batch::inputs`] that keeps them where they are as long as it
+    /// lives, also when the batch is over. `None` if there is no such input.
+    pub fn received(&self, input: usize) -> Option<Received> {
+        self.inputs.get(input).map(|input| self.loan.received(input.data))
     }
 
     /// Whether any request wants the output.
