@@ -19,6 +19,8 @@ pub(super) struct Functions {
     pub(super) execute: abi::Execute,
     pub(super) destroy: abi::Destroy,
     pub(super) sequence_ended: Option<abi::SequenceEnded>,
+    /// What it says that it wants, in bits.
+    pub(super) wants: u32,
     /// What computes, as the library says.
     pub(super) engine: Option<String>,
 }
@@ -44,12 +46,13 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
         ));
     }
     // SAFETY: the types are those of the header of this version.
-    let (create, execute, destroy, sequence_ended, engine) = unsafe {
+    let (create, execute, destroy, sequence_ended, wants, engine) = unsafe {
         (
             library.function::<abi::Create>(c"pharos_backend_create"),
             library.function::<abi::Execute>(c"pharos_backend_execute"),
             library.function::<abi::Destroy>(c"pharos_backend_destroy"),
             library.function::<abi::SequenceEnded>(c"pharos_backend_sequence_ended"),
+            library.function::<abi::Wants>(c"pharos_backend_wants"),
             library.function::<abi::Engine>(c"pharos_backend_engine"),
         )
     };
@@ -60,7 +63,9 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
     };
     // SAFETY: the header asks for a text that lives as long as the library; null is caught.
     let engine = engine.and_then(|engine| unsafe { super::foreign::text(engine()) });
-    Ok(Functions { create, execute, destroy, sequence_ended, engine })
+    // SAFETY: it takes nothing.
+    let wants = wants.map_or(0, |wants| unsafe { wants() });
+    Ok(Functions { create, execute, destroy, sequence_ended, wants, engine })
 }
 
 /// A library of the process.
