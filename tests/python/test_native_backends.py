@@ -498,7 +498,7 @@ def test_a_worker_of_ones_own(tmp_path):
     """The example in Rust: a program on the worker's library, with a backend more."""
     program = binary().with_name("pharos-worker-scale")
     if not program.exists():
-        pytest.skip(f"{program} is not built: cargo build --release -p pharos-worker-scale")
+        pytest.skip(f"{program} is not built: make example-backends")
     models = ROOT / "examples/backend_rust/models"
     (tmp_path / "backends/scale").mkdir(parents=True)
     os.symlink(program, tmp_path / "backends/scale/pharos-worker-scale")
