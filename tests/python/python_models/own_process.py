@@ -4,17 +4,17 @@ import json
 import os
 import signal
 import sys
-import threading
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 from pharos_worker import metrics
-
-THREADS = []
 
 
 class TritonPythonModel:
     """One instance."""
+
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("own_parents", "Of the parent", pb_utils.MetricFamily.COUNTER)
+        self.counter = family.Metric(labels={})
 
     def execute(self, requests):
         for request in requests:
@@ -44,8 +44,11 @@ class TritonPythonModel:
     def fork(self, told):
         """A child that uses what it has inherited, and returns from execute."""
         if os.fork() == 0:
-            family = pb_utils.MetricFamily("own_forked", "Of a child", pb_utils.MetricFamily.COUNTER)
-            family.Metric(labels={}).increment(1)
+            self.counter.increment(1)
+            try:
+                pb_utils.MetricFamily("own_forked", "Of a child", pb_utils.MetricFamily.COUNTER).Metric(labels={})
+            except pb_utils.TritonModelException as error:
+                print(error)
 
     def deep(self, told):
         self.deeper(told)
