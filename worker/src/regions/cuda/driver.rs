@@ -5,10 +5,10 @@
 //! which is kept from the first use to the end of the process, current on the calling thread. Addresses are those that
 //! `open` gave, with an offset that the caller has checked against the size; the driver itself checks them too.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use pharos::region::CUDA_HANDLE;
@@ -19,17 +19,28 @@ use super::{Driver, Failure};
 #[derive(Default)]
 pub(crate) struct Cudarc {
     /// The contexts that are in use, by device.
-    contexts: RefCell<HashMap<u32, sys::CUcontext>>,
+    contexts: Mutex<HashMap<u32, Context>>,
 }
+
+/// A context of the driver's.
+#[derive(Clone, Copy)]
+struct Context(sys::CUcontext);
+
+// SAFETY: a handle that any thread may make its own current context.
+unsafe impl Send for Context {}
 
 impl Cudarc {
     /// Has the calling thread use a device.
     fn enter(&self, device: u32) -> Result<(), Failure> {
-        let known = self.contexts.borrow().get(&device).copied();
-        let context = known.map_or_else(|| self.context(device), Ok)?;
-        self.contexts.borrow_mut().insert(device, context);
+        let known = self.contexts().get(&device).copied();
+        let context = known.map_or_else(|| self.context(device).map(Context), Ok)?;
+        self.contexts().insert(device, context);
         // SAFETY: a context that is never released.
-        call(unsafe { sys::cuCtxSetCurrent(context) }).map_err(Failure::Refused)
+        call(unsafe { sys::cuCtxSetCurrent(context.0) }).map_err(Failure::Refused)
+    }
+
+    fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Context>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The primary context of a device, kept to the end of the process.
