@@ -112,7 +112,7 @@ enum {
 };
 
 /* Levels of log lines. */
-enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3 };
+enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3, PHAROS_LOG_VERBOSE = 4 };
 
 /* For whom a sample of a metric is, in place of a request's position. */
 enum {
@@ -231,7 +231,8 @@ struct pharos_host {
     /* The reason why the last call of this thread failed that did. Valid until another one of this thread fails. */
     const char *(*last_error)(void);
 
-    /* Writes a line into the server's log, under the instance's name. */
+    /* Writes a line into the server's log, or several, under the instance's name. What the library prints is there as
+       well: standard output as information, standard error as warnings. */
     void (*log)(int32_t level, const char *message);
 
     /* -- in pharos_backend_create -------------------------------------------------------------------------------- */

@@ -75,6 +75,13 @@ impl Worker {
         self
     }
 
+    /// Sets what makes the backends of all other names, for a program that finds its code by the name.
+    #[must_use]
+    pub fn otherwise(mut self, create: Create) -> Self {
+        self.backends.set_otherwise(create);
+        self
+    }
+
     /// Runs until the frontend closes the connection or says to stop.
     ///
     /// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited: a worker is started by the

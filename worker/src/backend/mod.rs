@@ -28,7 +28,7 @@ use crate::memory::{Flags, OutputArena};
 use crate::runtime::LoanCell;
 
 pub use crate::instance::{Outputs, Response};
-pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::metrics::{Coalesced, Described, Metric, MetricError, Metrics, Requests, Series};
 pub use crate::runtime::{
     Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
 };

@@ -14,12 +14,16 @@ pub type Create = fn(&Context<'_>) -> Result<Box<dyn Backend>, InferError>;
 /// Backends by the name that a configuration's `backend` says.
 pub(crate) struct Registry {
     backends: Vec<(&'static str, Create)>,
+    /// For names that are not among them.
+    otherwise: Option<Create>,
 }
 
 impl Default for Registry {
     /// The backends of this crate.
     fn default() -> Self {
-        Self { backends: vec![("builtin", builtin::create), ("onnxruntime", onnx), ("tract", tract::create)] }
+        let backends: Vec<(_, Create)> =
+            vec![("builtin", builtin::create), ("onnxruntime", onnx), ("tract", tract::create)];
+        Self { backends, otherwise: None }
     }
 }
 
@@ -30,6 +34,11 @@ impl Registry {
             Some((_, known)) => *known = create,
             None => self.backends.push((name, create)),
         }
+    }
+
+    /// Sets what makes the backends whose names nobody has added.
+    pub(crate) fn set_otherwise(&mut self, create: Create) {
+        self.otherwise = Some(create);
     }
 
     /// Makes the backend that the configuration names.
@@ -43,6 +52,9 @@ impl Registry {
         }
         if let Some(library) = native::library() {
             return native::create(context, &library);
+        }
+        if let Some(create) = self.otherwise {
+            return create(context);
         }
         Err(load_error(format!("unknown backend '{name}'; this worker has: {}", self.names().join(", "))))
     }
