@@ -330,8 +330,8 @@ struct pharos_host {
     /* Gives it up unsent. */
     void (*response_drop)(pharos_response *response);
 
-    /* Ends the responses to a request without another one. Requests that are not ended when pharos_backend_execute
-       returns are ended then. */
+    /* Ends the responses to a request without another one. Requests that are neither ended nor detached when
+       pharos_backend_execute returns are ended then. */
     pharos_code (*finish)(pharos_outputs *outputs, size_t request);
 
     /* -- metrics, at any time ------------------------------------------------------------------------------------ */
@@ -403,7 +403,8 @@ PHAROS_EXPORT pharos_code pharos_backend_create(const pharos_context *context, v
    error. */
 PHAROS_EXPORT pharos_code pharos_backend_execute(void *instance, const pharos_batch *batch, pharos_outputs *outputs);
 
-/* Frees the instance. */
+/* Frees the instance. When it returns, no thread of the library may call functions of pharos_host any more; requests
+   that were detached and not answered fail. */
 PHAROS_EXPORT void pharos_backend_destroy(void *instance);
 
 /* Optional. A sequence is over without a step with sequence_end: its client has gone, or was silent for too long. */
