@@ -45,7 +45,8 @@ fn metrics() -> PyResult<&'static backend::Metrics> {
 
 fn kind_of(name: &str) -> PyResult<Kind> {
     let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
-    let wrong = || PyValueError::new_err(format!("'{name}' is no kind of metric: counter, gauge, histogram or summary"));
+    let wrong =
+        || PyValueError::new_err(format!("'{name}' is no kind of metric: counter, gauge, histogram or summary"));
     kinds.into_iter().find(|kind| kind.as_str() == name).ok_or_else(wrong)
 }
 
