@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech build test test-rust test-clients soak lint bench fuzz tools
+.PHONY: help serve speech sklearn xgboost pytorch build test test-rust test-clients soak lint bench fuzz tools
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -29,6 +29,16 @@ serve: build
 speech: build $(VENV)/ready
 	$(VENV)/bin/python examples/speech/fetch.py
 	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
+
+# The examples of frameworks: each trains a model of the digits in an environment of its own, serves it, and asks for the digits
+# on the held-out pictures. PyTorch as the package index has it is some gigabytes with its CUDA libraries.
+sklearn xgboost pytorch: build
+	$(PYTHON) -m venv $(TARGET)/venv-$@
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/$@/requirements.txt
+	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check ./worker/python
+	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
+	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
+	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
 test: test-rust test-clients
 

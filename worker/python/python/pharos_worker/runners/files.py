@@ -58,11 +58,6 @@ def find(directory, config, names):
     return found
 
 
-def directory_of(args):
-    """The directory of the version that `initialize` is called for."""
-    return Path(args["model_repository"], args["model_version"])
-
-
 def names(config, kind):
     """The names of a configuration's inputs or outputs in order."""
     return [entry["name"] for entry in config.get(kind, [])]

@@ -19,8 +19,12 @@ import triton_python_backend_utils as pb_utils
 
 from pharos_worker.runners import files
 
+ENGINE = None
+"""What computes, for logs and the served configuration; known once a model is loaded."""
 FILES = ("model.pt", "model.pt2")
 POSITION = re.compile(r".*__(\d+)$")
+BYTES = 13
+"""The number of the datatype of texts."""
 PROBES = (2, 3)
 """What stands for a dimension that is not fixed, when a model is tried out to see what it gives."""
 TYPES = {
@@ -99,7 +103,9 @@ def type_name(dtype):
 
 def load(directory, config, device):
     """The model in a version's directory, on a device such as `cpu` or `cuda:0`."""
+    global ENGINE
     torch = files.package("torch", "torch", "a PyTorch file")
+    ENGINE = f"PyTorch {torch.__version__}"
     path = files.find(directory, config, FILES)
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -148,7 +154,7 @@ def chosen(result, names):
 
 def as_torch(torch, tensor, device):
     """An input as torch takes it, where it lies if that is the device."""
-    if tensor.triton_dtype() == 8 or str(tensor.triton_dtype()).endswith("STRING"):
+    if tensor.triton_dtype() == BYTES:
         return texts_of(tensor.as_numpy())
     try:
         value = torch.from_dlpack(tensor)
@@ -244,7 +250,7 @@ class TritonPythonModel:
         config = files.configuration(args)
         kind, number = args["model_instance_kind"], args["model_instance_device_id"]
         self.device = f"cuda:{number}" if kind.endswith("GPU") else "cpu"
-        self.torch, self.model = load(files.directory_of(args), config, self.device)
+        self.torch, self.model = load(pb_utils.get_model_dir(), config, self.device)
         self.set_threads(config)
         self.batched = config.get("max_batch_size", 0) > 0
         self.arguments = matched(files.names(config, "input"), self.model.arguments)

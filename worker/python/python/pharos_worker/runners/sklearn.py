@@ -12,14 +12,18 @@ import triton_python_backend_utils as pb_utils
 
 from pharos_worker.runners import files
 
+ENGINE = None
+"""What computes, for logs and the served configuration; known once a model is loaded."""
 FILES = ("model.joblib", "model.pkl")
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
 
 
 def load(directory, config):
     """The estimator in a version's directory."""
-    joblib = files.package("joblib", "scikit-learn", "a model of scikit-learn")
-    files.package("sklearn", "scikit-learn", "a model of scikit-learn")
+    global ENGINE
+    sklearn = files.package("sklearn", "scikit-learn", "a model of scikit-learn")
+    joblib = files.package("joblib", "joblib", "a model of scikit-learn")
+    ENGINE = f"scikit-learn {sklearn.__version__}"
     path = files.find(directory, config, FILES)
     try:
         return joblib.load(path)
@@ -68,7 +72,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = files.configuration(args)
-        self.estimator = load(files.directory_of(args), config)
+        self.estimator = load(pb_utils.get_model_dir(), config)
         self.batched = config.get("max_batch_size", 0) > 0
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:

@@ -11,6 +11,8 @@ import triton_python_backend_utils as pb_utils
 
 from pharos_worker.runners import files
 
+ENGINE = None
+"""What computes, for logs and the served configuration; known once a model is loaded."""
 FILES = ("model.json", "model.ubj")
 KINDS = {"margin": {"output_margin": True}, "leaf": {"pred_leaf": True}, "contributions": {"pred_contribs": True}}
 """Outputs of these names, and what `Booster.predict` is asked for them."""
@@ -18,7 +20,9 @@ KINDS = {"margin": {"output_margin": True}, "leaf": {"pred_leaf": True}, "contri
 
 def load(directory, config):
     """The trees in a version's directory."""
+    global ENGINE
     xgboost = files.package("xgboost", "xgboost", "a model of XGBoost")
+    ENGINE = f"XGBoost {xgboost.__version__}"
     path = files.find(directory, config, FILES)
     booster = xgboost.Booster()
     try:
@@ -59,7 +63,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = files.configuration(args)
-        self.booster = load(files.directory_of(args), config)
+        self.booster = load(pb_utils.get_model_dir(), config)
         self.rounds = iterations(config)
         self.batched = config.get("max_batch_size", 0) > 0
         self.inputs = files.names(config, "input")
