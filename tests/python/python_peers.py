@@ -53,7 +53,8 @@ def raw(datatype: str, values: list) -> bytes:
 def values(datatype: str, content: bytes) -> list:
     """The inverse; numbers as they are, texts as Unicode with escapes for what is none."""
     if datatype != "BYTES":
-        return np.frombuffer(content, numpy_type(datatype)).astype(np.float64 if datatype == "BF16" else None).tolist()
+        found = np.frombuffer(content, numpy_type(datatype))
+        return (found.astype(np.float64) if datatype == "BF16" else found).tolist()
     found, at = [], 0
     while at < len(content):
         size = int.from_bytes(content[at : at + 4], "little")
@@ -241,26 +242,35 @@ class Peer:
         return answers
 
 
+TRIES = 4
+"""How often a row is asked that ends Triton. Its Python backend does so at random, where a model is told of an error."""
+
+
 def ask_triton(folder: Path, rows=ROWS) -> dict:
     """What a real Triton makes of the rows. After one that ended it, it is started anew."""
     repository = build(folder / "models")
     triton = Triton(repository, folder / "triton.log", options=OPTIONS)
-    peer, found = Peer(triton, str(repository), 0.4), {}
     try:
-        for row in rows:
-            triton.ensure()
-            try:
-                found[row.name] = peer.run(row)
-            except OSError:
-                triton.wait_for_end()
-                found[row.name] = CRASHED
-            # What has left a request without an answer is not to be believed any more.
-            if found[row.name] == CRASHED or NO_ANSWER in found[row.name]["answers"]:
-                triton.process.kill()
-                triton.process.wait()
+        return {row.name: asked(triton, Peer(triton, str(repository), 0.4), row) for row in rows}
     finally:
         triton.stop()
-    return found
+
+
+def asked(triton: Triton, peer: Peer, row: Row):
+    """What it makes of one row, or that this row ends it."""
+    for _ in range(TRIES):
+        triton.ensure()
+        try:
+            found = peer.run(row)
+        except OSError:
+            triton.wait_for_end()
+            continue
+        if NO_ANSWER in found["answers"]:
+            # What has left a request without an answer is not to be believed any more.
+            triton.process.kill()
+            triton.process.wait()
+        return found
+    return CRASHED
 
 
 def golden() -> dict:

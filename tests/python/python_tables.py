@@ -106,6 +106,16 @@ def sender(via="http", **act) -> Ask:
     return Ask("sender", {"DO": ("BYTES", [1], [json.dumps(act)])}, via=via)
 
 
+def measured(*acts) -> Ask:
+    """A request to the model that has metrics."""
+    return Ask("measuring", steps(*acts))
+
+
+def family(name, metric, kind, labels, *buckets) -> list:
+    """An act of that model: it makes a family, and in it a metric that it calls `metric`."""
+    return ["family", name, metric, kind, labels, *buckets]
+
+
 def notes() -> Ask:
     """What the decoupled model has noted."""
     return streamed({"notes": True, "final": True})
@@ -269,8 +279,8 @@ FAULTS = [
     "pb_utils.InferenceRequest(model_name='m', requested_output_names='O', inputs=[])", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[5])", "pb_utils.InferenceRequest(model_name='', requested_output_names=['O'], inputs=[])",
     "pb_utils.InferenceRequest(model_name='m', requested_output_names=[], inputs=[])", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], correlation_id=1.5)",
     "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], parameters={'a': [1]})", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], flags=-1)",
-    "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[]).get_response_sender()", "request.get_response_sender(5)", "request.set_release_flags(77)",
-    "pb_utils.MetricFamily(name='1 bad name', description='d', kind=pb_utils.MetricFamily.COUNTER)", "pb_utils.MetricFamily(name='no_kind', description='d')", "pb_utils.MetricFamily(name='nv_inference_count', description='d', kind=pb_utils.MetricFamily.GAUGE)",
+    "request.get_response_sender(5)", "request.set_release_flags(77)",
+    "pb_utils.MetricFamily(name='no_kind', description='d')",
     "pb_utils.Tensor.from_dlpack('B', 5)", "pb_utils.Tensor.from_dlpack('', np.zeros(1))", "pb_utils.get_input_tensor_by_name(5, 'A')", "pb_utils.Logger.log('a', 5)", "pb_utils.Logger.log_info(5)",
 ]
 """Wrong calls, and what they raise."""
@@ -433,20 +443,24 @@ CONTROL = [
 
 METRICS = [
     Row("metrics: at the start", (), metrics=("asked_total", "held", "waited_ms")),
-    Row("metrics: a counter", (Ask("measuring", steps(["counter a", "increment", 1], ["counter a", "increment", 2.5], ["counter b", "increment", 4], ["counter a", "value"])),), metrics=("asked_total",)),
-    Row("metrics: a counter goes down", (Ask("measuring", steps(["counter a", "increment", -1], ["counter a", "value"])),), metrics=("asked_total",)),
-    Row("metrics: a counter is set", (Ask("measuring", steps(["counter a", "set", 3], ["counter a", "value"])),), metrics=("asked_total",)),
-    Row("metrics: a counter observes", (Ask("measuring", steps(["counter a", "observe", 3], ["counter a", "value"])),), metrics=("asked_total",)),
-    Row("metrics: a gauge", (Ask("measuring", steps(["gauge", "set", 5], ["gauge", "increment", -2], ["gauge", "value"], ["gauge without labels", "set", 0.25], ["gauge", "observe", 1])),), metrics=("held",)),
-    Row("metrics: a histogram", (Ask("measuring", steps(["histogram", "observe", 0.25], ["histogram", "observe", 1.0], ["histogram", "observe", 1000])),), metrics=("waited_ms",)),
-    Row("metrics: a histogram is incremented", (Ask("measuring", steps(["histogram", "increment", 1])),), metrics=("waited_ms",)),
-    Row("metrics: a histogram is set", (Ask("measuring", steps(["histogram", "set", 1])),), metrics=("waited_ms",)),
-    Row("metrics: a histogram is asked", (Ask("measuring", steps(["histogram", "value"])),), metrics=("waited_ms",)),
-    Row("metrics: made by a request", (Ask("measuring", steps(["family", "later_total", "later", "COUNTER", {"k": "grün \"quoted\" \\ \n end"}], ["later", "increment", 3])),), metrics=("later_total",)),
-    Row("metrics: the same once more", (Ask("measuring", steps(["family", "later_total", "again", "COUNTER", {"k": "v"}], ["again", "increment", 1], ["family", "later_total", "other", "GAUGE", {"k": "w"}], ["other", "set", 1])),), metrics=("later_total",)),
-    Row("metrics: the same labels once more", (Ask("measuring", steps(["family", "asked_total", "same", "COUNTER", {"model": "measuring", "who": "a"}], ["same", "increment", 1], ["same", "value"], ["counter a", "value"])),), metrics=("asked_total",)),
-    Row("metrics: a histogram's buckets", (Ask("measuring", steps(["family", "sized", "none", "HISTOGRAM", {}], ["family", "sized", "empty", "HISTOGRAM", {"a": "b"}, []], ["family", "sized", "wrong", "HISTOGRAM", {"a": "c"}, [2, 1]], ["family", "gauged", "g", "GAUGE", {}, [1]])),), metrics=("sized", "gauged")),
-    Row("metrics: dropped", (Ask("measuring", steps(["gauge without labels", "drop"])),), metrics=("held",)),
+    Row("metrics: a counter", (measured(["counter a", "increment", 1], ["counter a", "increment", 2.5], ["counter b", "increment", 4], ["counter a", "value"]),), metrics=("asked_total",)),
+    Row("metrics: a gauge", (measured(["gauge", "set", 5], ["gauge", "increment", -2], ["gauge", "value"], ["gauge without labels", "set", 0.25]),), metrics=("held",)),
+    Row("metrics: a histogram", (measured(["histogram", "observe", 0.25], ["histogram", "observe", 1.0], ["histogram", "observe", 1000]),), metrics=("waited_ms",)),
+    Row("metrics: made by a request", (measured(family("later_total", "later", "COUNTER", {"k": "grün \"quoted\" \\ \n end"}), ["later", "increment", 3]),), metrics=("later_total",)),
+    Row("metrics: the same family once more", (measured(family("twice_total", "once", "COUNTER", {"k": "v"}), ["once", "increment", 1], family("twice_total", "again", "COUNTER", {"k": "w"}), ["again", "increment", 2]),), metrics=("twice_total",)),
+    Row("metrics: the same labels once more", (measured(family("same_total", "one", "COUNTER", {"k": "v"}), ["one", "increment", 1], family("same_total", "other", "COUNTER", {"k": "v"}), ["other", "increment", 1], ["one", "value"]),), metrics=("same_total",)),
+    Row("metrics: another kind", (measured(family("kinds_total", "counted", "COUNTER", {"k": "v"}), family("kinds_total", "gauged", "GAUGE", {"k": "w"})),), metrics=("kinds_total",)),
+    Row("metrics: other label names", (measured(family("labelled", "l1", "GAUGE", {"k": "v"}), family("labelled", "l2", "GAUGE", {"q": "v", "r": "w"}), ["l2", "set", 5]),), metrics=("labelled",)),
+    Row("metrics: a histogram's buckets", (measured(family("sized", "none", "HISTOGRAM", {}), family("sized", "empty", "HISTOGRAM", {"a": "b"}, []), family("sized", "wrong", "HISTOGRAM", {"a": "c"}, [2, 1]), family("gauged", "g", "GAUGE", {}, [1])),), metrics=("sized", "gauged")),
+    Row("metrics: a wrong name", (measured(family("not a name", "n", "GAUGE", {"k": "v"}), family("named", "m", "GAUGE", {"not a label": "v"})),), metrics=("named",)),
+    Row("metrics: a counter is set", (measured(family("set_total", "s", "COUNTER", {"k": "v"}), ["s", "set", 3], ["s", "value"]),), metrics=("set_total",)),
+    Row("metrics: a counter observes", (measured(family("observed_total", "o", "COUNTER", {"k": "v"}), ["o", "observe", 3], ["o", "value"]),), metrics=("observed_total",)),
+    Row("metrics: a gauge observes", (measured(family("observed", "og", "GAUGE", {"k": "v"}), ["og", "observe", 3], ["og", "value"]),), metrics=("observed",)),
+    Row("metrics: a histogram is incremented", (measured(family("incremented", "ih", "HISTOGRAM", {"k": "v"}, [1]), ["ih", "increment", 1]),), metrics=("incremented",)),
+    Row("metrics: a histogram is asked", (measured(family("questioned", "qh", "HISTOGRAM", {"k": "v"}, [1]), ["qh", "value"]),), metrics=("questioned",)),
+    Row("metrics: dropped", (measured(family("passing", "p1", "GAUGE", {"k": "v"}), family("passing", "p2", "GAUGE", {"k": "w"}), ["p1", "drop"]), Http("wait", 1)), metrics=("passing",)),
+    Row("metrics: a counter goes down", (measured(family("down_total", "d", "COUNTER", {"k": "v"}), ["d", "increment", -1], ["d", "value"]),), metrics=("down_total",)),
+    Row("metrics: a histogram is set", (measured(family("set_ms", "sh", "HISTOGRAM", {"k": "v"}, [1]), ["sh", "set", 1]),), metrics=("set_ms",)),
 ]
 
 LOADS = [
