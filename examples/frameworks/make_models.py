@@ -3,8 +3,8 @@
 
     python3 examples/frameworks/make_models.py sklearn|xgboost|pytorch [--into FOLDER]
 
-Needs scikit-learn (for the data as well), xgboost or torch. Pictures are rows of 64 pixels from 0 to 16; what is held out is
-held out as by `train_digits.py`. Seeds are fixed.
+Needs scikit-learn (for the data as well), xgboost or torch. Pictures are rows of 64 pixels from 0 to 16; what is held
+out is what `train_digits.py` holds out. Seeds are fixed.
 """
 
 import argparse

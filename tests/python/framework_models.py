@@ -62,19 +62,31 @@ def sklearn(folder: Path):
     few = rows[:5]
     model = LogisticRegression().fit(rows, classes)
     joblib.dump(model, place(folder, "classifier", "model.joblib", 'backend: "sklearn"\n'))
-    case("classifier", {"input": few}, {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)})
+    case(
+        "classifier",
+        {"input": few},
+        {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)},
+    )
     config = 'backend: "sklearn"\nmax_batch_size: 16\ndynamic_batching { }\n' + entry("input", "features", "FP32", [4])
     outputs = entry("output", "label", "INT32", [1]) + entry("output", "decision_function", "FP32", [3])
     joblib.dump(model, place(folder, "classifier_as_told", "model.pkl", config + outputs))
     told = {"label": model.predict(few)[:, None].astype(np.int32), "decision_function": model.decision_function(few)}
-    case("classifier_as_told", {"features": few}, told | {"decision_function": told["decision_function"].astype(np.float32)})
+    case(
+        "classifier_as_told",
+        {"features": few},
+        told | {"decision_function": told["decision_function"].astype(np.float32)},
+    )
     model = LinearRegression().fit(rows, np.stack([numbers, -numbers], axis=1))
     joblib.dump(model, place(folder, "regression", "model.joblib", 'backend: "sklearn"\n'))
     case("regression", {"input": few}, {"predict": model.predict(few)})
     named = np.array(["low", "middle", "high"])[classes]
     model = LogisticRegression().fit(rows, named)
     joblib.dump(model, place(folder, "named_classes", "model.joblib", 'backend: "sklearn"\n'))
-    case("named_classes", {"input": few}, {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)})
+    case(
+        "named_classes",
+        {"input": few},
+        {"predict": model.predict(few)[:, None], "predict_proba": model.predict_proba(few)},
+    )
     texts = ["a good day", "a bad day", "good good", "bad luck", "grün ist good"]
     model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [1, 0, 1, 0, 1])
     config = 'backend: "sklearn"\nmax_batch_size: 16\n' + entry("input", "text", "STRING", [1])
@@ -88,7 +100,8 @@ def sklearn(folder: Path):
 
 
 def xgboost(folder: Path):
-    """A classifier with all kinds of outputs, a regression that says everything of itself, missing values, fewer rounds."""
+    """A classifier with all kinds of outputs, a regression that says everything of itself, missing values, few
+    rounds."""
     import xgboost as xgb
 
     rows, classes, numbers = data()
@@ -120,7 +133,7 @@ def xgboost(folder: Path):
 
 
 def pytorch(folder: Path):
-    """Inputs by name and by position, outputs by position and by key, texts, several datatypes; and exported programs."""
+    """Inputs by name and by position, outputs by position and by key, texts, several datatypes; an exported program."""
     import pytorch_modules as modules
     import torch
 
@@ -131,30 +144,51 @@ def pytorch(folder: Path):
         torch.jit.script(model.eval()).save(place(folder, name, "model.pt", config))
 
     pair = entry("input", "left", "FP32", [4]) + entry("input", "right", "FP32", [4])
-    script(modules.Two(), "by_name", head + pair + entry("output", "sum", "FP32", [4]) + entry("output", "product", "FP32", [4]))
+    script(
+        modules.Two(),
+        "by_name",
+        head + pair + entry("output", "sum", "FP32", [4]) + entry("output", "product", "FP32", [4]),
+    )
     case("by_name", dict(zip(("left", "right"), few)), {"sum": few[0] + 2 * few[1], "product": few[0] * few[1]})
     pair = entry("input", "INPUT__1", "FP32", [4]) + entry("input", "INPUT__0", "FP32", [4])
     script(modules.Two(), "by_position", head + pair + entry("output", "OUTPUT__1", "FP32", [4]))
     case("by_position", {"INPUT__0": few[0], "INPUT__1": few[1]}, {"OUTPUT__1": few[0] * few[1]})
     script(modules.Two(), "outputs_tried", head + entry("input", "a", "FP32", [4]) + entry("input", "b", "FP32", [4]))
     case("outputs_tried", dict(zip("ab", few)), {"OUTPUT__0": few[0] + 2 * few[1], "OUTPUT__1": few[0] * few[1]})
-    keyed = entry("input", "x", "INT64", [-1]) + entry("output", "negative", "BOOL", [-1]) + entry("output", "twice", "INT64", [-1])
+    keyed = (
+        entry("input", "x", "INT64", [-1])
+        + entry("output", "negative", "BOOL", [-1])
+        + entry("output", "twice", "INT64", [-1])
+    )
     script(modules.Keyed(), "by_key", head + keyed)
     numbers = np.array([[1, -2, 3]])
     case("by_key", {"x": numbers}, {"negative": numbers < 0, "twice": numbers * 2})
     texts = head.replace("16", "0").replace("dynamic_batching { }\n", "")
     script(modules.Texts(), "texts", texts + entry("input", "t", "STRING", [-1]) + entry("output", "u", "STRING", [-1]))
     case("texts", {"t": np.array(["a", "grün"])}, {"u": np.array(["a!", "grün!"])})
-    script(modules.Two(), "wrong_names", head + "".join(entry("input", n, "FP32", [4]) for n in "abc") + entry("output", "o", "FP32", [4]))
+    script(
+        modules.Two(),
+        "wrong_names",
+        head + "".join(entry("input", n, "FP32", [4]) for n in "abc") + entry("output", "o", "FP32", [4]),
+    )
     script(modules.Two(), "says_nothing", 'platform: "pytorch_libtorch"\n')
-    config = head + entry("input", "left", "FP32", [-1]) + entry("input", "right", "FP32", [-1]) + entry("output", "sum", "FP32", [-1])
+    config = (
+        head
+        + entry("input", "left", "FP32", [-1])
+        + entry("input", "right", "FP32", [-1])
+        + entry("output", "sum", "FP32", [-1])
+    )
     script(modules.Two(), "any_width", config)
     if hasattr(torch, "export"):
         batch = {0: torch.export.Dim("batch", max=64)}
         example = tuple(torch.as_tensor(array) for array in few)
         program = torch.export.export(modules.Two(), example, dynamic_shapes={"left": batch, "right": batch})
         torch.export.save(program, place(folder, "exported", "model.pt2", 'platform: "pytorch_libtorch"\n'))
-        case("exported", dict(zip(("left", "right"), few)), {"OUTPUT__0": few[0] + 2 * few[1], "OUTPUT__1": few[0] * few[1]})
+        case(
+            "exported",
+            dict(zip(("left", "right"), few)),
+            {"OUTPUT__0": few[0] + 2 * few[1], "OUTPUT__1": few[0] * few[1]},
+        )
 
 
 def main():

@@ -12,8 +12,8 @@ from triton_differences import OWN_PARAMETERS
 
 @dataclass(frozen=True)
 class Difference:
-    """One deliberate difference: rows (patterns of names), why, and what holds here instead: `texts`, which are in the answers
-    in this order (an empty one is a success), and `metrics`, lines that are there."""
+    """One deliberate difference: rows (patterns of names), why, and what holds here instead: `texts`, which are in the
+    answers in this order (an empty one is a success), and `metrics`, lines that are there."""
 
     rows: tuple
     why: str
@@ -72,8 +72,8 @@ def failed(answer: dict) -> bool:
 
 
 def counted(outcome: dict, all_well: bool) -> dict:
-    """What was counted. Triton counts errors that a Python model answers with as successes, and failures of ensembles twice:
-    where there are errors, requests are looked at, and not how they ended."""
+    """What was counted. Triton counts errors that a Python model answers with as successes, and failures of ensembles
+    twice: where there are errors, requests are looked at, and not how they ended."""
     if all_well:
         return outcome["counted"]
     found = {}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks a server the rows of `python_tables.py` and says what came of them, on this server or on a real Triton.
 
-    python_peers.py record [PATTERN]     asks the Triton peer and writes golden_python.json (or only rows of such names)
+python_peers.py record [PATTERN]     asks the Triton peer and writes golden_python.json (or only rows of such names)
 """
 
 import fnmatch
@@ -34,7 +34,14 @@ CRASHED = "crashed"
 NO_ANSWER = {"status": "no answer"}
 """What stands for an answer that has not come within [`PATIENCE_S`]."""
 
-NUMPY = {"BYTES": np.object_, "BOOL": np.bool_, "BF16": ml_dtypes.bfloat16, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+NUMPY = {
+    "BYTES": np.object_,
+    "BOOL": np.bool_,
+    "BF16": ml_dtypes.bfloat16,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
 
 
 def numpy_type(datatype: str):
@@ -211,8 +218,8 @@ def custom(server, families: tuple) -> list:
 
 @dataclass
 class Peer:
-    """Who is asked: its addresses, the folder of its repository, which is nobody's business, and how long its statistics
-    must have been quiet."""
+    """Who is asked: its addresses, the folder of its repository, which is nobody's business, and how long its
+    statistics must have been quiet."""
 
     server: object
     repository: str
@@ -243,7 +250,8 @@ class Peer:
 
 
 TRIES = 4
-"""How often a row is asked that ends Triton. Its Python backend does so at random, where a model is told of an error."""
+"""How often a row is asked that ends Triton. Its Python backend does so at random, where a model is told of an
+error."""
 
 
 def ask_triton(folder: Path, rows=ROWS) -> dict:

@@ -21,8 +21,8 @@ DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 
 @dataclass(frozen=True)
 class Model:
-    """A model: the file of its code without `.py`, or the code itself; its configuration (nothing: it has none); files that
-    lie beside its code; and its versions."""
+    """A model: the file of its code without `.py`, or the code itself; its configuration (nothing: it has none); files
+    that lie beside its code; and its versions."""
 
     code: str
     config: str = ""
@@ -124,7 +124,9 @@ SERVED = {
     "interface": Model("scripted", told()),
     "two_versions": Model("scripted", told(extra="version_policy { all { } }\n"), versions=(1, 2)),
     "rows": Model("scripted", told(8)),
-    "batched": Model("scripted", told(8, batching("preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 3000000"))),
+    "batched": Model(
+        "scripted", told(8, batching("preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 3000000"))
+    ),
     "levels": Model("scripted", told(1, batching(SLOW_QUEUE))),
     "datatypes": Model("datatypes", any_datatype()),
     "streamed": Model("streamed", told(extra=DECOUPLED)),

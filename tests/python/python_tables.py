@@ -57,7 +57,9 @@ def steps(*of) -> dict:
 def plain(verb, model="plain", value=None, via="http", **more) -> Ask:
     """A request to a model of `scripted.py`; `value` is its VALUE."""
     values = {} if value is None else {"VALUE": ("FP32", [len(value)], value)}
-    named = {key: more.pop(key) for key in ("outputs", "parameters", "id", "version", "give_up_s", "delay_s") if key in more}
+    named = {
+        key: more.pop(key) for key in ("outputs", "parameters", "id", "version", "give_up_s", "delay_s") if key in more
+    }
     return Ask(model, do(verb, **more) | values, via=via, **named)
 
 

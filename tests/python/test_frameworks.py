@@ -36,7 +36,9 @@ def served(request, tmp_path_factory):
         pytest.skip(why_not)
     folder = tmp_path_factory.mktemp(request.param)
     subprocess.run([PYTHON, HERE / "framework_models.py", request.param, folder], check=True, timeout=300)
-    server = Server(folder, [folder / "models"], [f"--python={PYTHON}", "--exit-on-error=false", "--strict-readiness=false"])
+    server = Server(
+        folder, [folder / "models"], [f"--python={PYTHON}", "--exit-on-error=false", "--strict-readiness=false"]
+    )
     with server:
         yield server, json.loads((folder / "cases.json").read_text()), request.param
 
@@ -72,7 +74,9 @@ def test_answers(served):
 def test_answers_in_batches(served):
     """Rows of several clients at once are answered each to its own client."""
     server, cases, _ = served
-    model, inputs, outputs = next(c for c in cases if c[0] in ("classifier_as_told", "classifier", "by_name") and len(c[2]) > 1)
+    model, inputs, outputs = next(
+        c for c in cases if c[0] in ("classifier_as_told", "classifier", "by_name") and len(c[2]) > 1
+    )
     rows = next(iter(inputs.values()))[1][0]
     wrong = []
 
@@ -114,7 +118,12 @@ def test_what_cannot_be_served_says_why(served):
 
 WRONG_VALUES = {
     "sklearn": ("classifier", {"input": ["FP32", [1, 4], [1, 2, 3, "NaN"]]}, ("predict",), "NaN"),
-    "pytorch": ("any_width", {"left": ["FP32", [1, 4], [1, 2, 3, 4]], "right": ["FP32", [1, 3], [1, 2, 3]]}, ("sum",), "size"),
+    "pytorch": (
+        "any_width",
+        {"left": ["FP32", [1, 4], [1, 2, 3, 4]], "right": ["FP32", [1, 3], [1, 2, 3]]},
+        ("sum",),
+        "size",
+    ),
 }
 
 

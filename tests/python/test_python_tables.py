@@ -1,5 +1,5 @@
-"""Python models answer as a real Triton's do: `python_tables.py` beside what `golden_python.json` has of it, and, where the
-peer is installed, beside what it answers now."""
+"""Python models answer as a real Triton's do: `python_tables.py` beside what `golden_python.json` has of it, and, where
+the peer is installed, beside what it answers now."""
 
 import collections
 import fnmatch

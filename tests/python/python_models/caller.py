@@ -15,7 +15,9 @@ def control(call):
     if verb == "unload":
         more = {"unload_dependents": call["dependents"]} if "dependents" in call else {}
         return pb_utils.unload_model(model_name=model, **more)
-    return pb_utils.is_model_ready(model_name=model, **({"model_version": call["version"]} if "version" in call else {}))
+    return pb_utils.is_model_ready(
+        model_name=model, **({"model_version": call["version"]} if "version" in call else {})
+    )
 
 
 def one(call, parent):

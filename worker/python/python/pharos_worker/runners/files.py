@@ -64,8 +64,8 @@ def names(config, kind):
 
 
 def complete(config, inputs, outputs, batch):
-    """Adds what a configuration leaves open: all inputs if it names none, all outputs if it names none; the largest batch
-    only then, since dimensions that are told without it would mean something else with it."""
+    """Adds what a configuration leaves open: all inputs if it names none, all outputs if it names none; the largest
+    batch only then, since dimensions that are told without it would mean something else with it."""
     given = config.as_dict()
     if not given.get("input") and not given.get("output") and not given.get("max_batch_size"):
         config.set_max_batch_size(batch)

@@ -1,11 +1,13 @@
 """Serves PyTorch files without code: TorchScript (`model.pt`) and what `torch.export.save` writes (`model.pt2`).
 
-A configuration's inputs are matched to `forward` as Triton's backend for LibTorch does: all names are names of its arguments,
-or all are of the form `NAME__0` (the position), or else they are meant in their order. Outputs are matched by `NAME__0`, by
-key where the model gives a dictionary, else in their order. BYTES are lists of texts, of one dimension.
+A configuration's inputs are matched to `forward` as Triton's backend for LibTorch does: all names are names of its
+arguments, or all are of the form `NAME__0` (the position), or else they are meant in their order. Outputs are matched
+by `NAME__0`, by key where the model gives a dictionary, else in their order. BYTES are lists of texts, of one
+dimension.
 
-Parameters, with Triton's names: `INFERENCE_MODE` (default true), `DISABLE_OPTIMIZED_EXECUTION`, `INTRA_OP_THREAD_COUNT`,
-`INTER_OP_THREAD_COUNT` (default: what the server gives each instance), `ENABLE_CACHE_CLEANING`.
+Parameters, with Triton's names: `INFERENCE_MODE` (default true), `DISABLE_OPTIMIZED_EXECUTION`,
+`INTRA_OP_THREAD_COUNT`, `INTER_OP_THREAD_COUNT` (default: what the server gives each instance),
+`ENABLE_CACHE_CLEANING`.
 
 A TorchScript file is code, and a `.pt2` file may run some: serve only files that you trust.
 """
@@ -29,8 +31,8 @@ PROBES = (2, 3)
 """What stands for a dimension that is not fixed, when a model is tried out to see what it gives."""
 TYPES = {
     "TYPE_BOOL": "bool", "TYPE_UINT8": "uint8", "TYPE_INT8": "int8", "TYPE_INT16": "int16", "TYPE_INT32": "int32",
-    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_BF16": "bfloat16", "TYPE_FP32": "float32", "TYPE_FP64": "float64",
-    "TYPE_UINT16": "uint16", "TYPE_UINT32": "uint32", "TYPE_UINT64": "uint64",
+    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_BF16": "bfloat16", "TYPE_FP32": "float32", "TYPE_FP64":
+    "float64", "TYPE_UINT16": "uint16", "TYPE_UINT32": "uint32", "TYPE_UINT64": "uint64",
 }  # fmt: skip
 """Datatypes of a configuration and their names in torch; texts have none."""
 
@@ -116,7 +118,9 @@ def load(directory, config, device):
         return torch, (Exported if path.suffix == ".pt2" else Script)(torch, path, device)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
         text = str(error).strip().splitlines()
-        raise pb_utils.TritonModelException(f"{path} cannot be loaded: {text[0] if text else type(error).__name__}") from None
+        raise pb_utils.TritonModelException(
+            f"{path} cannot be loaded: {text[0] if text else type(error).__name__}"
+        ) from None
 
 
 def matched(names, arguments):
@@ -148,7 +152,9 @@ def chosen(result, names):
     places = [POSITION.fullmatch(name) for name in names]
     numbers = [int(place[1]) for place in places] if all(places) else range(len(names))
     if max(numbers, default=0) >= len(several):
-        raise pb_utils.TritonModelException(f"the model gives {len(several)} outputs, the configuration has {len(names)}")
+        raise pb_utils.TritonModelException(
+            f"the model gives {len(several)} outputs, the configuration has {len(names)}"
+        )
     return {name: several[number] for name, number in zip(names, numbers)}
 
 
@@ -189,7 +195,9 @@ def zeros(torch, entries, batched, probe):
         dims = [probe if int(dim) < 0 else int(dim) for dim in entry["dims"]]
         shape = [probe, *dims] if batched else dims
         if entry["data_type"] not in TYPES:
-            raise pb_utils.TritonModelException(f"what it gives for {entry['data_type']} must be told: name its outputs")
+            raise pb_utils.TritonModelException(
+                f"what it gives for {entry['data_type']} must be told: name its outputs"
+            )
         found[entry["name"]] = torch.zeros(shape, dtype=getattr(torch, TYPES[entry["data_type"]]))
     return found
 
@@ -279,7 +287,9 @@ class TritonPythonModel:
                 # The others are not to suffer for one whose values the model does not take.
                 return [self.execute([request])[0] for request in requests]
             # What an exported program asserts is of what shapes it can be.
-            code = pb_utils.TritonError.INVALID_ARG if isinstance(error, AssertionError) else pb_utils.TritonError.INTERNAL
+            code = (
+                pb_utils.TritonError.INVALID_ARG if isinstance(error, AssertionError) else pb_utils.TritonError.INTERNAL
+            )
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(last_line(error), code))]
         finally:
             if self.cleans:

@@ -1,8 +1,8 @@
 """Serves what scikit-learn has learnt: an estimator or a pipeline in a joblib file (`model.joblib` or `model.pkl`).
 
-One input of numbers (or of texts, for pipelines that take them), a row for each example. An output whose name is that of a
-method (`predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `transform`) is what this method gives; any
-other name stands for `predict`. All requests of a batch go through each method together.
+One input of numbers (or of texts, for pipelines that take them), a row for each example. An output whose name is that
+of a method (`predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `transform`) is what this method
+gives; any other name stands for `predict`. All requests of a batch go through each method together.
 
 A joblib file is a pickle: loading it runs what it says. Serve only files that you trust.
 """
@@ -67,7 +67,9 @@ class TritonPythonModel:
         for method in ("predict", "predict_proba", "transform"):
             if hasattr(estimator, method):
                 made = np.asarray(getattr(estimator, method)(example(estimator)))
-                outputs.append({"name": method, "data_type": triton_type(made.dtype), "dims": list(made.shape[1:]) or [1]})
+                outputs.append(
+                    {"name": method, "data_type": triton_type(made.dtype), "dims": list(made.shape[1:]) or [1]}
+                )
         return files.complete(auto_complete_model_config, inputs, outputs, 64)
 
     def initialize(self, args):
@@ -76,7 +78,9 @@ class TritonPythonModel:
         self.batched = config.get("max_batch_size", 0) > 0
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:
-            raise pb_utils.TritonModelException(f"a model of scikit-learn has one input, the configuration {len(self.inputs)}")
+            raise pb_utils.TritonModelException(
+                f"a model of scikit-learn has one input, the configuration {len(self.inputs)}"
+            )
         self.outputs = {entry["name"]: entry for entry in config["output"]}
         for name in self.outputs:
             if not hasattr(self.estimator, method_of(name)):

@@ -1,9 +1,10 @@
 """Serves gradient-boosted trees of XGBoost: `model.json` or `model.ubj`, as `Booster.save_model` writes them.
 
-One input FP32 of rows of features; NaN is a missing value. Outputs by name: `predict`, what the objective gives; `margin`,
-the sum before the objective's transformation; `leaf`, the leaf of each tree; `contributions`, of each feature and the bias;
-any other name stands for `predict`. Parameters of the configuration: `threads` (default 1, so that instances do not take
-each other's cores), `iterations` (`BEGIN:END`, the rounds that are used; default: up to the best one, else all).
+One input FP32 of rows of features; NaN is a missing value. Outputs by name: `predict`, what the objective gives;
+`margin`, the sum before the objective's transformation; `leaf`, the leaf of each tree; `contributions`, of each feature
+and the bias; any other name stands for `predict`. Parameters of the configuration: `threads` (default 1, so that
+instances do not take each other's cores), `iterations` (`BEGIN:END`, the rounds that are used; default: up to the best
+one, else all).
 """
 
 import numpy as np
@@ -44,7 +45,9 @@ def iterations(config):
     text = files.parameter(config, "iterations", "0:0")
     begin, _, end = text.partition(":")
     if not (begin.isdigit() and end.isdigit()):
-        raise pb_utils.TritonModelException(f"the parameter 'iterations' is '{text}', it must be two numbers as in '0:20'")
+        raise pb_utils.TritonModelException(
+            f"the parameter 'iterations' is '{text}', it must be two numbers as in '0:20'"
+        )
     return int(begin), int(end)
 
 
@@ -68,7 +71,9 @@ class TritonPythonModel:
         self.batched = config.get("max_batch_size", 0) > 0
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:
-            raise pb_utils.TritonModelException(f"a model of XGBoost has one input, the configuration {len(self.inputs)}")
+            raise pb_utils.TritonModelException(
+                f"a model of XGBoost has one input, the configuration {len(self.inputs)}"
+            )
         self.outputs = {entry["name"]: entry for entry in config["output"]}
         self.features = self.booster.num_features()
 
@@ -76,7 +81,7 @@ class TritonPythonModel:
         arrays, sizes = files.rows(requests, self.inputs[0])
         wrong = [array.shape for array in arrays if array.ndim != 2 or array.shape[1] != self.features]
         if wrong:
-            text = f"input '{self.inputs[0]}' has the shape {list(wrong[0])}, the trees take {self.features} features a row"
+            text = f"input '{self.inputs[0]}' is {list(wrong[0])}, the trees take rows of {self.features} features"
             if len(requests) > 1:
                 return [self.execute([request])[0] for request in requests]
             error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
