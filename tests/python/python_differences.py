@@ -37,10 +37,70 @@ def text_of(answer: dict) -> str:
     return json.dumps(answer, ensure_ascii=False)
 
 
-NEVER = "without an answer, and it has none to send"
+DROPPED = "has dropped the request without a response"
 """Part of the text where Triton never answers."""
 
-DIFFERENCES = []
+DIFFERENCES = [
+    Difference(
+        ("batch: None for one of them",),
+        "A response that is None, while no sender answers: Triton never answers such a request.",
+        ("", DROPPED),
+    ),
+    Difference(("batch: None for all",), "The same.", (DROPPED, DROPPED)),
+    Difference(("wrong: None returned", "wrong: None as a response"), "The same.", (DROPPED, "")),
+    Difference(
+        ("sender: none",),
+        "The same, of a sender that was used wrongly.",
+        (DROPPED, "Non-decoupled model cannot send complete final before sending a response."),
+    ),
+    Difference(
+        ("sender: two",),
+        "The first response is the answer; Triton keeps it back until the sender is closed, and then for ever.",
+        ("", "Non-decoupled model cannot send more than one response."),
+    ),
+    Difference(
+        ("stream: coroutine",),
+        "A coroutine of a decoupled model that raises: Triton writes it to its log and never ends the request.",
+        ("", "ValueError: a negative time", ""),
+    ),
+    Difference(
+        ("load: no_file",),
+        "Triton hangs when there is no model.py.",
+        ("model.py",),
+    ),
+    Difference(
+        ("parameters: from the model",),
+        "Responses with parameters are newer than Triton 2.51.",
+        ('"parameters": {"a": 1, "b": "grün", "c": true}', '"parameters": {"a": 1, "b": "x", "c": false}'),
+    ),
+    Difference(("parameters: none from the model",), "The same.", ('"parameters": {}',)),
+    Difference(
+        ("parameters: with a fraction from the model", "parameters: with a list from the model"),
+        "The same; a value that is no text, number or truth is named.",
+        ("Failed to process the request(s)", ""),
+    ),
+    Difference(
+        ("parameters: through a stream",),
+        "The same.",
+        ('{"a": 1, "b": "x"}', '"parameters": {"p": 5, "q": "x", "r": true, "triton_final_response": true}'),
+    ),
+    Difference(
+        ("sequence: a name as control",),
+        "Triton 2.51 does not hand a text as correlation id to a Python model that batches.",
+        ('"CORRID": "one"', '"CORRID": "one"'),
+    ),
+    Difference(
+        ("plain: versions",),
+        "Unknown models: 400, as newer Tritons (see `triton_differences.py`).",
+        ("", "", "Request for unknown model: 'two_versions' version 3 is not found"),
+    ),
+    Difference(
+        ("death: in execute",),
+        "Triton says that its process is not healthy, and does not start it again; here the instance is started anew.",
+        ("500",),
+    ),
+    Difference(("death: the next request",), "The same.", ("", "")),
+]
 
 
 FRAME = re.compile(r"^  (.*)\((\d+)\): (.*)$", re.M)
@@ -83,8 +143,30 @@ def counted(outcome: dict, all_well: bool) -> dict:
     return found
 
 
+def seen(outcome: dict) -> dict:
+    """What the model of the interface's rows has seen."""
+    return outcome["answers"][0]["outputs"]["SEEN"][2][0]
+
+
+def names_are_there(ours: dict, theirs: dict) -> str:
+    """Every name that Triton has is here; ours may be more."""
+    found = seen(ours)
+    return ", ".join(name for name, there in seen(theirs).items() if there and not found[name])
+
+
+def newer_facts(ours: dict, _theirs: dict) -> str:
+    """What a Triton 2.51 does not have is as in newer ones."""
+    found = seen(ours)
+    return ", ".join(f"{name} gives {found[name]!r}" for name, value in NEWER.items() if found[name] != value)
+
+
+SPECIAL = {"interface: names": names_are_there, "interface: newer": newer_facts}
+
+
 def difference(name: str, ours: dict, theirs) -> str:
     """How a row's outcome differs from Triton's, empty if it does not or if it does so on purpose."""
+    if name in SPECIAL:
+        return SPECIAL[name](ours, theirs)
     allowed = reason_for(name)
     if allowed is not None:
         return allowed.check(ours)
