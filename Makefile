@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch build test test-rust test-clients soak lint bench fuzz tools
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -40,6 +40,14 @@ sklearn xgboost pytorch: build
 	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
+# The examples of backends, where a server of this build looks for them: beside its executable.
+BACKENDS := $(TARGET)/release/backends
+example-backends: build
+	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
+	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
+	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
+	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
+
 test: test-rust test-clients
 
 test-rust: tools
@@ -56,6 +64,7 @@ $(VENV)/ready: tests/requirements.txt
 
 test-clients: build $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
+	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	$(VENV)/bin/python tests/python/prometheus.py
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
 

@@ -15,6 +15,7 @@ mod rate_limit;
 mod shared_memory;
 mod tls;
 mod trace;
+mod workers;
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -35,6 +36,7 @@ pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
 pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
+pub use workers::{BackendSetting, Workers};
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";
@@ -142,41 +144,6 @@ pub struct General {
     /// Be ready only when every model is; otherwise as soon as the server answers
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_READINESS", value_parser = boolean, help_heading = GENERAL)]
     pub strict_readiness: bool,
-}
-
-/// One `--backend-config`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackendSetting {
-    /// The backend that it is for; `None` for all.
-    pub backend: Option<String>,
-    /// What is set.
-    pub key: String,
-    /// To what.
-    pub value: String,
-}
-
-/// The processes that run models.
-#[derive(Clone, Debug, Args)]
-pub struct Workers {
-    /// The worker executable [default: pharos-worker beside this executable]
-    #[arg(long, value_name = "FILE", env = "PHAROS_WORKER_BINARY", help_heading = WORKERS)]
-    pub worker_binary: Option<PathBuf>,
-    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else that of the Python on the PATH; without one, the embedded
-    /// runtime serves ONNX models]
-    #[arg(long, value_name = "FILE", env = "PHAROS_ONNXRUNTIME_LIBRARY", help_heading = WORKERS)]
-    pub onnxruntime_library: Option<PathBuf>,
-    /// Seconds that a worker may take to load its model
-    #[arg(long, value_name = "SECONDS", default_value = "300", env = "PHAROS_WORKER_START_TIMEOUT_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
-    pub worker_start_timeout_secs: Duration,
-    /// The longest pause in seconds before a worker that keeps dying is started again; the first is 0.1 s, each is twice the last
-    #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_WORKER_MAX_BACKOFF_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
-    pub worker_max_backoff_secs: Duration,
-    /// Seconds that a worker may take to execute one batch; 0 for no limit
-    #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
-    pub worker_execution_timeout_secs: Duration,
-    /// Threads that one instance computes with [default: the cores divided by the instances]
-    #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = WORKERS)]
-    pub worker_threads: Option<u32>,
 }
 
 /// What is answered without being executed.
@@ -435,22 +402,6 @@ fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
     } else {
         Ok(StatsdAddress::Udp(host.to_owned(), port))
     }
-}
-
-fn backend_setting(text: &str) -> Result<BackendSetting, String> {
-    let form = "allowed are KEY=VALUE and BACKEND,KEY=VALUE, for example default-max-batch-size=8";
-    let (backend, setting) = match text.split_once(',') {
-        Some((backend, setting)) => (Some(backend), setting),
-        None => (None, text),
-    };
-    let (key, value) = setting.split_once('=').ok_or(form)?;
-    if key.is_empty() || value.is_empty() || backend.is_some_and(str::is_empty) {
-        return Err(form.to_owned());
-    }
-    if key == "default-max-batch-size" && value.parse::<u32>().is_err() {
-        return Err(format!("default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}", u32::MAX));
-    }
-    Ok(BackendSetting { backend: backend.map(str::to_owned), key: key.to_owned(), value: value.to_owned() })
 }
 
 #[cfg(test)]

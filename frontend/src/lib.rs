@@ -10,6 +10,7 @@ pub mod engine;
 pub mod fake_engine;
 pub mod grpc;
 pub mod http;
+mod launch;
 pub mod listener;
 // In unit tests nobody starts it.
 #[cfg_attr(test, allow(dead_code))]

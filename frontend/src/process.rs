@@ -1,10 +1,12 @@
 //! Starts a worker process with the descriptors it inherits, and forwards what it prints: metric lines into the metrics,
-//! everything else into the log.
+//! everything else into the log. Asks Python workers to complete configurations, and finds out why one does not start.
+
+mod complete;
+mod diagnosis;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
 use command_fds::{CommandFdExt, FdMapping};
@@ -16,21 +18,15 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReade
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 
+use crate::launch::Launch;
 use crate::memory;
 use crate::metrics::{Complaints, Ring};
 use crate::wire::Link;
+pub(crate) use complete::complete;
+pub(crate) use diagnosis::{of_another_build, why_not_started};
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;
-
-/// How workers are started.
-#[derive(Clone, Debug)]
-pub struct Program {
-    /// The `pharos-worker` executable.
-    pub worker: PathBuf,
-    /// ONNX Runtime's library, if there is one.
-    pub onnxruntime: Option<PathBuf>,
-}
 
 /// A started worker: its process and the connection to it.
 pub(crate) struct Worker {
@@ -48,14 +44,14 @@ pub(crate) struct Printed {
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
-pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Printed) -> io::Result<Worker> {
+pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Printed) -> io::Result<Worker> {
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics, bell) = Ring::create(instance)?;
     let (told, hears) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
-    let mut command = Command::new(&program.worker);
+    let mut command = command(launch);
     // A group of their own: Ctrl-C in a terminal goes to the frontend alone, which drains before it ends its workers.
     command
         .arg(instance)
@@ -65,10 +61,6 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Pr
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     command.env("OMP_NUM_THREADS", threads.to_string());
-    match &program.onnxruntime {
-        Some(library) => command.env("ORT_DYLIB_PATH", library),
-        None => command.env_remove("ORT_DYLIB_PATH"),
-    };
     let mappings = [
         (theirs, descriptors::SOCKET),
         (inputs, descriptors::INPUTS),
@@ -79,10 +71,20 @@ pub(crate) fn start(program: &Program, instance: &str, threads: u32, printed: Pr
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut child = command.spawn().map_err(|error| cannot_start(&program.worker, &error))?;
+    let mut child = command.spawn().map_err(|error| cannot_start(launch, &error))?;
     forward_output(child.stdout.take(), instance, printed);
     forward_errors(child.stderr.take(), instance);
     Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
+}
+
+/// How a process ended, in words.
+pub(crate) fn describe(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, Some(code)) => format!("exit status {code}"),
+        (None, None) => status.to_string(),
+    }
 }
 
 /// The two ends of the socket over which a worker is told of memory of clients; neither waits.
@@ -92,8 +94,25 @@ fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-fn cannot_start(worker: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("the worker '{}' cannot be started: {error}", worker.display()))
+/// The program and its environment, without the worker's own arguments.
+fn command(launch: &Launch) -> Command {
+    let mut command = Command::new(&launch.executable);
+    command.args(&launch.arguments);
+    for (name, value) in &launch.variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
+    let what = match &launch.interpreter {
+        Some(interpreter) => format!("the Python interpreter {interpreter}"),
+        None => format!("the worker '{}'", launch.executable.display()),
+    };
+    io::Error::new(error.kind(), format!("{what} cannot be started: {error}"))
 }
 
 /// Forwards standard output until it ends: metric lines into the metrics, in the moment in which they are read, all others

@@ -3,6 +3,7 @@
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
 mod change;
+mod configure;
 mod control;
 mod drain;
 mod ensemble;
@@ -37,7 +38,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::cache::ResponseCache;
 use crate::cli;
-use crate::process::Program;
+use crate::launch::Program;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Gpus, Worker};
 use control::{Locks, Wanted};
@@ -96,6 +97,8 @@ pub struct Settings {
     pub load_retries: u32,
     /// How long a worker may take to load its model.
     pub start_timeout: Duration,
+    /// The same for Python workers, if it is said for them alone.
+    pub python_start_timeout: Option<Duration>,
     /// The longest pause before a worker is started again.
     pub max_backoff: Duration,
     /// How long a batch may execute before its worker is replaced; `None` for any time.

@@ -15,9 +15,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
 use crate::engine::{self, Engine, Unfinished};
+use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
-use crate::process::Program;
 use crate::system::{self, Gpus, Roots, find_gpus};
 use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
 use listen::Listeners;
@@ -250,7 +250,7 @@ fn settings(
             repositories: options.models.places(),
             namespaces: options.models.namespacing,
             cache_directory: options.models.cache_directory.clone(),
-            program: Program { worker, onnxruntime },
+            program: program(options, worker, onnxruntime)?,
             auto_complete: !options.models.disable_auto_complete_config,
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
@@ -262,6 +262,7 @@ fn settings(
             load_threads: options.models.load_thread_count as usize,
             load_retries: options.models.load_retry_count,
             start_timeout: options.workers.worker_start_timeout_secs,
+            python_start_timeout: options.models.python_start_timeout(),
             max_backoff: options.workers.worker_max_backoff_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
@@ -269,6 +270,24 @@ fn settings(
             rate_limits,
             response_cache: options.cache()?,
         },
+    })
+}
+
+/// The programs that run models.
+fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
+    let workers = &options.workers;
+    if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
+        return Err(format!("--backend-directory names '{}', which is no directory", directory.display()));
+    }
+    options.models.python_doubts().iter().for_each(|doubt| tracing::warn!("{doubt}"));
+    let beside =
+        || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
+    Ok(Program {
+        worker,
+        onnxruntime,
+        python: workers.python.clone(),
+        backends: workers.backend_directory.clone().or_else(beside),
+        environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
 }
 

@@ -5,7 +5,6 @@ mod warmup;
 
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
@@ -23,7 +22,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::clock;
-use crate::process::{self, Printed, Program};
+use crate::launch::Launch;
+use crate::process::{self, Printed};
 use crate::scheduler::Driver;
 use crate::wire::{Link, SharedLink};
 
@@ -40,7 +40,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is the same for all instances of a model version.
 pub(crate) struct Plan {
-    pub(crate) program: Program,
+    /// How their processes are started.
+    pub(crate) launch: Launch,
     pub(crate) directory: PathBuf,
     /// Where the files of the states' first values are.
     pub(crate) initial_states: PathBuf,
@@ -184,7 +185,7 @@ impl Instance {
     fn spawn(&self) -> io::Result<Running> {
         let started = clock::now();
         let printed = Printed { cache: self.plan.cache.clone(), series: self.driver.series.clone() };
-        let worker = process::start(&self.plan.program, &self.name, self.plan.threads, printed)?;
+        let worker = process::start(&self.plan.launch, &self.name, self.plan.threads, printed)?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
@@ -256,7 +257,10 @@ impl Instance {
             }
             Event::WarmUpFailed(error) => warm_up_failed(running, error),
             Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
-            Event::LoadFailed(reason) => machine.load_failed(reason, clock::now()),
+            Event::LoadFailed(reason) => {
+                let known = if process::of_another_build(&reason) { self.why_not_started().await } else { None };
+                machine.load_failed(known.unwrap_or(reason), clock::now());
+            }
             Event::Ended(reason) => self.ended(&reason, machine, running).await,
         }
     }
@@ -268,7 +272,14 @@ impl Instance {
         self.gone();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         let how = match exited {
-            Ok(Ok(status)) => describe(status),
+            Ok(Ok(status)) => match self.why_not_loaded(&over, machine).await {
+                // A sentence of its own, not how the process ended.
+                Some(reason) => {
+                    machine.load_failed(reason, clock::now());
+                    process::describe(status)
+                }
+                None => process::describe(status),
+            },
             _ => {
                 // It has closed its connection and lives on, or sent nonsense.
                 machine.disconnected(reason, clock::now());
@@ -279,6 +290,17 @@ impl Instance {
         self.health.pid.store(0, Ordering::Relaxed);
         let doing = over.warming.map(|warming| format!(", while it executed {}", warming.what()));
         machine.exited(how + &doing.unwrap_or_default(), clock::now());
+    }
+
+    /// What is wrong with the interpreter of the worker, if it is one.
+    async fn why_not_started(&self) -> Option<String> {
+        process::why_not_started(&self.plan.launch, &self.driver.model.name).await
+    }
+
+    /// As [`Instance::why_not_started`], of a process that ended before it had loaded its model.
+    async fn why_not_loaded(&self, over: &Running, machine: &Supervisor) -> Option<String> {
+        let loading = over.loaded.is_none() && matches!(machine.state(), State::Starting { .. });
+        if loading { self.why_not_started().await } else { None }
     }
 
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
@@ -379,14 +401,4 @@ async fn read(
     link.ring.close(&cache, &driver.series);
     let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
     let _ = events.send(Event::Ended(reason));
-}
-
-/// How a process ended, in words.
-fn describe(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("killed by signal {signal}"),
-        (None, Some(code)) => format!("exit status {code}"),
-        (None, None) => status.to_string(),
-    }
 }

@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::builtin::Builtin;
-use super::catalog::{
-    Catalog, Difference, Kind, MetricSpec, Mode, Views, check_reserved, is_label_name, is_metric_name,
-};
+use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
@@ -23,6 +21,7 @@ use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
+mod detected;
 mod known;
 mod times;
 
@@ -37,7 +36,7 @@ pub const MAX_SERIES_PER_METRIC: usize = 10_000;
 const MAX_SERIES_PER_SUMMARY: usize = 1_000;
 /// How long a label value may be, in bytes, for the same reason.
 pub const MAX_LABEL_BYTES: usize = 256;
-/// How many metrics may be detected, for the same reason.
+/// How many metrics may be detected, or described by models, for the same reason.
 pub(super) const MAX_DETECTED: usize = 1_000;
 /// The label value of the series that takes what is beyond a metric's bound.
 pub const OTHER: &str = "other";
@@ -377,38 +376,8 @@ impl Cache {
         if !self.settings.auto_detect {
             return Err(SampleError::Undeclared(Box::new(definition.clone())));
         }
-        if !is_metric_name(name) || Builtin::from_name(name).is_some() {
-            return Err(SampleError::BadName(name.clone()));
-        }
-        if let Some((label, _)) = labels.iter().find(|(label, _)| !is_label_name(label)) {
-            return Err(SampleError::BadName(label.clone()));
-        }
-        let reserved = match kind {
-            Some(Kind::Histogram) => "le",
-            Some(Kind::Summary) => "quantile",
-            _ => "",
-        };
-        let twice = |at: usize, label: &String| labels.iter().skip(at + 1).any(|(other, _)| other == label);
-        if let Some((_, (label, _))) =
-            labels.iter().enumerate().find(|(at, (label, _))| label == reserved || twice(*at, label))
-        {
-            let text = format!("the label `{label}` of metric `{name}` is given twice, or reserved for its type");
-            return Err(SampleError::BadValue(text));
-        }
-        let kind = kind.unwrap_or(Kind::Gauge);
-        check_reserved(name).map_err(SampleError::Collision)?;
-        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        if registry.catalog().find(name).is_some() {
-            return Ok(Arc::clone(&registry));
-        }
-        registry.catalog().check_collisions(name, kind).map_err(SampleError::Collision)?;
-        let detected = registry.catalog().iter().filter(|(_, spec)| spec.detected).count();
-        if detected >= MAX_DETECTED {
-            return Err(SampleError::TooManyMetrics(name.clone()));
-        }
-        let dimensions = labels.iter().map(|(label, _)| label.clone()).collect();
-        *registry = Arc::new(registry.with_detected(MetricSpec::detected(name, kind, unit, dimensions)));
-        Ok(Arc::clone(&registry))
+        let dimensions: Vec<String> = labels.iter().map(|(label, _)| label.clone()).collect();
+        self.register(MetricSpec::detected(name, kind.unwrap_or(Kind::Gauge), unit, dimensions))
     }
 
     /// Sets all series of a built-in gauge at once, by label values in the order of [`Builtin::dimensions`]: others than

@@ -1,6 +1,6 @@
 //! The way of a worker's metric samples to the frontend: a ring in shared memory with one producer and one consumer.
 //!
-//! # Layout, version 2
+//! # Layout, version 3
 //! The memory is 64-bit words in the machine's byte order, all accessed as atomics:
 //!
 //! | word | written by | what |
@@ -23,6 +23,7 @@
 //! |---|---|---|
 //! | 1 | type, text | the series number stands for this series; type: 0 counter, 1 gauge, 2 histogram, 3 summary; the text is the metric's name, its unit, and then name and value of each label, each after its length as a 4-byte little-endian number; numbers are given in order from 0 |
 //! | 2 | value (bits of an f64), clock, text | a sample: of this series, at this time (ns of CLOCK_MONOTONIC), for the request whose id is the text |
+//! | 3 | type, number of buckets, their upper bounds (bits of f64s), text | the model itself describes a metric, before its first series; the text is the name, the description and the labels' names, in the form of kind 1; the series number is 0 |
 //!
 //! # Guarantees
 //! A record is committed by one release store of the head, after all of its words. What a killed producer did not commit is
@@ -45,7 +46,7 @@ use crate::shm::{self, SharedMemory};
 /// The first word of a ring: `PHRSRING`.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"PHRSRING");
 /// The version of the layout above.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// The longest record, in words (8 KiB); it bounds label values and request ids.
 pub const MAX_RECORD_WORDS: usize = 1024;
 /// The most series that one ring may name.
@@ -59,6 +60,7 @@ const DATA: usize = 32;
 
 const KIND_SERIES: u8 = 1;
 const KIND_SAMPLE: u8 = 2;
+const KIND_METRIC: u8 = 3;
 
 /// A series as a worker tells it: what it calls the metric, and the labels in the metric's order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +73,21 @@ pub struct Definition {
     pub unit: String,
     /// Names and values of its labels.
     pub labels: Vec<(String, String)>,
+}
+
+/// A metric as a model itself describes it, whatever `metrics.yaml` says: Triton's custom metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Described {
+    /// The metric's name.
+    pub name: String,
+    /// Its type.
+    pub kind: Kind,
+    /// What it counts or measures.
+    pub description: String,
+    /// The upper bounds of a histogram, ascending and finite; empty for other types.
+    pub buckets: Vec<f64>,
+    /// The names of its labels.
+    pub dimensions: Vec<String>,
 }
 
 /// The types by their number in a record.
@@ -115,7 +132,7 @@ impl Ring {
         let word = |at: usize| memory.words().get(at).map(|word| word.load(Ordering::Relaxed));
         let bad = |what: String| Err(Corrupt(what));
         if word(0) != Some(MAGIC) || word(1) != Some(VERSION) {
-            return bad("this is no metrics ring of version 2".to_owned());
+            return bad("this is no metrics ring of version 3".to_owned());
         }
         let capacity = word(CAPACITY).and_then(|words| usize::try_from(words).ok()).unwrap_or(0);
         let room = memory.words().len().saturating_sub(DATA);

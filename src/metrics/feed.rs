@@ -90,6 +90,8 @@ impl Feed {
                 let place = find(&definition);
                 series.push(Told { definition, place });
             }
+            // One that cannot be is met again in its series, which say so for each sample.
+            Event::Metric(metric) => drop(cache.describe(&metric)),
             Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.place) {
                 Some(Place::Off) => {}
                 Some(Place::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {

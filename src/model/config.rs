@@ -374,10 +374,15 @@ impl ModelConfig {
 
     /// The same bytes in three parts, which change for different reasons: the instance groups, the version policy, the rest.
     pub fn encode_parts(&self) -> [Vec<u8>; 3] {
-        let empty = proto::ModelConfig::default;
-        let instances = proto::ModelConfig { instance_group: self.proto.instance_group.clone(), ..empty() };
-        let policy = proto::ModelConfig { version_policy: self.proto.version_policy.clone(), ..empty() };
-        let rest = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..self.proto.clone() };
-        [instances, policy, rest].map(|part| part.encode_to_vec())
+        encode_parts(&self.proto)
     }
+}
+
+/// See [`ModelConfig::encode_parts`].
+pub(super) fn encode_parts(config: &proto::ModelConfig) -> [Vec<u8>; 3] {
+    let empty = proto::ModelConfig::default;
+    let instances = proto::ModelConfig { instance_group: config.instance_group.clone(), ..empty() };
+    let policy = proto::ModelConfig { version_policy: config.version_policy.clone(), ..empty() };
+    let rest = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..config.clone() };
+    [instances, policy, rest].map(|part| part.encode_to_vec())
 }

@@ -70,6 +70,12 @@ impl Draft {
         &self.proto.default_model_filename
     }
 
+    /// Whether a file of ONNX may be what it is about: a Python model may have one beside its code.
+    pub fn may_be_onnx(&self) -> bool {
+        let proto::ModelConfig { backend, platform, .. } = &self.proto;
+        matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
+    }
+
     /// The draft as protobuf bytes of `inference.ModelConfig`.
     pub fn encode(&self) -> Vec<u8> {
         self.proto.encode_to_vec()
@@ -92,7 +98,8 @@ impl Draft {
     pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
         normalize::name(&mut self.proto, completion)?;
         normalize::backend(&mut self.proto, completion)?;
-        if let Some(signature) = completion.signature {
+        let of_onnx = |_: &&ModelSignature| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract");
+        if let Some(signature) = completion.signature.filter(of_onnx) {
             if completion.auto_complete {
                 autocomplete::fill(&mut self.proto, signature, completion.default_max_batch_size)?;
             }

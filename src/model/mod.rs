@@ -5,6 +5,7 @@
 //! defaults say and makes a [`ModelConfig`], which is always valid. Never touches files: callers bring the text and the
 //! bytes.
 
+mod asked;
 mod autocomplete;
 mod check;
 mod config;
@@ -25,6 +26,7 @@ mod text;
 mod validate;
 mod warmup;
 
+pub use asked::Place;
 pub use check::Checked;
 pub use config::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,

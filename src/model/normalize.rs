@@ -6,13 +6,33 @@ use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
 use super::{Completion, ConfigError};
 
-/// What a backend's models are called: (backend, platform, default file). Triton's pairs.
-const BACKENDS: [(&str, &str, &str); 5] = [
-    ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
-    ("tract", "onnxruntime_onnx", "model.onnx"),
-    ("pytorch", "pytorch_libtorch", "model.pt"),
-    ("python", "", "model.py"),
-    ("builtin", "", ""),
+/// A backend, the platform of its models (Triton's pairs), and the files that they are in, the usual one first.
+struct Known {
+    backend: &'static str,
+    platform: &'static str,
+    files: &'static [&'static str],
+    /// How names of other files of its models end.
+    endings: &'static [&'static str],
+}
+
+const fn known(
+    backend: &'static str,
+    platform: &'static str,
+    files: &'static [&'static str],
+    endings: &'static [&'static str],
+) -> Known {
+    Known { backend, platform, files, endings }
+}
+
+/// Where a model does not say what it is, the first whose file is there.
+const BACKENDS: [Known; 7] = [
+    known("onnxruntime", "onnxruntime_onnx", &["model.onnx"], &[".onnx"]),
+    known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
+    known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
+    known("python", "", &["model.py"], &[".py"]),
+    known("sklearn", "", &["model.joblib", "model.pkl"], &[".joblib"]),
+    known("xgboost", "", &["model.json", "model.ubj"], &[".ubj"]),
+    known("builtin", "", &[], &[]),
 ];
 
 /// The most instances of one group: past it a slip of the pen, not a machine.
@@ -60,31 +80,38 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
             completion.backends.join(", ")
         )));
     }
-    let known = BACKENDS.iter().find(|row| row.0 == config.backend);
-    let Some((backend, platform, file)) = known.copied() else { return Ok(()) };
-    if config.platform.is_empty() && backend != "tract" {
-        config.platform = platform.to_owned();
+    let Some(known) = BACKENDS.iter().find(|row| row.backend == config.backend) else { return Ok(()) };
+    if config.platform.is_empty() && known.backend != "tract" {
+        config.platform = known.platform.to_owned();
     }
     if config.default_model_filename.is_empty() {
-        config.default_model_filename = file.to_owned();
+        let file = known.files.iter().find(|file| is_there(file, completion)).or(known.files.first());
+        config.default_model_filename = file.copied().unwrap_or_default().to_owned();
     }
     Ok(())
 }
 
+/// Whether a version has a file of this name.
+fn is_there(file: &str, completion: &Completion<'_>) -> bool {
+    completion.files.iter().any(|name| name == file)
+}
+
 fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<&'static str, ConfigError> {
     if !config.platform.is_empty() {
-        let row = BACKENDS.iter().find(|row| row.1 == config.platform);
+        let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         let unexpected = || format!("unexpected platform type '{}' for {}", config.platform, config.name);
-        return row.map(|row| row.0).ok_or_else(|| ConfigError::new(unexpected()));
+        return row.map(|row| row.backend).ok_or_else(|| ConfigError::new(unexpected()));
     }
-    let named = &config.default_model_filename;
-    let present = |file: &str| completion.files.iter().any(|name| name == file);
-    let row = BACKENDS.iter().find(|row| !row.2.is_empty() && (named == row.2 || present(row.2)));
-    let by_suffix = || named.ends_with(".onnx").then_some("onnxruntime");
-    row.map(|row| row.0).or_else(by_suffix).ok_or_else(|| {
+    let named = config.default_model_filename.as_str();
+    let row = BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion)));
+    let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
+    row.or_else(by_ending).map(|row| row.backend).ok_or_else(|| {
+        let mut files: Vec<&str> = BACKENDS.iter().flat_map(|row| row.files).copied().collect();
+        files.dedup();
         ConfigError::new(format!(
-            "must specify 'platform' or 'backend' for '{}': its version directories hold neither model.onnx, model.pt nor model.py",
-            config.name
+            "must specify 'platform' or 'backend' for '{}': its version directories hold none of {}",
+            config.name,
+            files.join(", ")
         ))
     })
 }
@@ -93,9 +120,9 @@ fn check_pair(config: &proto::ModelConfig) -> Result<(), ConfigError> {
     if config.platform.is_empty() {
         return Ok(());
     }
-    let by_platform = BACKENDS.iter().any(|row| row.1 == config.platform);
-    let by_backend = BACKENDS.iter().any(|row| row.0 == config.backend);
-    let agree = BACKENDS.iter().any(|row| row.0 == config.backend && row.1 == config.platform);
+    let by_platform = BACKENDS.iter().any(|row| row.platform == config.platform);
+    let by_backend = BACKENDS.iter().any(|row| row.backend == config.backend);
+    let agree = BACKENDS.iter().any(|row| row.backend == config.backend && row.platform == config.platform);
     if agree || (!by_platform && !by_backend) { Ok(()) } else { Err(pair(&config.platform, &config.backend)) }
 }
 
@@ -103,10 +130,15 @@ fn pair(platform: &str, backend: &str) -> ConfigError {
     ConfigError::new(format!("unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"))
 }
 
-/// The defaults that are filled in last, when the maximum batch size is known.
-pub(super) fn defaults(config: &mut proto::ModelConfig, gpus: &[u32]) {
+/// The newest version is the one that runs, unless something else is said.
+pub(super) fn version_policy(config: &mut proto::ModelConfig) {
     let policy = config.version_policy.get_or_insert_default();
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
+}
+
+/// The defaults that are filled in last, when the maximum batch size is known.
+pub(super) fn defaults(config: &mut proto::ModelConfig, gpus: &[u32]) {
+    version_policy(config);
     scheduling(config);
     if config.platform == "ensemble" {
         // Neither instances nor optimizations are an ensemble's.

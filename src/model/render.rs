@@ -58,10 +58,15 @@ impl ModelConfig {
     /// The completed configuration as JSON: the schema's field names in the schema's order, defaults written out, enums by
     /// name, all integers as numbers, keys of maps sorted.
     pub fn to_json(&self) -> String {
-        let mut out = String::with_capacity(2048);
-        write_message(&mut out, &proto::to_dynamic(&self.proto));
-        out
+        json(&self.proto)
     }
+}
+
+/// See [`ModelConfig::to_json`].
+pub(super) fn json(config: &proto::ModelConfig) -> String {
+    let mut out = String::with_capacity(2048);
+    write_message(&mut out, &proto::to_dynamic(config));
+    out
 }
 
 fn write_message(out: &mut String, message: &DynamicMessage) {

@@ -109,7 +109,7 @@ pub(super) fn check_cache(proto: &proto::ModelConfig, cache: bool, decoupled: bo
     ))
 }
 
-fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy, ConfigError> {
+pub(super) fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy, ConfigError> {
     match proto.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref()) {
         Some(PolicyChoice::Latest(latest)) => Ok(VersionPolicy::Latest(latest.num_versions)),
         Some(PolicyChoice::All(_)) => Ok(VersionPolicy::All),

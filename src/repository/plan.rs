@@ -35,7 +35,12 @@ pub struct Made {
 impl Made {
     /// Of this configuration and these files.
     pub fn new(config: &ModelConfig, files: Stamp) -> Self {
-        let [instances, version_policy, config] = config.encode_parts().map(|part| Stamp::of(&part));
+        Self::of_parts(&config.encode_parts(), files)
+    }
+
+    /// Of the parts that [`ModelConfig::encode_parts`] gives, and these files.
+    pub fn of_parts(parts: &[Vec<u8>; 3], files: Stamp) -> Self {
+        let [instances, version_policy, config] = parts.each_ref().map(Stamp::of);
         Self { instances, version_policy, config, files }
     }
 }

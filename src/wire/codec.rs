@@ -1,10 +1,11 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Credits, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement, Response,
-    Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
+    BatchRequest, Credits, Details, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement,
+    Response, Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
+use crate::id::CorrelationId;
 use crate::infer::Parameter;
 use crate::tensor::DataType;
 use crate::timeline::{ComputeStamps, Instant};
@@ -58,6 +59,14 @@ impl ToWorker {
                 out.push(8);
                 regions.put(out);
             }
+            Self::Answer(answer) => {
+                out.push(9);
+                answer.put(out);
+            }
+            Self::GivenUp(batch, request) => {
+                out.push(10);
+                (*batch, *request).put(out);
+            }
         });
     }
 }
@@ -82,6 +91,26 @@ impl ToFrontend {
                 out.push(4);
                 response.put(out);
             }
+            Self::Call(call) => {
+                out.push(5);
+                call.put(out);
+            }
+            Self::Manage(manage) => {
+                out.push(6);
+                manage.put(out);
+            }
+            Self::Taken(call, taken) => {
+                out.push(7);
+                (*call, *taken).put(out);
+            }
+            Self::Abandoned(call) => {
+                out.push(8);
+                call.put(out);
+            }
+            Self::Returned(loans) => {
+                out.push(9);
+                loans.put(out);
+            }
         });
     }
 }
@@ -101,6 +130,11 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             6 => ToWorker::SequenceEnded(Wire::get(input)?),
             7 => ToWorker::Credits(Wire::get(input)?),
             8 => ToWorker::Forget(Wire::get(input)?),
+            9 => ToWorker::Answer(Wire::get(input)?),
+            10 => {
+                let (batch, request) = Wire::get(input)?;
+                ToWorker::GivenUp(batch, request)
+            }
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -117,6 +151,14 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             2 => ToFrontend::LoadFailed(Wire::get(input)?),
             3 => ToFrontend::Done(Wire::get(input)?),
             4 => ToFrontend::Response(Wire::get(input)?),
+            5 => ToFrontend::Call(Wire::get(input)?),
+            6 => ToFrontend::Manage(Wire::get(input)?),
+            7 => {
+                let (call, taken) = Wire::get(input)?;
+                ToFrontend::Taken(call, taken)
+            }
+            8 => ToFrontend::Abandoned(Wire::get(input)?),
+            9 => ToFrontend::Returned(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -183,6 +225,8 @@ macro_rules! fields {
         }
     };
 }
+pub(super) use fields;
+
 fields!(Load {
     wire_version,
     model,
@@ -198,16 +242,17 @@ fields!(Load {
 fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
-fields!(BatchRequest { id, rows, parameters, sequence });
+fields!(BatchRequest { id, rows, parameters, sequence, details });
+fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
-fields!(Loaded { engine, memory });
-fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled });
+fields!(Loaded { engine, memory, details });
+fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
 fields!(Credits { batch, request, taken, released });
 fields!(WireError { code, message, of_region });
-fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed, lent });
 fields!(ComputeStamps { start, input_end, output_start, end });
 
 /// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
@@ -278,6 +323,37 @@ impl<T: Wire> Wire for Option<T> {
             0 => Ok(None),
             1 => Ok(Some(T::get(input)?)),
             other => Err(DecodeError::new("option", other.into())),
+        }
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (**self).put(out);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        T::get(input).map(Box::new)
+    }
+}
+
+impl Wire for CorrelationId {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Uint(id) => {
+                out.push(0);
+                id.put(out);
+            }
+            Self::String(id) => {
+                out.push(1);
+                id.put(out);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self> {
+        match u8::get(input)? {
+            0 => Ok(Self::Uint(u64::get(input)?)),
+            1 => Ok(Self::String(String::get(input)?)),
+            other => Err(DecodeError::new("kind of correlation id", other.into())),
         }
     }
 }
@@ -361,6 +437,7 @@ impl Wire for Parameter {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
     use super::*;
     use proptest::prelude::*;
 
@@ -373,6 +450,15 @@ mod tests {
                     rows: 2,
                     parameters: vec![("p".into(), Parameter::Double(0.5))],
                     sequence: Some(SequenceStep { key: 7, start: true, end: false }),
+                    details: Some(Box::new(Details {
+                        correlation: CorrelationId::String("s".into()),
+                        start: true,
+                        end: false,
+                        priority: 2,
+                        timeout_us: 3,
+                        outputs: vec![1],
+                        traced: true,
+                    })),
                 },
                 BatchRequest::default(),
             ],
@@ -398,7 +484,8 @@ mod tests {
             ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
         let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
         let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
-        let output = OutputBlock { output: 0, requests, datatype, shape: vec![1, 2], offset: 0, len: 9, placed: true };
+        let (shape, lent) = (vec![1, 2], Some(7));
+        let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, placed: true, lent };
         ToFrontend::Done(Done {
             batch: 7,
             stamps,
@@ -407,6 +494,8 @@ mod tests {
             outputs: vec![output],
             parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
             rescheduled: vec![2],
+            open: vec![3],
+            held: true,
         })
     }
 
@@ -422,12 +511,48 @@ mod tests {
                 offset: 64,
                 len: 4,
                 placed: false,
+                lent: None,
             }],
             parameters: vec![("p".into(), Parameter::String("x".into()))],
             error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
             last: true,
             empty: false,
             stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
+        })
+    }
+
+    fn call() -> ToFrontend {
+        let (name, shape) = ("X".to_owned(), vec![1]);
+        ToFrontend::Call(Call {
+            call: 5,
+            model: "m".into(),
+            version: "1".into(),
+            id: "i".into(),
+            correlation: CorrelationId::Uint(9),
+            start: false,
+            end: true,
+            priority: 1,
+            timeout_us: 2,
+            inputs: vec![CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) }],
+            outputs: vec!["Y".into()],
+            parameters: vec![("p".into(), Parameter::Int(-1))],
+            decoupled: true,
+            parent: Some((7, 1)),
+        })
+    }
+
+    fn answer() -> ToWorker {
+        let (name, shape) = ("Y".to_owned(), vec![2]);
+        ToWorker::Answer(Answer {
+            call: 5,
+            version: "1".into(),
+            outputs: vec![AnswerOutput { name, datatype: DataType::Uint8, shape, offset: 128, len: 2 }],
+            loan: FIRST_LOAN,
+            parameters: vec![("p".into(), Parameter::Uint(1))],
+            error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
+            empty: true,
+            last: true,
+            ready: true,
         })
     }
 
@@ -455,14 +580,21 @@ mod tests {
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
         let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
         let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
-        let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget];
+        let given_up = ToWorker::GivenUp(7, 1);
+        let frames =
+            [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget, answer(), given_up];
         for frame in frames {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
-        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5 });
-        for frame in [loaded, ToFrontend::LoadFailed("why".into()), done(), response()] {
+        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true });
+        let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
+        let verbs =
+            [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
+        let more = [ToFrontend::Taken(5, 2), ToFrontend::Abandoned(5), ToFrontend::Returned(vec![FIRST_LOAN])];
+        let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call()];
+        for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
@@ -492,7 +624,7 @@ mod tests {
         fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
             let _ = decode_to_worker(&payload);
             let _ = decode_to_frontend(&payload);
-            for frame in [done(), response()] {
+            for frame in [done(), response(), call()] {
                 let mut bytes = Vec::new();
                 frame.encode(&mut bytes);
                 let index = PREFIX + position.index(bytes.len() - PREFIX);

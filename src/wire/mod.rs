@@ -7,18 +7,21 @@
 //!
 //! Decoding trusts nothing: every count is bounded by the bytes that are there, every number by its meaning.
 
+mod calls;
 mod codec;
 pub mod regions;
 
 use crate::error::{ErrorCode, InferError, Reason};
+use crate::id::CorrelationId;
 use crate::infer::Parameters;
 use crate::tensor::DataType;
 use crate::timeline::ComputeStamps;
 
+pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -46,6 +49,10 @@ pub enum ToWorker {
     Credits(Credits),
     /// These regions, by number, are unregistered and used by nobody: they are to be unmapped.
     Forget(Vec<u64>),
+    /// An answer to a [`Call`] or [`Manage`] of the worker's.
+    Answer(Answer),
+    /// Nobody waits any more for a request that goes on after its batch ([`Done::open`]): the batch, and the position in it.
+    GivenUp(u64, u32),
 }
 
 /// The model instance that a worker process runs.
@@ -133,6 +140,27 @@ pub struct BatchRequest {
     pub parameters: Parameters,
     /// The step of a sequence that it is, for a model with sequences.
     pub sequence: Option<SequenceStep>,
+    /// What else its client has said, for backends that want to know ([`Loaded::details`]).
+    pub details: Option<Box<Details>>,
+}
+
+/// What few backends look at.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Details {
+    /// `sequence_id`, for models without sequences too.
+    pub correlation: CorrelationId,
+    /// `sequence_start`.
+    pub start: bool,
+    /// `sequence_end`.
+    pub end: bool,
+    /// `priority`; 0 for the model's default.
+    pub priority: u64,
+    /// `timeout`, microseconds; 0 for none.
+    pub timeout_us: u64,
+    /// The outputs that are asked for, as positions in the configuration; empty for all.
+    pub outputs: Vec<u16>,
+    /// It is traced.
+    pub traced: bool,
 }
 
 /// A request as a step of a sequence.
@@ -205,8 +233,18 @@ pub enum ToFrontend {
     LoadFailed(String),
     /// A batch is done.
     Done(Done),
-    /// One response of a decoupled model; the batch goes on.
+    /// One response to a request that is answered on its own: of a decoupled model, or one that outlives its batch.
     Response(Response),
+    /// The model wants another one to infer.
+    Call(Call),
+    /// The model wants something of the repository.
+    Manage(Manage),
+    /// So many of a call's answers have been taken, all in all: as many as [`CREDITS`] more may come.
+    Taken(u64, u64),
+    /// Nobody waits for the answers of this call any more.
+    Abandoned(u64),
+    /// Inputs that the worker kept ([`Done::held`], [`Answer::loan`]) are used by nobody any more: the batches or loans.
+    Returned(Vec<u64>),
 }
 
 /// One of any number of responses to a request of a decoupled model, in the order in which they are to be read.
@@ -237,6 +275,8 @@ pub struct Loaded {
     pub engine: String,
     /// What loading has added to the resident memory of the process, bytes.
     pub memory: u64,
+    /// Its batches are to have [`BatchRequest::details`].
+    pub details: bool,
 }
 
 /// The outcome of one batch.
@@ -256,6 +296,10 @@ pub struct Done {
     pub parameters: Vec<(u32, Parameters)>,
     /// Requests that are to be executed once more, by position in the batch, ascending: iterative sequences.
     pub rescheduled: Vec<u32>,
+    /// Requests that go on, by position in the batch, ascending: each is answered by [`Response`]s to come.
+    pub open: Vec<u32>,
+    /// The inputs are still in use: their memory is to be left alone until [`ToFrontend::Returned`] names the batch.
+    pub held: bool,
 }
 
 /// An error as it crosses the wire.
@@ -298,6 +342,9 @@ pub struct OutputBlock {
     pub len: u64,
     /// It is nowhere in the arena: it is of one request and is where that one's [`Placement`] says.
     pub placed: bool,
+    /// It is an input that is passed on: `offset` is in the arena of the inputs, within what this batch or loan has there.
+    /// In a [`Done`] only.
+    pub lent: Option<u64>,
 }
 
 /// The length of the payload behind these prefix bytes.

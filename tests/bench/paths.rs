@@ -81,7 +81,7 @@ fn cache_paths(criterion: &mut Criterion) {
 fn wire_paths(criterion: &mut Criterion) {
     let (shape, pieces) = (vec![8, 16], Vec::new());
     let input = InputBlock { input: 0, datatype: DataType::Int32, shape, offset: 0, len: 512, pieces };
-    let requests = vec![BatchRequest { id: String::new(), rows: 1, parameters: Vec::new(), sequence: None }; 8];
+    let requests = vec![BatchRequest { rows: 1, ..BatchRequest::default() }; 8];
     let inputs = vec![input.clone(), InputBlock { input: 1, offset: 512, ..input }];
     let (placements, elements, resumed) = (Vec::new(), Vec::new(), Vec::new());
     let released = vec![0, 64];

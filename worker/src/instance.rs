@@ -1,7 +1,7 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
 mod inputs;
-mod lent;
+pub(crate) mod lent;
 mod steps;
 mod streams;
 #[cfg(test)]
@@ -12,6 +12,7 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 
 use pharos::error::{InferError, Reason};
 use pharos::infer::{Parameter, Parameters};
@@ -20,31 +21,21 @@ use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{Done, Execute, Load, Loaded, OutputBlock, WireError};
 
-use crate::backend::{self, Arena, Backend, Batch, Context, Requests, load_error, run_error};
+use crate::backend::{Arena, Backend, Batch, Context, Registry, Requests, load_error, run_error};
 use crate::clock;
-use crate::descriptors::SharedDescriptors;
-use crate::memory::{self, InputArena};
 use crate::metrics::{Metrics, Series};
-use crate::regions::Regions;
+use crate::runtime::{Collected, Loan, LoanCell, Received, Responder, Runtime, Shared, Stash, full, merge};
 use crate::state::States;
-use crate::wire::Connection;
 
 use inputs::{batch_of, batch_with};
 use lent::Lent;
 pub use streams::Response;
-use streams::Streams;
-
-/// Output memory that stays with the process when nobody uses it; more is handed back to the system.
-const KEEP_OUTPUTS: u64 = 16 << 20;
 
 /// A loaded model instance.
 pub(crate) struct Instance {
     backend: Box<dyn Backend>,
     config: ModelConfig,
-    inputs: InputArena,
-    outputs: Arena,
-    regions: Regions,
-    metrics: Metrics,
+    runtime: Runtime,
     /// What is kept for sequences, if the model has states.
     states: Option<States>,
     /// The bytes of the states, if the definition of the metrics has it.
@@ -55,19 +46,23 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// Maps the shared memory and loads the model.
+    /// Loads the model.
     ///
     /// # Errors
     /// What the user is told about why the model cannot be loaded.
-    pub(crate) fn load(load: &Load, descriptors: SharedDescriptors) -> Result<Self, InferError> {
+    pub(crate) fn load(load: &Load, runtime: Runtime, backends: &Registry) -> Result<Self, InferError> {
         let before = resident_memory();
         let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
-        let (inputs, outputs) = memory::map(&descriptors).map_err(|error| shared_memory_error(&error))?;
-        let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
-        let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
-        let threads = (load.threads as usize).max(1);
-        let context = Context { config: &config, directory: Path::new(&load.directory), threads, metrics: &metrics };
-        let backend = catch_unwind(AssertUnwindSafe(|| backend::create(&context)))
+        let context = Context {
+            config: &config,
+            directory: Path::new(&load.directory),
+            threads: (load.threads as usize).max(1),
+            metrics: runtime.metrics(),
+            runtime: &runtime,
+            instance: &load.instance,
+            version: load.version,
+        };
+        let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context)))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         let read = |file: &str| {
             let path = Path::new(&load.initial_states).join(file);
@@ -75,19 +70,24 @@ impl Instance {
         };
         let states = States::new(&config, read).map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
-        metrics.flush();
+        runtime.metrics().flush();
         let (state_bytes, instance) = (None, load.instance.clone());
-        let regions = Regions::new(descriptors.regions);
-        let mut this =
-            Self { backend, config, inputs, outputs, regions, metrics, states, state_bytes, instance, grown };
+        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown };
         this.show_states();
         Ok(this)
+    }
+
+    /// One of a backend that a test has made.
+    #[cfg(test)]
+    pub(crate) fn new(backend: Box<dyn Backend>, config: ModelConfig, runtime: Runtime) -> Self {
+        let (states, state_bytes, instance, grown) = (None, None, "m_0".to_owned(), 0);
+        Self { backend, config, runtime, states, state_bytes, instance, grown }
     }
 
     /// Looks the metric of the states up, and records what they take now.
     fn show_states(&mut self) {
         let Some(states) = &self.states else { return };
-        self.state_bytes = self.metrics.state_bytes(&self.instance);
+        self.state_bytes = self.runtime.metrics().state_bytes(&self.instance);
         if let Some(series) = &self.state_bytes {
             series.add_or_update_for(states.bytes() as f64, Requests::None);
         }
@@ -115,7 +115,7 @@ impl Instance {
 
     /// What the frontend is told about this instance.
     pub(crate) fn loaded(&self) -> Loaded {
-        Loaded { engine: self.backend.engine(), memory: self.grown }
+        Loaded { engine: self.backend.engine(), memory: self.grown, details: self.backend.wants_details() }
     }
 
     /// Takes another text of `metrics.yaml`, which the frontend has checked.
@@ -123,49 +123,39 @@ impl Instance {
     /// # Errors
     /// It is wrong after all: the processes do not understand each other.
     pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
-        self.metrics.redefine(text)?;
+        self.runtime.metrics().redefine(text)?;
         self.show_states();
         Ok(())
     }
 
-    /// Unmaps memory of clients that is used by nobody any more.
-    pub(crate) fn forget_regions(&mut self, regions: &[u64]) {
-        self.regions.forget(regions);
-    }
-
-    /// Gives output blocks back, and memory that nobody uses to the system.
-    pub(crate) fn release(&mut self, offsets: &[u64]) {
-        self.outputs.release(offsets);
-        self.outputs.trim(KEEP_OUTPUTS);
-    }
-
-    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile. The flag says that the backend
-    /// panicked and must not be used again.
-    pub(crate) fn execute(&mut self, execute: &Execute, connection: &mut Connection) -> (Done, bool) {
+    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile.
+    pub(crate) fn execute(&mut self, execute: &Execute) -> Executed {
         let arrived = clock::now();
-        // Memory is handed back only by `release`, which comes when there is time for it.
-        self.outputs.release(&execute.released);
-        self.metrics.batch_begins(&execute.requests);
+        let Self { backend, config, states, .. } = self;
+        let runtime = self.runtime.clone();
+        let shared = &runtime.0;
+        // Memory is handed back to the system only when there is time for it.
+        shared.outputs.release(&execute.released);
+        shared.metrics.batch_begins(&execute.requests);
         let start = clock::now();
-        let bytes = self.states.as_ref().map(States::bytes);
+        let bytes = states.as_ref().map(States::bytes);
         let uses_regions = lent::uses_regions(execute);
-        let unusable = if uses_regions { lent::open(&mut self.regions, execute) } else { Vec::new() };
-        let mut outputs = Outputs::new(&mut self.outputs, (&self.config, &self.metrics), start);
-        outputs.iterative = self.config.has_iterative_sequences();
-        if self.config.decoupled {
-            let flags = self.inputs.flags(execute.flags);
-            outputs.streams = Some(Streams::new(connection, flags, execute));
+        let unusable = if uses_regions { lent::open(&mut shared.regions_to_change(), execute) } else { Vec::new() };
+        let regions = uses_regions.then(|| shared.regions());
+        let loan = LoanCell::new(shared, execute);
+        let mut outputs = Outputs::new(shared, (config, execute), start);
+        if config.decoupled {
+            outputs.register();
         }
-        let result = if uses_regions {
+        let engine = Engine { backend: &mut **backend, states: states.as_mut() };
+        let result = if let Some(regions) = &regions {
             // What is read again later, or not sent in the end, is not written there at once.
-            let at_once = self.states.is_none() && !self.config.decoupled && !outputs.iterative;
-            let bears_changes = at_once && self.backend.bears_changes();
-            outputs.lent = Some(Lent::new(&self.regions, execute, bears_changes));
-            let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
-            engine.execute_lent((&self.config, &self.inputs), execute, &mut outputs, unusable)
+            let at_once = engine.states.is_none() && !config.decoupled && !outputs.iterative;
+            let bears_changes = at_once && engine.backend.bears_changes();
+            outputs.lent = Some(Lent::new(regions, execute, bears_changes));
+            engine.execute_lent((config, &loan), execute, &mut outputs, unusable)
         } else {
-            let engine = Engine { backend: &mut *self.backend, states: self.states.as_mut() };
-            match batch_of(&self.config, &self.inputs, execute) {
+            match batch_of(config, (shared, &loan), execute) {
                 Ok(batch) => engine.execute(&batch, &mut outputs),
                 Err(error) => Ok(Err(error)),
             }
@@ -174,12 +164,21 @@ impl Instance {
             Ok(result) => (result.err(), false),
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
-        let error = outputs.place(&self.config, error);
-        let done = outputs.done(execute.batch, error);
+        let mut executed = outputs.executed(loan.into_loan(), error);
+        executed.panicked = panicked;
         self.record_states(bytes);
-        self.metrics.batch_executed(&done, arrived);
-        (done, panicked)
+        runtime.metrics().batch_executed(&executed.done, arrived);
+        executed
     }
+}
+
+/// What has come of a batch.
+pub(crate) struct Executed {
+    pub(crate) done: Done,
+    /// The backend panicked and must not be used again.
+    pub(crate) panicked: bool,
+    /// What is to be dropped when the frontend has been told, not before.
+    pub(crate) kept: (Vec<Received>, Option<Arc<Loan>>),
 }
 
 /// What executes a batch.
@@ -204,7 +203,7 @@ impl Engine<'_> {
     /// Executes a batch that has inputs or outputs in memory of clients, some of which may be unusable.
     fn execute_lent<'a>(
         self,
-        (config, arena): (&'a ModelConfig, &'a InputArena),
+        (config, loan): (&'a ModelConfig, &LoanCell<'a>),
         execute: &'a Execute,
         outputs: &mut Outputs<'a>,
         unusable: Vec<(u32, InferError)>,
@@ -216,12 +215,14 @@ impl Engine<'_> {
                 outputs.fail(request as usize, error);
             }
         }
-        let gathered = match lent::gather((config, arena), execute, outputs, &mut failed) {
+        let shared = outputs.shared;
+        let gathered = match lent::gather((config, &shared.inputs), execute, outputs, &mut failed) {
             Ok(gathered) => gathered,
             Err(error) => return Ok(Err(error)),
         };
         outputs.inputs_ready();
-        match lent::inputs(config, execute, &gathered).map(|inputs| batch_with(config, arena, execute, inputs)) {
+        let inputs = lent::inputs(config, execute, &gathered);
+        match inputs.map(|inputs| batch_with(config, (shared, loan), execute, inputs)) {
             Ok(batch) if lent::is_hopeless(&batch, &failed) => Ok(Ok(())),
             Ok(batch) => self.execute(&batch, outputs),
             Err(error) => Ok(Err(error)),
@@ -238,9 +239,10 @@ fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'
 
 /// The outputs of one batch: memory, stamps, and requests that failed.
 pub struct Outputs<'a> {
-    arena: &'a mut Arena,
+    shared: &'a Arc<Shared>,
+    arena: &'a Arena,
     config: &'a ModelConfig,
-    metrics: &'a Metrics,
+    execute: &'a Execute,
     blocks: Vec<OutputBlock>,
     /// Offsets of blocks that are in no answer.
     withdrawn: Vec<u64>,
@@ -253,8 +255,8 @@ pub struct Outputs<'a> {
     parameters: Vec<(u32, Parameters)>,
     /// Whether requests may be rescheduled.
     iterative: bool,
-    /// For a decoupled model.
-    streams: Option<Streams<'a>>,
+    /// Requests may be answered on their own.
+    registered: bool,
     /// For a batch that uses memory of clients.
     lent: Option<Lent<'a>>,
     start: Instant,
@@ -263,11 +265,12 @@ pub struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    fn new(arena: &'a mut Arena, (config, metrics): (&'a ModelConfig, &'a Metrics), start: Instant) -> Self {
+    fn new(shared: &'a Arc<Shared>, (config, execute): (&'a ModelConfig, &'a Execute), start: Instant) -> Self {
         Self {
-            arena,
+            shared,
+            arena: &shared.outputs,
             config,
-            metrics,
+            execute,
             blocks: Vec::new(),
             withdrawn: Vec::new(),
             failed: Vec::new(),
@@ -275,8 +278,8 @@ impl<'a> Outputs<'a> {
             part: Vec::new(),
             part_from: 0,
             parameters: Vec::new(),
-            iterative: false,
-            streams: None,
+            iterative: config.has_iterative_sequences(),
+            registered: false,
             lent: None,
             start,
             input_end: None,
@@ -284,9 +287,33 @@ impl<'a> Outputs<'a> {
         }
     }
 
+    /// Has the requests known as such that may be answered on their own.
+    fn register(&mut self) {
+        if !std::mem::replace(&mut self.registered, true) {
+            self.shared.batch_begins(self.execute, self.config.decoupled, self.start);
+            if let Some(at) = self.input_end {
+                self.shared.inputs_ready(self.execute.batch, at);
+            }
+        }
+    }
+
+    /// Takes the answers of the request at this position of the batch into the backend's own hands: what it
+    /// [responds](Responder::respond) is sent, from any thread, also after the batch is over. The instance takes its next
+    /// batch meanwhile. If the batch fails as a whole, its requests fail with it as far as they have not ended.
+    ///
+    /// # Errors
+    /// There is no such request, it has a responder already, or the model has states, which are kept when a batch is over.
+    pub fn detach(&mut self, request: usize) -> Result<Responder, InferError> {
+        if !self.config.states.is_empty() {
+            return Err(run_error("requests of a model with states are answered with their batch"));
+        }
+        self.register();
+        Responder::new(self.shared, (self.config, self.execute), u32::try_from(request).unwrap_or(u32::MAX))
+    }
+
     /// The metrics of this process. What this thread records is for the requests of the batch, unless it says otherwise.
     pub fn metrics(&self) -> &'a Metrics {
-        self.metrics
+        &self.shared.metrics
     }
 
     /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
@@ -303,7 +330,16 @@ impl<'a> Outputs<'a> {
         if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len)) {
             let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
             let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);
-            self.blocks.push(OutputBlock { output, requests, datatype, shape, offset: 0, len, placed: true });
+            self.blocks.push(OutputBlock {
+                output,
+                requests,
+                datatype,
+                shape,
+                offset: 0,
+                len,
+                placed: true,
+                lent: None,
+            });
             return Ok(memory);
         }
         let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
@@ -340,17 +376,13 @@ impl<'a> Outputs<'a> {
     /// Adds a parameter to the response of one request of the batch, by its position.
     pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);
-        let parameter = (name.to_owned(), value);
-        match self.parameters.iter_mut().find(|(position, _)| *position == request) {
-            Some((_, parameters)) => parameters.push(parameter),
-            None => self.parameters.push((request, vec![parameter])),
-        }
+        merge(&mut self.parameters, request, vec![(name.to_owned(), value)]);
     }
 
     /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
     /// request's last response, and leaves at once.
     pub fn fail(&mut self, request: usize, error: InferError) {
-        if self.streams.is_some() {
+        if self.config.decoupled {
             return self.fail_stream(request, error);
         }
         self.failed.push((self.position(request), wire_error(error)));
@@ -384,12 +416,62 @@ impl<'a> Outputs<'a> {
 
     /// Stamps that the inputs are where the model wants them. Not called: at once.
     pub fn inputs_ready(&mut self) {
-        self.input_end.get_or_insert_with(clock::now);
+        if self.input_end.is_none() {
+            let now = clock::now();
+            self.input_end = Some(now);
+            if self.registered {
+                self.shared.inputs_ready(self.execute.batch, now);
+            }
+        }
     }
 
     /// Stamps that the model has computed. Not called: when `execute` returns.
     pub fn computed(&mut self) {
         self.output_start = Some(clock::now());
+    }
+
+    /// What has come of the batch, whose inputs this is the loan of.
+    fn executed(mut self, loan: Option<Arc<Loan>>, error: Option<InferError>) -> Executed {
+        let batch = self.execute.batch;
+        let Collected { stash, open } = match self.registered {
+            true => self.shared.batch_ends(batch, error.is_none(), &self.rescheduled),
+            false => Collected::default(),
+        };
+        let kept = self.take(stash, loan.as_ref());
+        let error = self.place(self.config, error);
+        let mut done = self.done(batch, error);
+        let own = |bytes: &&Received| bytes.loan().zip(loan.as_ref()).is_some_and(|(one, own)| Arc::ptr_eq(one, own));
+        let ours = 1 + kept.iter().filter(own).count();
+        if let Some(loan) = loan.as_ref().filter(|loan| Arc::strong_count(loan) > ours) {
+            loan.hold();
+            done.held = true;
+        }
+        done.open = open;
+        Executed { done, panicked: false, kept: (kept, loan) }
+    }
+
+    /// Adds what requests were answered with on their own. Gives what the outputs are lent from.
+    fn take(&mut self, stash: Stash, loan: Option<&Arc<Loan>>) -> Vec<Received> {
+        let Stash { outputs, parameters, failed } = stash;
+        self.failed.extend(failed);
+        for (request, parameters) in parameters {
+            merge(&mut self.parameters, request, parameters);
+        }
+        if outputs.is_empty() {
+            return Vec::new();
+        }
+        let requests: Vec<u32> = outputs.iter().map(|(request, _)| *request).collect();
+        let may_lend = self.lent.is_none();
+        match Stash::into_blocks(outputs, self.shared, (loan, may_lend)) {
+            Ok((blocks, kept)) => {
+                self.blocks.extend(blocks);
+                kept
+            }
+            Err(error) => {
+                self.failed.extend(requests.into_iter().map(|request| (request, wire_error(error.clone()))));
+                Vec::new()
+            }
+        }
     }
 
     fn done(mut self, batch: u64, error: Option<InferError>) -> Done {
@@ -402,31 +484,30 @@ impl<'a> Outputs<'a> {
             end,
         };
         if error.is_some() {
-            let made = self.blocks.iter().filter(|block| !block.placed);
+            let made = self.blocks.iter().filter(|block| !block.placed && block.lent.is_none());
             self.withdrawn.extend(made.map(|block| block.offset));
         }
         self.arena.release(&self.withdrawn);
+        let (open, held) = (Vec::new(), false);
         let Some(error) = error else {
             let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
-            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled };
+            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled, open, held };
         };
         let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Done { batch, stamps, error: Some(wire_error(error)), failed, outputs, parameters, rescheduled }
+        let error = Some(wire_error(error));
+        Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held }
     }
 }
 
 /// A new block of the arena for an output, and its memory.
 fn new_block<'m>(
-    arena: &mut Arena,
+    arena: &'m Arena,
     (output, datatype): (usize, DataType),
     shape: &[i64],
     len: usize,
 ) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-    let Some((block, memory)) = arena.allocate(len as u64) else {
-        let capacity = arena.capacity();
-        return Err(run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena")));
-    };
+    let (block, memory) = arena.allocate(len as u64).ok_or_else(|| full(len, arena.capacity()))?;
     Ok((
         OutputBlock {
             output,
@@ -436,6 +517,7 @@ fn new_block<'m>(
             offset: block.offset,
             len: block.len,
             placed: false,
+            lent: None,
         },
         memory,
     ))
@@ -444,17 +526,13 @@ fn new_block<'m>(
 /// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
 const MAX_MESSAGE: usize = 4 << 10;
 
-fn wire_error(error: InferError) -> WireError {
+pub(crate) fn wire_error(error: InferError) -> WireError {
     let InferError { code, reason, mut message, .. } = error;
     if message.len() > MAX_MESSAGE {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         message.push_str("...");
     }
     WireError { code, message, of_region: reason == Reason::SharedMemory }
-}
-
-fn shared_memory_error(error: &io::Error) -> InferError {
-    load_error(format!("shared memory cannot be mapped: {error}"))
 }
 
 /// What a panic said.

@@ -1,7 +1,7 @@
 //! The worker: one process that runs one instance of one model version, for the frontend that started it.
 //!
-//! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. The
-//! worker never serves clients and never outlives its frontend.
+//! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. A backend
+//! that wants more has the [`Runtime`](backend::Runtime). The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
@@ -13,6 +13,7 @@ mod instance;
 mod memory;
 mod metrics;
 mod regions;
+mod runtime;
 mod state;
 mod watch;
 mod wire;
@@ -22,69 +23,138 @@ use std::process::ExitCode;
 use pharos::wire::regions::PROBE;
 use pharos::wire::{ToFrontend, ToWorker, VERSION};
 
+use crate::backend::{Create, Registry, Runtime};
 use crate::descriptors::Inherited;
-use crate::instance::Instance;
-use crate::wire::Connection;
+use crate::instance::{Executed, Instance};
 
-/// Runs the worker until the frontend closes the connection or says to stop.
+/// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
 ///
-/// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
-pub fn run() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(PROBE) {
-        println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
-        return ExitCode::SUCCESS;
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// use pharos::error::InferError;
+/// use pharos_worker::Worker;
+/// use pharos_worker::backend::{Backend, Batch, Outputs};
+///
+/// /// Gives each input back as the output at the same position.
+/// struct Echo;
+///
+/// impl Backend for Echo {
+///     fn engine(&self) -> String {
+///         concat!("echo ", env!("CARGO_PKG_VERSION")).to_owned()
+///     }
+///
+///     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+///         for input in batch.inputs.iter().filter(|input| batch.wants(input.index)) {
+///             outputs.allocate(input.index, input.datatype, input.shape, input.data.len())?.copy_from_slice(input.data);
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// fn main() -> ExitCode {
+///     Worker::new().backend("echo", |_context| Ok(Box::new(Echo))).run()
+/// }
+/// ```
+#[derive(Default)]
+pub struct Worker {
+    backends: Registry,
+}
+
+impl Worker {
+    /// A worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and shared libraries.
+    pub fn new() -> Self {
+        Self::default()
     }
-    let inherited = match Inherited::take() {
-        Ok(inherited) => inherited,
-        Err(error) => {
-            eprintln!("pharos-worker is started by the pharos frontend, not by hand: {error}");
-            return ExitCode::from(2);
+
+    /// Adds a backend for models whose configuration has `backend: "NAME"`. A name that is given again, or is one of this
+    /// crate's, replaces the one before.
+    #[must_use]
+    pub fn backend(mut self, name: &'static str, create: Create) -> Self {
+        self.backends.add(name, create);
+        self
+    }
+
+    /// Sets what makes the backends of all other names, for a program that finds its code by the name.
+    #[must_use]
+    pub fn otherwise(mut self, create: Create) -> Self {
+        self.backends.set_otherwise(create);
+        self
+    }
+
+    /// Runs until the frontend closes the connection or says to stop.
+    ///
+    /// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited: a worker is started by the
+    /// frontend, never by hand.
+    pub fn run(self) -> ExitCode {
+        let mut arguments = std::env::args().skip(1);
+        if arguments.next().as_deref() == Some(PROBE) {
+            println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
+            return ExitCode::SUCCESS;
         }
-    };
-    match serve(inherited) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pharos-worker: {error}");
-            ExitCode::FAILURE
+        let inherited = match Inherited::take() {
+            Ok(inherited) => inherited,
+            Err(error) => {
+                eprintln!("pharos-worker is started by the pharos frontend, not by hand: {error}");
+                return ExitCode::from(2);
+            }
+        };
+        match serve(inherited, &self.backends) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("pharos-worker: {error}");
+                ExitCode::FAILURE
+            }
         }
     }
 }
 
+/// Runs a worker with the backends of this crate.
+pub fn run() -> ExitCode {
+    Worker::new().run()
+}
+
 /// The life of the process: load, then answer batches.
-fn serve(inherited: Inherited) -> std::io::Result<()> {
+fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
-    let mut connection = Connection::new(inherited.socket);
-    let Some(ToWorker::Load(load)) = connection.receive()? else {
+    let (mut reader, sender) = wire::split(inherited.socket)?;
+    let Some(ToWorker::Load(load)) = reader.read()? else {
         return Err(std::io::Error::other("the first frame was not Load"));
     };
     if load.wire_version != VERSION {
         let text =
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
-        return connection.send(&ToFrontend::LoadFailed(text));
+        return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let mut instance = match Instance::load(&load, inherited.memory) {
-        Ok(instance) => instance,
-        Err(error) => return connection.send(&ToFrontend::LoadFailed(error.message)),
+    let runtime = Runtime::open(&load, (reader, sender.clone()), inherited.memory);
+    let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone(), backends)?, runtime)));
+    let (mut instance, runtime) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
     };
-    connection.send(&ToFrontend::Loaded(instance.loaded()))?;
-    while let Some(frame) = connection.receive()? {
+    sender.send(&ToFrontend::Loaded(instance.loaded()))?;
+    let shared = &runtime.0;
+    while let Some(frame) = shared.receive()? {
         match frame {
             ToWorker::Execute(execute) => {
-                let (done, panicked) = instance.execute(&execute, &mut connection);
-                connection.send(&ToFrontend::Done(done))?;
+                let Executed { done, panicked, kept } = instance.execute(&execute);
+                let open = !done.open.is_empty();
+                sender.send(&ToFrontend::Done(done))?;
+                drop(kept);
+                if open {
+                    shared.batch_announced(execute.batch);
+                }
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
                 }
             }
-            ToWorker::Release(offsets) => instance.release(&offsets),
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
-            // Their batch is over.
-            ToWorker::Credits(credits) => instance.release(&credits.released),
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Forget(regions) => instance.forget_regions(&regions),
+            ToWorker::Forget(regions) => shared.regions_to_change().forget(&regions),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
+            // Whoever read them has dealt with them.
+            ToWorker::Release(_) | ToWorker::Credits(_) | ToWorker::Answer(_) | ToWorker::GivenUp(..) => {}
         }
     }
     Ok(())

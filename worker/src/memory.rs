@@ -1,12 +1,13 @@
 //! The worker's view of the shared arenas. Unsafe in name only here: the mapping's contract is `pharos::shm`'s.
 //!
 //! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that
-//! answers it, and reads an output block only after the Done that names it; output blocks come from this process's own
-//! [`Arena`] and never overlap while they are out.
+//! answers it (or the return of what that says is held), and reads an output block only after the frame that names it;
+//! output blocks come from this process's own [`Arena`] and never overlap while they are out.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
@@ -30,6 +31,18 @@ impl InputArena {
         // SAFETY: the frontend leaves the block alone until it is answered (contract above).
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
     }
+
+    /// Where in the arena these bytes are; `None` if they are elsewhere.
+    pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.memory.as_ptr().addr())?;
+        (offset.checked_add(bytes.len())? <= self.memory.len()).then_some(offset as u64)
+    }
+
+    /// The pointer to an address in the arena that `len` bytes follow.
+    pub(crate) fn address_of(&self, address: usize, len: usize) -> Option<*const u8> {
+        let offset = address.checked_sub(self.memory.as_ptr().addr())?;
+        (offset.checked_add(len)? <= self.memory.len()).then(|| self.memory.as_ptr().wrapping_add(offset).cast_const())
+    }
 }
 
 /// Which requests of a batch nobody waits for any more.
@@ -47,9 +60,14 @@ impl Flags<'_> {
     }
 }
 
-/// Where outputs are written to.
+/// Where outputs are written to, by any thread.
 pub(crate) struct OutputArena {
     memory: SharedMemory,
+    // Held for a few instructions.
+    blocks: Mutex<Blocks>,
+}
+
+struct Blocks {
     arena: Arena,
     live: HashMap<u64, Block>,
 }
@@ -58,46 +76,57 @@ impl OutputArena {
     /// A block of `len` bytes, its content undefined, and its memory; `None` when the arena is full.
     ///
     /// The memory stays valid while the arena's mapping exists; it is this block's alone until it is released.
-    pub(crate) fn allocate<'m>(&mut self, len: u64) -> Option<(Block, &'m mut [u8])> {
-        let block = self.arena.allocate(len)?;
-        // SAFETY: blocks of one arena do not overlap, this one is new, and the mapping lives as long as the process: it
-        // is never dropped (see `map`).
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn allocate(&self, len: u64) -> Option<(Block, &mut [u8])> {
+        let block = {
+            let mut blocks = self.lock();
+            let block = blocks.arena.allocate(len)?;
+            blocks.live.insert(block.offset, block);
+            block
+        };
+        // SAFETY: blocks of one arena do not overlap, and this one is new.
         let memory = unsafe { self.memory.slice_mut(usize::try_from(block.offset).ok()?, usize::try_from(len).ok()?)? };
-        self.live.insert(block.offset, block);
-        // SAFETY: as above; the lifetime is detached from `&mut self` because several blocks are filled at once.
-        let memory = unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr(), memory.len()) };
         Some((block, memory))
     }
 
     /// The content of a block that is out; `None` for one that is not.
     pub(crate) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
-        self.live.get(&offset).filter(|block| block.len == len)?;
+        self.lock().live.get(&offset).filter(|block| block.len == len)?;
         // SAFETY: within the mapping, or refused; nobody writes to a block whose run is over.
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
     }
 
     /// Gives blocks back by their offsets; unknown offsets are ignored (a block is never released twice).
-    pub(crate) fn release(&mut self, offsets: &[u64]) {
+    pub(crate) fn release(&self, offsets: &[u64]) {
+        if offsets.is_empty() {
+            return;
+        }
+        let mut blocks = self.lock();
         for offset in offsets {
-            if let Some(block) = self.live.remove(offset) {
-                self.arena.release(block);
+            if let Some(block) = blocks.live.remove(offset) {
+                blocks.arena.release(block);
             }
         }
     }
 
     /// Hands memory beyond `keep` bytes back to the system if nobody uses it.
-    pub(crate) fn trim(&mut self, keep: u64) {
-        if let Some((offset, len)) = self.arena.idle_tail(keep)
+    pub(crate) fn trim(&self, keep: u64) {
+        let mut blocks = self.lock();
+        if let Some((offset, len)) = blocks.arena.idle_tail(keep)
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
-            // A hole that cannot be punched costs memory, nothing else.
+            // A hole that cannot be punched costs memory, nothing else. Under the lock, so that nobody gets the block.
             let _ = self.memory.punch_hole(offset, len);
         }
     }
 
     /// The size of the arena in bytes.
     pub(crate) fn capacity(&self) -> u64 {
-        self.arena.capacity()
+        self.memory.len() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,8 +138,8 @@ pub(crate) fn map(descriptors: &SharedDescriptors) -> io::Result<(InputArena, Ou
     let inputs = SharedMemory::map(&descriptors.inputs, length(&descriptors.inputs)?)?;
     let length = length(&descriptors.outputs)?;
     let outputs = SharedMemory::map(&descriptors.outputs, length)?;
-    let arena = Arena::new(length as u64);
-    Ok((InputArena { memory: inputs }, OutputArena { memory: outputs, arena, live: HashMap::new() }))
+    let blocks = Blocks { arena: Arena::new(length as u64), live: HashMap::new() };
+    Ok((InputArena { memory: inputs }, OutputArena { memory: outputs, blocks: Mutex::new(blocks) }))
 }
 
 fn length(descriptor: &std::os::fd::OwnedFd) -> io::Result<usize> {

@@ -28,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Catalog, Kind, RECORDED_BY_WORKER, STATE_BYTES};
+pub use pharos::metrics::channel::Described;
 use pharos::metrics::channel::PushError;
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
@@ -141,6 +142,21 @@ impl Metrics {
     pub fn get_metric(&self, name: &str, kind: Kind) -> Result<Metric, MetricError> {
         let named = lock(&self.0.definitions).get(name, kind)?;
         Ok(Metric::new(self.clone(), named))
+    }
+
+    /// The series of these labels, in their order, of a metric that the model itself describes: with the first of its series
+    /// the metric is told to the server, which needs no definition of it. One that `metrics.yaml` defines is taken as it is.
+    ///
+    /// # Errors
+    /// The metric is of another type or has other labels, here or in `metrics.yaml`; its name, labels or buckets are not
+    /// allowed; the ring cannot take the series.
+    pub fn own_series(&self, metric: &Described, values: &[&str]) -> Result<Series, MetricError> {
+        metric.check()?;
+        let (named, is_new) = lock(&self.0.definitions).describe(metric)?;
+        if is_new {
+            self.sink().describe(metric)?;
+        }
+        Metric::new(self.clone(), named).series(values)
     }
 
     /// Sends what [`Coalesced`] handles have gathered. When it returns, everything that this thread recorded before is

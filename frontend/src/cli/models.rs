@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use super::{BackendSetting, MODELS, Place, Places, backend_setting, boolean, positive_seconds};
+use super::workers::{BackendSetting, backend_setting};
+use super::{MODELS, Place, Places, boolean, positive_seconds};
 
 /// Which models are served.
 #[derive(Clone, Debug, Args)]
@@ -44,7 +45,8 @@ pub struct Models {
     #[arg(id = "disable-auto-complete-config", long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
     pub disable_auto_complete_config: bool,
     /// A setting of all backends or of one: KEY=VALUE or BACKEND,KEY=VALUE; may be given several times. Known to all:
-    /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch
+    /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch. Known to python:
+    /// stub-timeout-seconds, in place of --worker-start-timeout-secs
     #[arg(id = "backend-config", long = "backend-config", value_name = "SETTING", env = "PHAROS_BACKEND_CONFIG", value_parser = backend_setting, help_heading = MODELS)]
     pub backend_config: Vec<BackendSetting>,
 }

@@ -20,6 +20,7 @@ use super::serving::Executor;
 use super::{Repository, Serving, scan};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::clock;
+use crate::launch::Launch;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
@@ -97,14 +98,15 @@ impl Repository {
         number: u64,
         go_on: Option<&Arc<ModelSeries>>,
     ) -> Result<Serving, String> {
-        let config = &prepared.config;
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
                 let model = ModelVersion::new(prepared.name.as_str(), number);
-                let series = Unserved::new(&self.cache, &model, config, go_on);
-                self.start_version((prepared, version), &model, series).await
+                let launch = self.launch(prepared, version).await?;
+                let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
+                let series = Unserved::new(&self.cache, &model, &config, go_on);
+                self.start_version((prepared, version), &model, (config, launch), series).await
             }
         }
     }
@@ -113,16 +115,16 @@ impl Repository {
         &self,
         (prepared, version): (&Prepared, &Version),
         model: &ModelVersion,
+        (config, launch): (Arc<ModelConfig>, Launch),
         unserved: Unserved,
     ) -> Result<Serving, String> {
         let began = clock::now();
-        let (config, directory) = (&prepared.config, &version.directory);
-        let (warmups, labels) = (warmups(config, directory)?, labels(config, directory)?);
-        check_initial_states(config, directory)?;
-        let placements = placements(config, model.version)?;
+        let directory = &version.directory;
+        let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
+        check_initial_states(&config, directory)?;
+        let placements = placements(&config, model.version)?;
         let limits = self.limits.as_ref().map(|limits| limits.register(&placements)).transpose()?;
         let series = unserved.series().clone();
-        let config = Arc::new(config.clone());
         let responses = self.model_cache(model, &config, directory).await;
         if responses.is_some() {
             self.cache.model_cached(&series);
@@ -132,7 +134,7 @@ impl Repository {
         }
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
-        let plan = self.plan(directory.clone(), self.threads(&placements), warmups);
+        let plan = self.plan((directory.clone(), launch), self.threads(&placements), warmups);
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
@@ -158,11 +160,16 @@ impl Repository {
     /// # Errors
     /// An instance cannot be started; then all is as it was.
     pub(super) async fn follow(&self, serving: &Serving, prepared: &Prepared) -> Result<Option<Serving>, String> {
-        let (config, number) = (&prepared.config, serving.model.version);
+        let number = serving.model.version;
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
         if self.has_other_members(serving) {
             return Ok(None);
         }
+        let launch = match prepared.plan {
+            Some(_) => Launch::default(),
+            None => self.launch(prepared, version).await?,
+        };
+        let config = &self.configure(prepared, (number, version), &launch).await?;
         if let Executor::Instances { driver, instances } = &*serving.executor
             && version.made.instances != serving.made.instances
         {
@@ -172,7 +179,7 @@ impl Repository {
                 return Ok(None);
             }
             let warmups = warmups(config, &serving.directory)?;
-            let plan = self.plan(serving.directory.clone(), self.threads(&placements), warmups);
+            let plan = self.plan((serving.directory.clone(), launch), self.threads(&placements), warmups);
             instances.resize(&plan, &placements, driver).await?;
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
@@ -195,18 +202,18 @@ impl Repository {
     }
 
     /// What is the same for all instances of a version in this directory.
-    fn plan(&self, directory: PathBuf, threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+    fn plan(&self, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
         Arc::new(Plan {
-            program: self.settings.program.clone(),
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
             threads,
             settings: supervisor::Settings {
-                start_timeout: self.settings.start_timeout,
+                start_timeout: self.start_timeout(&launch),
                 max_backoff: self.settings.max_backoff,
                 execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
                 ..supervisor::Settings::default()
             },
+            launch,
             cache: self.cache.clone(),
             warmups,
             metrics: self.metrics.subscribe(),

@@ -8,20 +8,21 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
-use pharos::model::{Completion, Draft, ModelConfig, ModelSignature, VersionPolicy, onnx};
+use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, onnx};
 use pharos::repository::{self, Made, Stamp};
 
 use super::given::Given;
 use super::scan::{self, Contents};
 use super::source::{Local, Sources};
 use super::{Repository, Settings};
+use crate::launch::{self, backends};
 
 /// A model that can be loaded.
 #[derive(Clone)]
 pub(super) struct Prepared {
     /// What the server calls it: its name, with its repository before it where models are told apart by those.
     pub(super) name: String,
-    pub(super) config: ModelConfig,
+    pub(super) configuration: Configuration,
     /// If it is an ensemble.
     pub(super) plan: Option<EnsemblePlan>,
     /// The versions to run.
@@ -30,6 +31,76 @@ pub(super) struct Prepared {
     pub(super) missing: Vec<u64>,
     /// Its files.
     pub(super) local: Arc<Local>,
+}
+
+/// What is known of a model's configuration before it is loaded.
+#[derive(Clone)]
+pub(super) enum Configuration {
+    /// All of it.
+    Known(Box<ModelConfig>),
+    /// Its code completes it, for each version anew.
+    Asked(Asked),
+}
+
+/// A configuration that the model's code completes.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) draft: Draft,
+    /// The model's name without its namespace.
+    directory: String,
+    files: Vec<String>,
+    default_max_batch_size: u32,
+}
+
+impl Asked {
+    /// What the code of a version has answered, completed and checked.
+    pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
+        let completion = Completion {
+            directory: &self.directory,
+            files: &self.files,
+            auto_complete: true,
+            default_max_batch_size: self.default_max_batch_size,
+            ..Completion::default()
+        };
+        self.draft.clone().answered(answer)?.complete(&completion)
+    }
+}
+
+impl Configuration {
+    pub(super) fn known(&self) -> Option<&ModelConfig> {
+        match self {
+            Self::Known(config) => Some(config),
+            Self::Asked(_) => None,
+        }
+    }
+
+    pub(super) fn backend(&self) -> &str {
+        match self {
+            Self::Known(config) => &config.backend,
+            Self::Asked(asked) => asked.draft.backend(),
+        }
+    }
+
+    pub(super) fn parameter(&self, name: &str) -> Option<&str> {
+        match self {
+            Self::Known(config) => config.parameters.get(name).map(String::as_str),
+            Self::Asked(asked) => asked.draft.parameter(name),
+        }
+    }
+
+    fn version_policy(&self) -> Result<VersionPolicy, ConfigError> {
+        match self {
+            Self::Known(config) => Ok(config.version_policy.clone()),
+            Self::Asked(asked) => asked.draft.version_policy(),
+        }
+    }
+
+    fn encode_parts(&self) -> [Vec<u8>; 3] {
+        match self {
+            Self::Known(config) => config.encode_parts(),
+            Self::Asked(asked) => asked.draft.encode_parts(),
+        }
+    }
 }
 
 /// A version that can be loaded.
@@ -65,9 +136,6 @@ impl Unprepared {
 /// The most characters that are told of what is wrong with a client's configuration, which may repeat what was sent.
 const LONGEST_ERROR: usize = 2000;
 
-/// The backends of the worker that this build starts.
-const BACKENDS: [&str; 3] = ["builtin", "onnxruntime", "tract"];
-
 impl Repository {
     /// Reads a model as it is in the repositories, or as a client has given it. Blocks.
     ///
@@ -87,23 +155,18 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     let contents = scan::contents(local.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
     let draft = draft(settings, &contents, given).map_err(unreadable)?;
-    let signature = signature(&contents, draft.model_file()).map_err(unreadable)?;
-    let completion = Completion {
-        directory: sources.without_namespace(model),
-        files: &contents.files,
-        backends: &BACKENDS,
-        gpus: &[],
-        signature: signature.as_ref(),
-        auto_complete: settings.auto_complete,
-        default_max_batch_size: settings.default_max_batch_size,
+    let configuration =
+        configuration(settings, sources.without_namespace(model), &contents, draft).map_err(unreadable)?;
+    let mut plan = match &configuration {
+        Configuration::Known(config) => EnsemblePlan::new(config).transpose().map_err(unreadable)?,
+        Configuration::Asked(_) => None,
     };
-    let config = draft.complete(&completion).map_err(|error| unreadable(error.to_string()))?;
-    let mut plan = EnsemblePlan::new(&config).transpose().map_err(unreadable)?;
     if let Some(plan) = &mut plan {
         plan.rename(|namespace, name| sources.member(model, namespace, name));
     }
     let present: Vec<u64> = contents.versions.keys().copied().collect();
-    let wanted = repository::select(&config.version_policy, &present);
+    let policy = configuration.version_policy().map_err(|error| unreadable(error.to_string()))?;
+    let wanted = repository::select(&policy, &present);
     if wanted.is_empty() {
         let there =
             if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
@@ -113,10 +176,41 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
     // With another member of the same name it is another ensemble.
     let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
-    let versions =
-        versions_made(&config, (local.path(), members), versions).map_err(|error| unreadable(error.to_string()))?;
-    let missing = missing(&config.version_policy, &present);
-    Ok(Prepared { name: model.to_owned(), config, plan, versions, missing, local })
+    let files = Files { settings, model, directory: local.path(), members };
+    let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
+    let missing = missing(&policy, &present);
+    Ok(Prepared { name: model.to_owned(), configuration, plan, versions, missing, local })
+}
+
+/// The whole configuration, unless the model's code is to complete it.
+fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
+    let signature = if draft.may_be_onnx() { signature(contents, draft.model_file())? } else { None };
+    let mut names: Vec<&str> = launch::ORDINARY.iter().chain(&launch::PYTHON).copied().collect();
+    let own = draft.backend().to_owned();
+    let mut is_python = false;
+    if !own.is_empty() && !names.contains(&own.as_str()) {
+        let places = contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
+        let found = backends::find(&settings.program, (model, &own), &places.collect::<Vec<_>>())?;
+        is_python = matches!(found, backends::Found::Python(_));
+        names.push(&own);
+    }
+    let completion = Completion {
+        directory: model,
+        files: &contents.files,
+        backends: &names,
+        gpus: &[],
+        signature: signature.as_ref(),
+        auto_complete: settings.auto_complete,
+        default_max_batch_size: settings.default_max_batch_size,
+    };
+    let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
+    if settings.auto_complete && (is_python || launch::PYTHON.contains(&draft.backend())) {
+        let (directory, files) = (model.to_owned(), contents.files.clone());
+        let default_max_batch_size = settings.default_max_batch_size;
+        return Ok(Configuration::Asked(Asked { draft, directory, files, default_max_batch_size }));
+    }
+    let config = draft.complete(&completion).map_err(|error| error.to_string())?;
+    Ok(Configuration::Known(Box::new(config)))
 }
 
 /// The configuration as somebody wrote it.
@@ -135,16 +229,35 @@ fn draft(settings: &Settings, contents: &Contents, given: Option<&Given>) -> Res
     }
 }
 
+/// What the files of a model are asked by.
+struct Files<'a> {
+    settings: &'a Settings,
+    model: &'a str,
+    /// The model's directory.
+    directory: &'a Path,
+    /// Of the members of an ensemble.
+    members: Stamp,
+}
+
 /// What each version is made of.
 fn versions_made(
-    config: &ModelConfig,
-    (model, members): (&Path, Stamp),
+    configuration: &Configuration,
+    files: &Files<'_>,
     versions: BTreeMap<u64, PathBuf>,
 ) -> io::Result<BTreeMap<u64, Version>> {
-    let shared = scan::shared_stamp(model)?;
+    let shared = scan::shared_stamp(files.directory)?;
+    let parts = configuration.encode_parts();
     let version = |(number, directory): (u64, PathBuf)| {
-        let files = Stamp::of(&(shared, members, scan::stamp(&directory)?));
-        Ok((number, Version { made: Made::new(config, files), directory }))
+        let asked = launch::Model {
+            name: files.model,
+            backend: configuration.backend(),
+            environment: configuration.parameter(launch::ENVIRONMENT),
+            directory: files.directory,
+            version: &directory,
+        };
+        let outside = scan::stamp_of(&launch::outside(&files.settings.program, &asked));
+        let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
+        Ok((number, Version { made: Made::of_parts(&parts, files), directory }))
     };
     versions.into_iter().map(version).collect()
 }

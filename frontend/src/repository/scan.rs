@@ -109,6 +109,15 @@ pub(super) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
     stamp_without(model, |name| name == CONFIG || name == CONFIGS || parse_version_directory(name).is_some())
 }
 
+/// The fingerprint of single files, or of what is at their places.
+pub(super) fn stamp_of(files: &[PathBuf]) -> Stamp {
+    let known = |path: &PathBuf| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((path.clone(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+    };
+    Stamp::of(&files.iter().map(known).collect::<Vec<_>>())
+}
+
 fn stamp_without(directory: &Path, leave: impl Fn(&str) -> bool) -> io::Result<Stamp> {
     let mut all = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -141,6 +150,10 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<Known>) -> io:
     let mut name = above;
     name.push("/");
     name.push(own);
+    if let Some(mark) = environment_mark(path).filter(|_| metadata.is_dir()) {
+        all.push((name, mark.len(), mark.mtime(), mark.mtime_nsec()));
+        return Ok(());
+    }
     if !metadata.is_dir() {
         all.push((name, metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
         return Ok(());
@@ -151,6 +164,12 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<Known>) -> io:
         list(&entry?.path(), name.clone(), depth + 1, all)?;
     }
     Ok(())
+}
+
+/// What tells that a directory is a Python environment, of thousands of files, and changes when it is made anew: those are
+/// not looked at one by one.
+fn environment_mark(directory: &Path) -> Option<fs::Metadata> {
+    ["pyvenv.cfg", "conda-meta/history"].iter().find_map(|name| fs::metadata(directory.join(name)).ok())
 }
 
 /// Whether a file or directory of this name is passed over.

@@ -104,6 +104,7 @@ fn response() -> wire::Response {
             offset: 0,
             len: 1,
             placed: false,
+            lent: None,
         }],
         parameters: Vec::new(),
         error: None,
@@ -195,6 +196,7 @@ async fn what_breaks_the_protocol_is_refused() {
         offset: 0,
         len: 1,
         placed: false,
+        lent: None,
     };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}

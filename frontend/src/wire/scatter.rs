@@ -303,6 +303,7 @@ mod tests {
             offset,
             len: element_count(shape).unwrap(),
             placed: false,
+            lent: None,
         };
         let output = |block: &OutputBlock, data: &'static [u8]| {
             let own = part_of(&config, &parts, block)?;

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::{
-    DROPPED, Definition, HEAD, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring, Sample, TAIL,
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring,
+    Sample, TAIL,
 };
 use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;
@@ -28,6 +29,8 @@ pub enum Event<'a> {
     /// From here on, the next number (from 0, in order) stands for this series.
     /// Not checked against any catalog.
     Series(Definition),
+    /// The model describes a metric of its own. Not checked.
+    Metric(Described),
     /// A sample of a series that was told before.
     Sample(Sample<'a>),
 }
@@ -152,11 +155,16 @@ impl Reader {
                 if number as usize != self.series || self.series >= MAX_SERIES {
                     return Err(Corrupt(format!("series {number} is told, {} are known", self.series)));
                 }
-                let kind = usize::try_from(kind).ok().and_then(|kind| KINDS.get(kind).copied());
-                let kind = kind.ok_or_else(|| Corrupt("a metric of an unknown type".to_owned()))?;
-                let definition = definition(kind, unpack(&mut self.text, text, padding)?)?;
+                let definition = definition(kind_of(kind)?, unpack(&mut self.text, text, padding)?)?;
                 self.series += 1;
                 Ok(Event::Series(definition))
+            }
+            (KIND_METRIC, &[kind, count, ref rest @ ..]) => {
+                let count = usize::try_from(count).ok().filter(|count| *count <= rest.len());
+                let count = count.ok_or_else(|| Corrupt("buckets that pass their record".to_owned()))?;
+                let (buckets, text) = rest.split_at(count);
+                let buckets = buckets.iter().map(|bits| f64::from_bits(*bits)).collect();
+                described(kind_of(kind)?, buckets, unpack(&mut self.text, text, padding)?).map(Event::Metric)
             }
             (kind, rest) => Err(Corrupt(format!("a record of kind {kind} with {} words", rest.len() + 1))),
         }
@@ -175,6 +183,19 @@ fn unpack<'a>(bytes: &'a mut Vec<u8>, words: &[u64], padding: usize) -> Result<&
     let length = length.ok_or_else(|| Corrupt(format!("{padding} bytes of padding in {} words", words.len())))?;
     bytes.truncate(length);
     Ok(bytes)
+}
+
+fn kind_of(number: u64) -> Result<Kind, Corrupt> {
+    let kind = usize::try_from(number).ok().and_then(|kind| KINDS.get(kind).copied());
+    kind.ok_or_else(|| Corrupt("a metric of an unknown type".to_owned()))
+}
+
+fn described(kind: Kind, buckets: Vec<f64>, text: &[u8]) -> Result<Described, Corrupt> {
+    let mut texts = split(text)?.into_iter();
+    let (Some(name), Some(description)) = (texts.next(), texts.next()) else {
+        return Err(Corrupt("a metric without name and description".to_owned()));
+    };
+    Ok(Described { name, kind, description, buckets, dimensions: texts.collect() })
 }
 
 fn definition(kind: Kind, text: &[u8]) -> Result<Definition, Corrupt> {

@@ -6,7 +6,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use super::{DROPPED, Definition, HEAD, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring, TAIL};
+use super::{
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring,
+    TAIL,
+};
 use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;
 use crate::timeline::Instant;
@@ -93,18 +96,25 @@ impl Writer {
         let mut text = std::mem::take(&mut self.text);
         text.clear();
         let labels = series.labels.iter().flat_map(|(name, value)| [name, value]);
-        for part in [&series.name, &series.unit].into_iter().chain(labels) {
-            let length = u32::try_from(part.len()).map_err(|_| PushError::TooLong)?;
-            text.extend_from_slice(&length.to_le_bytes());
-            text.extend_from_slice(part.as_bytes());
-        }
-        let kind = series.kind.unwrap_or(Kind::Gauge);
-        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or_default();
-        let pushed = self.push(KIND_SERIES, number, &[kind as u64], &text);
+        put_texts(&mut text, [&series.name, &series.unit].into_iter().chain(labels))?;
+        let kind = number_of(series.kind.unwrap_or(Kind::Gauge));
+        let pushed = self.push(KIND_SERIES, number, &[kind], &text);
         self.text = text;
         pushed?;
         self.series.insert(series.clone(), number);
         Ok(number)
+    }
+
+    /// Tells a metric that the model itself describes; before its series.
+    ///
+    /// # Errors
+    /// When it does not fit; asking again later is allowed.
+    pub fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
+        let mut text = Vec::new();
+        put_texts(&mut text, [&metric.name, &metric.description].into_iter().chain(&metric.dimensions))?;
+        let fixed = [number_of(metric.kind), metric.buckets.len() as u64];
+        let fixed: Vec<u64> = fixed.into_iter().chain(metric.buckets.iter().map(|bound| bound.to_bits())).collect();
+        self.push(KIND_METRIC, 0, &fixed, &text)
     }
 
     /// Writes one sample.
@@ -204,4 +214,19 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// The type's number in a record.
+fn number_of(kind: Kind) -> u64 {
+    KINDS.iter().position(|known| *known == kind).unwrap_or_default() as u64
+}
+
+/// Adds texts, each behind its length.
+fn put_texts<'a>(out: &mut Vec<u8>, texts: impl Iterator<Item = &'a String>) -> Result<(), PushError> {
+    for text in texts {
+        let length = u32::try_from(text.len()).map_err(|_| PushError::TooLong)?;
+        out.extend_from_slice(&length.to_le_bytes());
+        out.extend_from_slice(text.as_bytes());
+    }
+    Ok(())
 }

@@ -198,6 +198,14 @@ fn backends_and_platforms_are_matched() {
         ("platform: 'onnxruntime_onnx'", &[], &[], "onnxruntime|onnxruntime_onnx|model.onnx"),
         ("platform: 'pytorch_libtorch'", &[], &[], "pytorch|pytorch_libtorch|model.pt"),
         ("", &["model.py"], &[], "python||model.py"),
+        ("", &["model.json", "model.py", "model.pkl"], &[], "python||model.py"),
+        ("", &["model.pt2"], &[], "pytorch|pytorch_libtorch|model.pt2"),
+        ("platform: 'pytorch_libtorch'", &["model.pt2", "model.py"], &[], "pytorch|pytorch_libtorch|model.pt2"),
+        ("", &["model.pkl"], &[], "sklearn||model.pkl"),
+        ("backend: 'sklearn'", &["model.pkl", "model.joblib"], &[], "sklearn||model.joblib"),
+        ("", &["model.ubj"], &[], "xgboost||model.ubj"),
+        ("backend: 'xgboost'", &[], &[], "xgboost||model.json"),
+        ("default_model_filename: 'run.py'", &["run.py"], &[], "python||run.py"),
         ("", &["model.onnx"], &["tract", "builtin"], "tract||model.onnx"),
         ("platform: 'onnxruntime_onnx'", &[], &["tract"], "tract|onnxruntime_onnx|model.onnx"),
         ("backend: 'mine' platform: 'mine_too'", &[], &[], "mine|mine_too|"),
@@ -220,7 +228,7 @@ fn backends_and_platforms_are_matched() {
             "",
             &["weights.bin"],
             &[],
-            "must specify 'platform' or 'backend' for 'm': its version directories hold neither model.onnx, model.pt nor model.py",
+            "must specify 'platform' or 'backend' for 'm': its version directories hold none of model.onnx, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj",
         ),
     ] {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());

@@ -1,6 +1,7 @@
 //! Tests of the model configuration, by boundary.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod asked;
 mod complete;
 mod controls;
 mod request;

@@ -1,14 +1,17 @@
 //! How a worker executes a batch.
 //!
 //! A [`Backend`] sees contiguous inputs in shared memory and asks for outputs there; it never sees sockets, frames or
-//! other requests' bookkeeping. One file per backend; [`create`] chooses by name.
+//! other requests' bookkeeping. One file per backend; the registry chooses by name.
 
 mod builtin;
 mod countdown;
 mod elements;
 mod emit;
 #[allow(unsafe_code)]
+mod native;
+#[allow(unsafe_code)]
 mod onnxruntime;
+mod registry;
 mod repeat;
 mod sequence;
 mod stateful;
@@ -22,9 +25,15 @@ use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
 
 use crate::memory::{Flags, OutputArena};
+use crate::runtime::LoanCell;
 
 pub use crate::instance::{Outputs, Response};
-pub use crate::metrics::{Coalesced, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::metrics::{Coalesced, Described, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::runtime::{
+    Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
+};
+pub use registry::Create;
+pub(crate) use registry::Registry;
 
 /// Runs one instance of a model.
 pub trait Backend {
@@ -50,6 +59,12 @@ pub trait Backend {
     /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
     /// the configuration are kept, and dropped, by the runtime.
     fn sequence_ended(&mut self, _key: u64) {}
+
+    /// Whether its batches are to say all that clients have said
+    /// ([`BatchRequest::details`](pharos::wire::BatchRequest::details)).
+    fn wants_details(&self) -> bool {
+        false
+    }
 }
 
 /// What a backend is created from.
@@ -62,6 +77,12 @@ pub struct Context<'a> {
     pub threads: usize,
     /// What the model may record; to be cloned and kept.
     pub metrics: &'a Metrics,
+    /// What the backend may use at any time; to be cloned and kept.
+    pub runtime: &'a Runtime,
+    /// The instance's name, for messages: `model_0_0`.
+    pub instance: &'a str,
+    /// The model's version.
+    pub version: u64,
 }
 
 /// One input of a batch, over all its requests.
@@ -93,6 +114,7 @@ pub struct Batch<'a> {
     /// Outputs that are wanted whoever asks: the states.
     pub(crate) always: &'a [usize],
     pub(crate) flags: Flags<'a>,
+    pub(crate) loan: &'a LoanCell<'a>,
 }
 
 impl Batch<'_> {
@@ -100,6 +122,12 @@ impl Batch<'_> {
     /// [`ModelConfig::backend_outputs`] numbers states that are no outputs of the configuration.
     pub fn wants(&self, output: usize) -> bool {
         self.is_asked_for(output) || self.always.contains(&output)
+    }
+
+    /// A handle on the bytes of the input at this position of [`Batch::inputs`] that keeps them where they are as long as it
+    /// lives, also when the batch is over. `None` if there is no such input.
+    pub fn received(&self, input: usize) -> Option<Received> {
+        self.inputs.get(input).map(|input| self.loan.received(input.data))
     }
 
     /// Whether any request wants the output.
@@ -123,22 +151,6 @@ impl Batch<'_> {
     /// The rows of all requests together.
     pub fn rows(&self) -> u64 {
         self.requests.iter().map(|request| u64::from(request.rows)).sum()
-    }
-}
-
-/// Makes the backend that the configuration names.
-///
-/// # Errors
-/// The backend is not known, or cannot load the model; the message is for the user who wrote the model.
-pub fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
-    match context.config.backend.as_str() {
-        "builtin" => builtin::create(context),
-        "onnxruntime" => match onnxruntime::library() {
-            Some(library) => onnxruntime::create(context, &library),
-            None => tract::create(context),
-        },
-        "tract" => tract::create(context),
-        other => Err(load_error(format!("unknown backend '{other}'; this worker has: builtin, onnxruntime, tract"))),
     }
 }
 

@@ -6,19 +6,20 @@ use pharos::wire::{Execute, InputBlock};
 
 use crate::backend::{Batch, Input, run_error};
 use crate::memory::InputArena;
+use crate::runtime::{LoanCell, Shared};
 
 /// The batch that a frame describes, its inputs in place.
 pub(super) fn batch_of<'a>(
     config: &'a ModelConfig,
-    memory: &'a InputArena,
+    (shared, loan): (&'a Shared, &'a LoanCell<'a>),
     execute: &'a Execute,
 ) -> Result<Batch<'a>, InferError> {
     let inputs = execute.inputs.iter().map(|block| {
         let name = name_of(config, block)?;
-        let data = bytes_of(memory, block, name)?;
+        let data = bytes_of(&shared.inputs, block, name)?;
         Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data })
     });
-    Ok(batch_with(config, memory, execute, inputs.collect::<Result<_, InferError>>()?))
+    Ok(batch_with(config, (shared, loan), execute, inputs.collect::<Result<_, InferError>>()?))
 }
 
 /// The name of an input.
@@ -36,7 +37,7 @@ pub(super) fn bytes_of<'a>(memory: &'a InputArena, block: &InputBlock, name: &st
 /// A batch of these inputs.
 pub(super) fn batch_with<'a>(
     config: &'a ModelConfig,
-    memory: &'a InputArena,
+    (shared, loan): (&'a Shared, &'a LoanCell<'a>),
     execute: &'a Execute,
     inputs: Vec<Input<'a>>,
 ) -> Batch<'a> {
@@ -47,6 +48,7 @@ pub(super) fn batch_with<'a>(
         requests: &execute.requests,
         inputs,
         wanted: &execute.outputs,
-        flags: memory.flags(execute.flags),
+        flags: shared.inputs.flags(execute.flags),
+        loan,
     }
 }

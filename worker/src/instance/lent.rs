@@ -176,20 +176,6 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Writes one request's part of an output where its client wants it.
-    fn write(&self, placement: &Placement, (name, bytes): (&str, &[u8])) -> Result<(), InferError> {
-        let len = bytes.len() as u64;
-        if len > placement.len {
-            let text = format!(
-                "shared memory size specified with the request for output '{name}' ({} bytes) should be at least {len} bytes \
-                 to hold the results",
-                placement.len
-            );
-            return Err(InferError::new(ErrorCode::Internal, Reason::SharedMemory, text));
-        }
-        self.regions.write(placement.region, placement.offset, bytes)
-    }
-
     /// Where in a block the part of a request is; `None` if the block is not for it, or not cut as it should be.
     fn part(&self, block: &OutputBlock, bytes: &[u8], request: u32) -> Option<Range<usize>> {
         let all: Vec<u32> = match block.requests.as_slice() {
@@ -212,6 +198,23 @@ impl<'a> Lent<'a> {
         let start = index.checked_sub(1).map_or(0, |before| ends.get(before).copied().unwrap_or(0));
         Some(start..*ends.get(index)?)
     }
+}
+
+/// Writes one request's part of an output where its client wants it.
+///
+/// # Errors
+/// There is no room for it, or the memory has gone.
+pub(crate) fn write(regions: &Regions, placement: &Placement, (name, bytes): (&str, &[u8])) -> Result<(), InferError> {
+    let len = bytes.len() as u64;
+    if len > placement.len {
+        let text = format!(
+            "shared memory size specified with the request for output '{name}' ({} bytes) should be at least {len} bytes to \
+             hold the results",
+            placement.len
+        );
+        return Err(InferError::new(ErrorCode::Internal, Reason::SharedMemory, text));
+    }
+    regions.write(placement.region, placement.offset, bytes)
 }
 
 fn in_arena<'m>(arena: &'m InputArena, piece: &Piece, name: &str) -> Result<&'m [u8], InferError> {
@@ -320,7 +323,7 @@ impl Outputs<'_> {
             }
             let part = lent.part(block, bytes, placement.request).and_then(|part| bytes.get(part));
             let part = part.ok_or_else(|| run_error(format!("output '{name}' cannot be cut for its requests")))?;
-            lent.write(placement, (name, part))?;
+            write(lent.regions, placement, (name, part))?;
         }
         Ok(())
     }
@@ -333,7 +336,7 @@ impl Outputs<'_> {
                 let name = self.config.outputs.get(usize::from(block.output)).map_or("", |output| &output.name);
                 let bytes = self.arena.bytes(block.offset, block.len);
                 let bytes = bytes.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))?;
-                lent.write(placement, (name, bytes))?;
+                write(lent.regions, placement, (name, bytes))?;
             }
         }
         let mut regions = used(lent.execute).filter(|(user, _)| *user == request);

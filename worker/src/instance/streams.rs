@@ -1,79 +1,19 @@
 //! Responses of decoupled models: any number for each request of a batch, sent while the batch is executed.
 //!
-//! The frontend gives each request [`CREDITS`]: so many of its responses may be unread. When they are used up, the backend
-//! waits here, and with it the whole batch, for the worker has one thread. While it waits the socket is read: credits are
-//! counted, memory that clients have read is taken back, everything else is kept for later. The wait ends with the
-//! request's credit, when nobody wants its responses any more, or when the process is to stop.
+//! The frontend gives each request [`CREDITS`](pharos::wire::CREDITS): so many of its responses may be unread. When they are
+//! used up, the backend waits here, and with it the whole batch. While it waits the socket is read: credits are counted,
+//! memory that clients have read is taken back, everything else is kept for later. The wait ends with the request's credit,
+//! when nobody wants its responses any more, or when the process is to stop.
 
 use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
 use pharos::tensor::{DataType, byte_size};
-use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{self, CREDITS, Credits, Execute, OutputBlock, Resumed, ToFrontend, ToWorker};
+use pharos::timeline::Instant;
+use pharos::wire::{OutputBlock, WireError};
 
 use super::{Outputs, new_block, wire_error};
 use crate::backend::run_error;
 use crate::clock;
-use crate::memory::Flags;
-use crate::wire::Connection;
-
-/// The responses of a batch that is being executed.
-pub(super) struct Streams<'a> {
-    connection: &'a mut Connection,
-    flags: Flags<'a>,
-    batch: u64,
-    requests: Vec<Stream>,
-    /// Nobody will read any more: the process ends.
-    stopping: bool,
-}
-
-/// The responses of one request.
-#[derive(Clone, Default)]
-struct Stream {
-    /// In earlier batches too.
-    sent: u64,
-    /// How many of them the client has taken, as far as is known.
-    taken: u64,
-    ended: bool,
-}
-
-impl<'a> Streams<'a> {
-    pub(super) fn new(connection: &'a mut Connection, flags: Flags<'a>, execute: &Execute) -> Self {
-        let mut requests = vec![Stream::default(); execute.requests.len()];
-        for &Resumed { request, sent, taken } in &execute.resumed {
-            if let Some(stream) = requests.get_mut(request as usize) {
-                *stream = Stream { sent, taken, ended: false };
-            }
-        }
-        Self { connection, flags, batch: execute.batch, requests, stopping: false }
-    }
-
-    fn stream(&mut self, request: usize) -> Result<&mut Stream, InferError> {
-        let count = self.requests.len();
-        let stream = self.requests.get_mut(request);
-        let stream = stream.ok_or_else(|| run_error(format!("there is no request {request} in a batch of {count}")))?;
-        if stream.ended {
-            return Err(run_error(format!("request {request} of the batch has had its last response")));
-        }
-        Ok(stream)
-    }
-
-    /// Counts what clients have taken of this batch.
-    fn take_credits(&mut self, credits: &Credits) {
-        if credits.batch == self.batch
-            && let Some(stream) = self.requests.get_mut(credits.request as usize)
-        {
-            stream.taken = stream.taken.max(credits.taken);
-        }
-    }
-
-    fn send(&mut self, response: wire::Response) {
-        if self.connection.send(&ToFrontend::Response(response)).is_err() {
-            // The main loop meets the broken connection too, and ends the process.
-            self.stopping = true;
-        }
-    }
-}
 
 /// A response in the making, of one request of a decoupled model. Dropped, it is not sent.
 pub struct Response<'o, 'a> {
@@ -118,45 +58,20 @@ impl<'a> Outputs<'a> {
         let _ = self.end(request, now, Some(wire_error(error)));
     }
 
-    fn end(&mut self, request: usize, now: Instant, error: Option<wire::WireError>) -> Result<(), InferError> {
-        let stamps = self.response_stamps(now, now);
-        let streams = self.streams.as_mut().ok_or_else(not_decoupled)?;
-        streams.stream(request)?.ended = true;
-        let (batch, empty) = (streams.batch, error.is_none());
-        let request = u32::try_from(request).unwrap_or(u32::MAX);
-        let (outputs, parameters) = (Vec::new(), Vec::new());
-        streams.send(wire::Response { batch, request, outputs, parameters, error, last: true, empty, stamps });
-        Ok(())
+    fn end(&mut self, request: usize, now: Instant, error: Option<WireError>) -> Result<(), InferError> {
+        let place = self.streamed(request)?;
+        let empty = error.is_none();
+        self.shared.send_response(place, (Vec::new(), Vec::new()), error, (true, empty), now)
     }
 
-    fn response_stamps(&self, output_start: Instant, end: Instant) -> ComputeStamps {
-        let input_end = self.input_end.unwrap_or(self.start);
-        ComputeStamps { start: self.start, input_end, output_start: output_start.max(input_end), end }
+    /// A request of a decoupled model.
+    fn streamed(&self, request: usize) -> Result<(u64, u32), InferError> {
+        let request = u32::try_from(request).map_err(|_| run_error("too many requests"))?;
+        self.config.decoupled.then_some((self.execute.batch, request)).ok_or_else(not_decoupled)
     }
 
     fn wait_for_credit(&mut self, request: usize) -> Result<(), InferError> {
-        let streams = self.streams.as_mut().ok_or_else(not_decoupled)?;
-        loop {
-            let &mut Stream { sent, taken, .. } = streams.stream(request)?;
-            if streams.stopping || streams.flags.is_set(request) {
-                return Err(InferError::cancelled());
-            }
-            if sent.saturating_sub(taken) < CREDITS.into() {
-                return Ok(());
-            }
-            match streams.connection.read() {
-                Ok(Some(ToWorker::Credits(credits))) => {
-                    self.arena.release(&credits.released);
-                    streams.take_credits(&credits);
-                }
-                Ok(Some(ToWorker::Release(offsets))) => self.arena.release(&offsets),
-                Ok(Some(frame)) => {
-                    streams.stopping |= frame == ToWorker::Shutdown;
-                    streams.connection.keep(frame);
-                }
-                Ok(None) | Err(_) => streams.stopping = true,
-            }
-        }
+        self.shared.wait_for_credit(self.streamed(request)?)
     }
 }
 
@@ -234,15 +149,10 @@ impl Response<'_, '_> {
             self.withdraw();
             error = Some(unplaced);
         }
-        let stamps = self.outputs.response_stamps(self.output_start, clock::now());
-        let streams = self.outputs.streams.as_mut().ok_or_else(not_decoupled)?;
-        let stream = streams.stream(self.request as usize)?;
-        stream.sent += 1;
-        stream.ended = last;
         let (outputs, parameters) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.parameters));
-        let (batch, request, error) = (streams.batch, self.request, error.map(wire_error));
-        streams.send(wire::Response { batch, request, outputs, parameters, error, last, empty: false, stamps });
-        Ok(())
+        let place = (self.outputs.execute.batch, self.request);
+        let error = error.map(wire_error);
+        self.outputs.shared.send_response(place, (outputs, parameters), error, (last, false), self.output_start)
     }
 
     fn withdraw(&mut self) {

@@ -13,12 +13,16 @@ use pharos::metrics::channel;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::{
-    BatchRequest, Done, Execute, InputBlock, Load, PREFIX, Resumed, VERSION, decode_to_frontend, flags, payload_length,
+    self, BatchRequest, CREDITS, Credits, Done, Execute, InputBlock, Load, PREFIX, Resumed, ToFrontend, ToWorker,
+    VERSION, decode_to_frontend, flags, payload_length,
 };
 
 use super::*;
+use crate::backend::Registry;
 use crate::descriptors::SharedDescriptors;
-use crate::instance::Instance;
+use crate::instance::{Executed, Instance};
+use crate::runtime::Runtime;
+use crate::wire::split;
 
 const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
     input { name: 'IN' data_type: TYPE_INT32 dims: -1 } output { name: 'OUT' data_type: TYPE_INT32 dims: 1 }
@@ -83,13 +87,14 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let (socket, theirs) = UnixStream::pair().unwrap();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let worker = thread::spawn(move || {
-        let mut instance = Instance::load(&load, descriptors).unwrap();
-        let mut connection = Connection::new(theirs);
-        let (done, panicked) = instance.execute(&execute, &mut connection);
+        let (reader, sender) = split(theirs).unwrap();
+        let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors).unwrap();
+        let mut instance = Instance::load(&load, runtime.clone(), &Registry::default()).unwrap();
+        let Executed { done, panicked, .. } = instance.execute(&execute);
         assert!(!panicked);
-        connection.send(&ToFrontend::Done(done.clone())).unwrap();
+        sender.send(&ToFrontend::Done(done.clone())).unwrap();
         let mut received = Vec::new();
-        while let Ok(Some(frame)) = connection.receive() {
+        while let Ok(Some(frame)) = runtime.0.receive() {
             received.push(frame);
         }
         (done, received)

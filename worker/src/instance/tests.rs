@@ -15,6 +15,8 @@ use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::*;
+use crate::descriptors::SharedDescriptors;
+use crate::wire::split;
 
 const ARENA: u64 = 1 << 20;
 
@@ -30,6 +32,8 @@ struct World {
     unread: Vec<u64>,
     /// The frontend's end of the socket of regions.
     regions: std::os::fd::OwnedFd,
+    /// The frontend's end of the connection.
+    _frontend: UnixStream,
     _folder: Folder,
 }
 
@@ -78,9 +82,13 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
         auto_detect: false,
     };
     let (told, regions) = lent::socket();
-    let instance = Instance::load(&load, SharedDescriptors { inputs, outputs, metrics: ring, bell, regions })?;
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let (worker, frontend) = UnixStream::pair().unwrap();
+    let runtime = Runtime::open(&load, split(worker).unwrap(), descriptors)?;
+    let instance = Instance::load(&load, runtime, &Registry::default())?;
     let (inputs, outputs, regions) = (our_inputs, our_outputs, told);
-    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread: Vec::new(), regions, _folder: folder })
+    let (unread, _folder, _frontend) = (Vec::new(), folder, frontend);
+    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, _frontend, _folder })
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {
@@ -126,8 +134,8 @@ impl World {
 
     /// Executes a frame, and reads what is in the arena.
     fn run(&mut self, execute: &Execute) -> (Done, Vec<Read>) {
-        let (worker, _frontend) = UnixStream::pair().unwrap();
-        let (done, panicked) = self.instance.execute(execute, &mut Connection::new(worker));
+        let Executed { done, panicked, kept } = self.instance.execute(execute);
+        drop(kept);
         assert!(!panicked);
         let in_arena = || done.outputs.iter().filter(|block| !block.placed);
         let read = in_arena().map(|block| {
@@ -203,7 +211,7 @@ fn builtin(function: &str, rest: &str) -> String {
 
 /// The engines for ONNX files; ONNX Runtime only where its library is named.
 fn engines() -> Vec<&'static str> {
-    if backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
+    if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
 }
 
 /// Random sequences begin, go on and end in random batches with padding between them; each row must be what its

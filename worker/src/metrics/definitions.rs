@@ -1,12 +1,12 @@
 //! Which metrics this process may record, and what their labels are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, WorkerLabel};
-use pharos::metrics::channel::Definition;
+use pharos::metrics::channel::{Definition, Described};
 
 use super::MetricError;
 use super::handles::Named;
@@ -19,6 +19,8 @@ pub(super) struct Definitions {
     defaults: Defaults,
     /// By name and type, with the dimensions in the order in which the model gives their values.
     added: HashMap<(String, Kind), Arc<Named>>,
+    /// The names of those that the model itself has described: no definition is needed for them.
+    own: HashSet<String>,
 }
 
 /// Values of dimensions that a model need not give.
@@ -44,7 +46,7 @@ impl Definitions {
     pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
-        Self { catalog: None, auto_detect, defaults, added: HashMap::new() }
+        Self { catalog: None, auto_detect, defaults, added: HashMap::new(), own: HashSet::new() }
     }
 
     /// Takes another definition in place of the one before. What it leaves out or switches off is recorded no more. What it
@@ -59,7 +61,7 @@ impl Definitions {
                 spec.kind == *kind && spec.dimensions.len() == named.names().len() && spec.dimensions.iter().all(same)
             }
             None => {
-                named.switch(self.auto_detect);
+                named.switch(self.auto_detect || self.own.contains(name));
                 true
             }
         });
@@ -98,6 +100,33 @@ impl Definitions {
         let named = Arc::new(named);
         self.added.insert(key, Arc::clone(&named));
         Ok(named)
+    }
+
+    /// See [`super::Metrics::own_series`]; also whether it is new.
+    pub(super) fn describe(&mut self, metric: &Described) -> Result<(Arc<Named>, bool), MetricError> {
+        let Described { name, kind, dimensions, .. } = metric;
+        if self.spec(name).is_some() {
+            let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
+            return Ok((self.add(name, "", &dimensions, *kind)?, false));
+        }
+        if let Some(known) = self.added.keys().find(|(known, of)| known == name && of != kind) {
+            let (expected, given) = (known.1, *kind);
+            return Err(SampleError::WrongKind { metric: name.clone(), expected, given }.into());
+        }
+        let key = (name.clone(), *kind);
+        if let Some(known) = self.added.get(&key) {
+            if known.names() == dimensions.as_slice() {
+                return Ok((Arc::clone(known), false));
+            }
+            let (metric, expected) = (name.clone(), known.names().to_vec());
+            return Err(SampleError::WrongLabels { metric, expected, given: dimensions.clone() }.into());
+        }
+        let none = vec![None; dimensions.len()];
+        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none, AtomicBool::new(true));
+        let own = Arc::new(own);
+        self.added.insert(key, Arc::clone(&own));
+        self.own.insert(name.clone());
+        Ok((own, true))
     }
 
     /// See [`super::Metrics::get_metric`].

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use pharos::metrics::channel::{Definition, PushError, Sample, Writer};
+use pharos::metrics::channel::{Definition, Described, PushError, Sample, Writer};
 use pharos::metrics::emitter::Throttle;
 use pharos::metrics::tslog::push_request_id;
 use pharos::timeline::Instant;
@@ -94,6 +94,20 @@ impl Sink {
         self.stuck = number == Err(PushError::Full);
         self.call_reader();
         number
+    }
+
+    /// Tells the frontend of a metric that the model describes.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub(super) fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
+        let mut room = Room::new(self.stuck, &self.bell);
+        loop {
+            match self.writer.describe(metric) {
+                Err(PushError::Full) if room.wait() => {}
+                result => return result,
+            }
+        }
     }
 
     /// Commits a sample.

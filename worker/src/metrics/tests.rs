@@ -78,7 +78,7 @@ fn came(name: &str, labels: &[&str], value: f64, request_id: &str) -> Came {
 }
 
 fn requests(ids: &[&str]) -> Vec<BatchRequest> {
-    ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, parameters: Vec::new(), sequence: None }).collect()
+    ids.iter().map(|id| BatchRequest { id: (*id).into(), rows: 1, ..BatchRequest::default() }).collect()
 }
 
 fn refusal<T>(result: Result<T, MetricError>) -> String {
@@ -157,6 +157,8 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
         outputs: vec![],
         parameters: vec![],
         rescheduled: vec![],
+        open: vec![],
+        held: false,
     };
     world.metrics.batch_executed(&done(None), Instant(0));
     series.add_or_update(7.0);
@@ -281,6 +283,8 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
             outputs: Vec::new(),
             parameters: Vec::new(),
             rescheduled: Vec::new(),
+            open: Vec::new(),
+            held: false,
         };
         world.metrics.batch_executed(&done, Instant(0));
     };

@@ -30,7 +30,8 @@ impl Repository {
         number: u64,
     ) -> Result<Serving, String> {
         let began = clock::now();
-        let (config, directory) = (&prepared.config, &version.directory);
+        let directory = &version.directory;
+        let config = prepared.configuration.known().ok_or("an ensemble has no code that completes it")?;
         let members = self.members(config, &plan)?;
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;

@@ -1,13 +1,15 @@
 //! The responses of decoupled steps of one stage, which come from any number of requests at once.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use pharos::ensemble::CallId;
 use pharos::error::InferError;
+use tokio::task::coop::{poll_proceed, unconstrained};
 
 use super::slots::Place;
 use crate::repository::Responses;
@@ -60,12 +62,13 @@ impl<S: Source> Stream<S> {
 /// The decoupled steps of one stage.
 ///
 /// Responses are taken in the order in which they come: one of another request only when the request before it has none.
-/// A model with one instance answers its requests one after the other, and its responses must leave like that.
+/// A model with one instance answers its requests one after the other, and its responses must leave like that. So of
+/// several requests that have got responses the earliest goes first: where it matters, it has got them first.
 pub(super) struct Streams<S = Responses> {
     /// The request whose response was taken last.
     current: Option<Stream<S>>,
-    /// A response of another, which came when `current` had none.
-    held: Option<(Stream<S>, Streamed)>,
+    /// Responses of others, which came when `current` had none.
+    held: BTreeMap<CallId, (Stream<S>, Streamed)>,
     others: FuturesUnordered<Next<S>>,
     /// Too far ahead of what is made of their responses.
     parked: Vec<Stream<S>>,
@@ -73,7 +76,7 @@ pub(super) struct Streams<S = Responses> {
 
 impl<S> Default for Streams<S> {
     fn default() -> Self {
-        Self { current: None, held: None, others: FuturesUnordered::new(), parked: Vec::new() }
+        Self { current: None, held: BTreeMap::new(), others: FuturesUnordered::new(), parked: Vec::new() }
     }
 }
 
@@ -81,17 +84,33 @@ impl<S: Source> Streams<S> {
     /// One more request.
     pub(super) fn push(&mut self, stream: Stream<S>) {
         match &self.current {
-            None if self.others.is_empty() && self.held.is_none() => self.current = Some(stream),
+            None if self.others.is_empty() && self.held.is_empty() => self.current = Some(stream),
             _ => self.others.push(Next(Some(stream))),
         }
     }
 
     /// The next response, with its step; with the step's place if it was the last. `waiting` says how many responses of a step
     /// wait for one before them.
+    ///
+    /// Whether the task should let others run is asked once, here. A channel that asked by itself would say that it has
+    /// nothing although it has, and the response of another request would be taken before its turn.
     pub(super) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
         waiting: impl Fn(CallId) -> usize,
+    ) -> Poll<(CallId, Streamed, Place)> {
+        let allowed = ready!(poll_proceed(cx));
+        let next = pin!(unconstrained(poll_fn(|cx| self.poll_in_turn(cx, &waiting)))).poll(cx);
+        if next.is_ready() {
+            allowed.made_progress();
+        }
+        next
+    }
+
+    fn poll_in_turn(
+        &mut self,
+        cx: &mut Context<'_>,
+        waiting: &impl Fn(CallId) -> usize,
     ) -> Poll<(CallId, Streamed, Place)> {
         let is_ahead = |stream: &mut Stream<S>| waiting(stream.id) >= BEHIND;
         for stream in self.parked.extract_if(.., |stream| !is_ahead(stream)) {
@@ -105,13 +124,17 @@ impl<S: Source> Streams<S> {
                     Poll::Pending => self.current = Some(stream),
                 }
             }
-            if let Some((stream, streamed)) = self.held.take() {
+            if let Some((_, (stream, streamed))) = self.held.pop_first() {
                 self.others.extend(self.current.take().map(|stream| Next(Some(stream))));
                 return Poll::Ready(self.given(stream, streamed));
             }
-            let Poll::Ready(Some(next)) = self.others.poll_next_unpin(cx) else { return Poll::Pending };
+            while let Poll::Ready(Some(Some((stream, streamed)))) = self.others.poll_next_unpin(cx) {
+                self.held.insert(stream.id, (stream, streamed));
+            }
             // What the current one has got meanwhile was there before.
-            self.held = next;
+            if self.held.is_empty() {
+                return Poll::Pending;
+            }
         }
     }
 
@@ -211,6 +234,33 @@ mod tests {
         let ahead = |id| if id == ids[1] { BEHIND } else { 0 };
         assert_eq!(taken(&mut streams, ahead), Vec::<String>::new(), "it is too far ahead");
         assert_eq!(taken(&mut streams, none), ["b2"]);
+    }
+
+    #[tokio::test]
+    async fn responses_that_have_come_together_are_taken_in_the_order_of_their_requests() {
+        let mut streams = Streams::default();
+        let mut senders = Vec::new();
+        for (n, id) in ids(100).into_iter().enumerate() {
+            let (sender, responses) = unbounded_channel();
+            streams.push(Stream { id, responses, place: None });
+            senders.push(sender);
+            // Some have been looked at, some have not.
+            if n == 40 {
+                assert_eq!(taken(&mut streams, |_| 0), Vec::<String>::new());
+            }
+        }
+        for (n, sender) in senders.iter().enumerate() {
+            for part in 0..3 {
+                respond(sender, &format!("{n}.{part}"), part == 2);
+            }
+        }
+        let mut all = Vec::new();
+        while all.len() < 300 {
+            let (_, streamed, _) = poll_fn(|cx| streams.poll_next(cx, |_| 0)).await;
+            all.push(streamed.answer.unwrap().id);
+        }
+        let expected: Vec<String> = (0..100).flat_map(|n| (0..3).map(move |part| format!("{n}.{part}"))).collect();
+        assert_eq!(all, expected);
     }
 
     #[test]

@@ -1,0 +1,41 @@
+//! The backend `scale`: multiplies its FP32 input by the configuration's parameter `factor`. The program is a worker like
+//! `pharos-worker`, with one more backend.
+
+use std::process::ExitCode;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::tensor::DataType;
+use pharos_worker::Worker;
+use pharos_worker::backend::{Backend, Batch, Context, Outputs};
+
+struct Scale {
+    factor: f32,
+}
+
+impl Backend for Scale {
+    fn engine(&self) -> String {
+        concat!("scale ", env!("CARGO_PKG_VERSION")).to_owned()
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let [input] = batch.inputs.as_slice() else { return Err(InferError::invalid("scale takes one input")) };
+        let memory = outputs.allocate_fixed(0, DataType::Fp32, input.shape)?;
+        for (value, result) in input.data.as_chunks().0.iter().zip(memory.as_chunks_mut().0) {
+            *result = (f32::from_le_bytes(*value) * self.factor).to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    let text = context.config.parameters.get("factor").map_or("1", String::as_str);
+    let factor = text.parse().map_err(|_| {
+        let text = format!("parameter 'factor' is '{text}'; it must be a number");
+        InferError::new(ErrorCode::Unavailable, Reason::Backend, text)
+    });
+    Ok(Box::new(Scale { factor: factor? }))
+}
+
+fn main() -> ExitCode {
+    Worker::new().backend("scale", create).run()
+}

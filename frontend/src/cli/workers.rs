@@ -1,0 +1,114 @@
+//! The options of the processes that run models, and the settings of their backends.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{Models, WORKERS, positive_seconds, seconds};
+
+/// One `--backend-config`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendSetting {
+    /// The backend that it is for; `None` for all.
+    pub backend: Option<String>,
+    /// What is set.
+    pub key: String,
+    /// To what.
+    pub value: String,
+}
+
+/// The processes that run models.
+#[derive(Clone, Debug, Args)]
+pub struct Workers {
+    /// The worker executable [default: pharos-worker beside this executable]
+    #[arg(long, value_name = "FILE", env = "PHAROS_WORKER_BINARY", help_heading = WORKERS)]
+    pub worker_binary: Option<PathBuf>,
+    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else that of the Python on the PATH; without one, the embedded
+    /// runtime serves ONNX models]
+    #[arg(long, value_name = "FILE", env = "PHAROS_ONNXRUNTIME_LIBRARY", help_heading = WORKERS)]
+    pub onnxruntime_library: Option<PathBuf>,
+    /// Seconds that a worker may take to load its model
+    #[arg(long, value_name = "SECONDS", default_value = "300", env = "PHAROS_WORKER_START_TIMEOUT_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
+    pub worker_start_timeout_secs: Duration,
+    /// The longest pause in seconds before a worker that keeps dying is started again; the first is 0.1 s, each is twice the last
+    #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_WORKER_MAX_BACKOFF_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
+    pub worker_max_backoff_secs: Duration,
+    /// Seconds that a worker may take to execute one batch; 0 for no limit
+    #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
+    pub worker_execution_timeout_secs: Duration,
+    /// Threads that one instance computes with [default: the cores divided by the instances]
+    #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = WORKERS)]
+    pub worker_threads: Option<u32>,
+    /// The Python of models that bring none with them; it needs the package pharos-worker [default: python3 of the PATH]
+    #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
+    pub python: Option<PathBuf>,
+    /// Where further backends are: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py [default:
+    /// backends beside this executable, if that is there]
+    #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
+    pub backend_directory: Option<PathBuf>,
+    /// Where archives that EXECUTION_ENV_PATH names are unpacked, once for all who use them; what is unused for two weeks goes
+    /// [default: pharos/environments in the user's cache folder]
+    #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
+    pub environment_cache_directory: Option<PathBuf>,
+}
+
+/// What Triton's Python backend is told about its shared memory and threads; here they are as they are needed.
+const NOT_NEEDED: [&str; 4] =
+    ["shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name", "thread-pool-size"];
+
+/// How long Triton's Python backend waits for its processes.
+const PYTHON_TIMEOUT: &str = "stub-timeout-seconds";
+
+impl Models {
+    /// The settings of the Python backend, the last given of equals first.
+    fn python_settings(&self) -> impl Iterator<Item = &BackendSetting> {
+        self.backend_config.iter().rev().filter(|setting| setting.backend.as_deref() == Some("python"))
+    }
+
+    /// How long Python workers may take to load their models, if that is said for them alone
+    /// (`--backend-config=python,stub-timeout-seconds=N`).
+    pub fn python_start_timeout(&self) -> Option<Duration> {
+        let mut named = self.python_settings().filter(|setting| setting.key == PYTHON_TIMEOUT);
+        named.next().and_then(|setting| positive_seconds(&setting.value).ok())
+    }
+
+    /// What is said about the Python backend and means nothing here, a sentence each.
+    pub fn python_doubts(&self) -> Vec<String> {
+        let unknown =
+            |setting: &&BackendSetting| setting.key != PYTHON_TIMEOUT && setting.key != "default-max-batch-size";
+        let doubt = |setting: &BackendSetting| {
+            let key = &setting.key;
+            match NOT_NEEDED.contains(&key.as_str()) || key.starts_with("shm-") {
+                true => format!(
+                    "--backend-config=python,{key} is not needed here and passed over: tensors are in shared memory that grows \
+                     as it is used"
+                ),
+                false => format!(
+                    "--backend-config=python,{key} is not known and passed over; known are {PYTHON_TIMEOUT} and \
+                     default-max-batch-size"
+                ),
+            }
+        };
+        self.python_settings().filter(unknown).map(doubt).collect()
+    }
+}
+
+pub(super) fn backend_setting(text: &str) -> Result<BackendSetting, String> {
+    let form = "allowed are KEY=VALUE and BACKEND,KEY=VALUE, for example default-max-batch-size=8";
+    let (backend, setting) = match text.split_once(',') {
+        Some((backend, setting)) => (Some(backend), setting),
+        None => (None, text),
+    };
+    let (key, value) = setting.split_once('=').ok_or(form)?;
+    if key.is_empty() || value.is_empty() || backend.is_some_and(str::is_empty) {
+        return Err(form.to_owned());
+    }
+    if key == "default-max-batch-size" && value.parse::<u32>().is_err() {
+        return Err(format!("default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}", u32::MAX));
+    }
+    if backend == Some("python") && key == PYTHON_TIMEOUT {
+        positive_seconds(value).map_err(|allowed| format!("{PYTHON_TIMEOUT} is '{value}'; {allowed}"))?;
+    }
+    Ok(BackendSetting { backend: backend.map(str::to_owned), key: key.to_owned(), value: value.to_owned() })
+}

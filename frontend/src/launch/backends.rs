@@ -1,0 +1,92 @@
+//! Backends that are files: a shared library with the C interface of `pharos_backend.h`, an executable built on the library
+//! `pharos-worker`, or a `model.py` that serves models of its kind. Libraries and Python code are looked for in the
+//! version's directory, the model's directory and the backend's directory, in this order, as Triton does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{ORDINARY, PYTHON, Program};
+
+/// What a backend is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A shared library for the ordinary worker.
+    Library(PathBuf),
+    /// An executable in place of the ordinary worker.
+    Worker(PathBuf),
+    /// Code for the Python worker.
+    Python(PathBuf),
+}
+
+impl Found {
+    pub(super) fn path(&self) -> &Path {
+        let (Self::Library(path) | Self::Worker(path) | Self::Python(path)) = self;
+        path
+    }
+}
+
+/// The backend of this name, which `places` may hold before the backend directory does.
+///
+/// # Errors
+/// There is none; the text lists what there is.
+pub(crate) fn find(program: &Program, (model, name): (&str, &str), places: &[&Path]) -> Result<Found, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
+        return Err(format!(
+            "backend '{}' of model '{model}' is no name of a backend: allowed are letters, digits, '_', '-' and '.'",
+            name.escape_debug()
+        ));
+    }
+    let own = program.backends.as_ref().map(|directory| directory.join(name));
+    let all = || places.iter().copied().chain(own.as_deref());
+    let file = |directory: &Path, name: &str| Some(directory.join(name)).filter(|path| path.is_file()).map(absolute);
+    let library = format!("libpharos_{name}.so");
+    if let Some(path) = all().find_map(|directory| file(directory, &library)) {
+        return Ok(Found::Library(path));
+    }
+    let worker = format!("pharos-worker-{name}");
+    if let Some(path) = own.as_deref().and_then(|directory| file(directory, &worker)) {
+        return Ok(Found::Worker(path));
+    }
+    if let Some(path) = all().find_map(|directory| file(directory, "model.py")) {
+        return Ok(Found::Python(path));
+    }
+    Err(missing(program, (model, name)))
+}
+
+fn missing(program: &Program, (model, name): (&str, &str)) -> String {
+    let looked = match &program.backends {
+        Some(directory) => {
+            let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
+            format!("'{}' does not hold {wanted}", directory.join(name).display())
+        }
+        None => "there is no backend directory, which --backend-directory names".to_owned(),
+    };
+    format!(
+        "backend '{name}' of model '{model}' is not available here; available: {}; {looked}",
+        available(program).join(", ")
+    )
+}
+
+/// The names of all backends that can be used.
+pub(crate) fn available(program: &Program) -> Vec<String> {
+    let mut names: Vec<String> = ORDINARY.iter().chain(&PYTHON).map(|name| (*name).to_owned()).collect();
+    let entries = program.backends.as_ref().and_then(|directory| fs::read_dir(directory).ok());
+    let mut more: Vec<String> =
+        entries.into_iter().flatten().filter_map(|entry| holds_a_backend(&entry.ok()?.path())).collect();
+    more.sort();
+    names.extend(more);
+    names
+}
+
+/// The name of the backend that a directory in the backend directory is of.
+fn holds_a_backend(directory: &Path) -> Option<String> {
+    let name = directory.file_name()?.to_str()?;
+    let files = [format!("libpharos_{name}.so"), format!("pharos-worker-{name}"), "model.py".to_owned()];
+    files.iter().any(|file| directory.join(file).is_file()).then(|| name.to_owned())
+}
+
+/// The same path wherever the process is; links stay.
+pub(super) fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}

@@ -1,0 +1,193 @@
+//! Which Python runs a model: that of its parameter `EXECUTION_ENV_PATH`, else of a `venv` or `.venv` in its directory, else
+//! `--python`, else the `python3` of the `PATH`. Paths keep their links: a virtual environment is known by where its
+//! interpreter is found.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::archive::{self, Environment};
+use super::backends::absolute;
+use super::{ENVIRONMENT, MODEL_DIRECTORY, Model, Program};
+
+/// A Python.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interpreter {
+    pub(crate) path: PathBuf,
+    /// Who chose it, in words.
+    pub(crate) by: &'static str,
+    /// The environment that it is of, unless it is the default one.
+    pub(super) home: Option<PathBuf>,
+}
+
+impl fmt::Display for Interpreter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' ({})", self.path.display(), self.by)
+    }
+}
+
+/// A Python, and what was unpacked for it.
+pub(super) struct Named {
+    pub(super) interpreter: Interpreter,
+    pub(super) unpacked: Option<Arc<Environment>>,
+}
+
+const BY_PARAMETER: &str = "the model's EXECUTION_ENV_PATH";
+const BY_FOLDER: &str = "in the model's directory";
+const BY_FLAG: &str = "of --python";
+const BY_PATH: &str = "of the PATH";
+
+/// The folders of a model that are its environment, in this order.
+const FOLDERS: [&str; 2] = ["venv", ".venv"];
+
+/// The Python of a model.
+///
+/// # Errors
+/// It is not there or cannot be executed, or the environment cannot be unpacked.
+pub(super) fn find(program: &Program, model: &Model<'_>) -> Result<Named, String> {
+    let named = match model.environment.filter(|path| !path.is_empty()) {
+        Some(path) => by_parameter(program, model, path)?,
+        None => {
+            let folder = FOLDERS.iter().map(|name| model.directory.join(name)).find(|folder| folder.is_dir());
+            let interpreter = match folder {
+                Some(folder) => in_environment(model.name, absolute(folder), BY_FOLDER)?,
+                None => by_default(program, model.name)?,
+            };
+            Named { interpreter, unpacked: None }
+        }
+    };
+    check(model.name, &named.interpreter)?;
+    Ok(named)
+}
+
+/// The path that [`ENVIRONMENT`] names.
+pub(super) fn named_path(value: &str, model: &Model<'_>) -> PathBuf {
+    let directory = absolute(model.directory.to_owned());
+    PathBuf::from(value.replace(MODEL_DIRECTORY, &directory.to_string_lossy()))
+}
+
+fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Named, String> {
+    let path = absolute(named_path(value, model));
+    let refused = |why: &str| {
+        format!(
+            "model '{}': {ENVIRONMENT} is '{}', which {why}; allowed are the directory of a virtual or conda environment, \
+             and a .tar.gz of one as conda-pack and venv-pack make it",
+            model.name,
+            path.display()
+        )
+    };
+    let kind = path.metadata().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => refused("does not exist"),
+        _ => refused(&format!("cannot be read ({error})")),
+    })?;
+    if kind.is_dir() {
+        return Ok(Named { interpreter: in_environment(model.name, path, BY_PARAMETER)?, unpacked: None });
+    }
+    if !kind.is_file() {
+        return Err(refused("is neither a directory nor a file"));
+    }
+    let prepare = |home: &Path| {
+        let interpreter = in_environment(model.name, home.to_owned(), BY_PARAMETER)?;
+        check(model.name, &interpreter)?;
+        Ok(interpreter.path)
+    };
+    let unpacked = archive::unpacked(&program.environments, &path, prepare).map_err(|error| {
+        format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())
+    })?;
+    let interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;
+    Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
+}
+
+/// The interpreter of a virtual or conda environment.
+fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interpreter, String> {
+    let candidates = ["bin/python3", "bin/python"].map(|name| home.join(name));
+    // Also a link that leads nowhere: that is then what is told.
+    match candidates.iter().find(|path| path.symlink_metadata().is_ok()) {
+        Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home) }),
+        None => Err(format!(
+            "model '{model}': '{}' ({by}) is no Python environment: it has neither bin/python3 nor bin/python",
+            home.display()
+        )),
+    }
+}
+
+fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
+    let (name, by) = match &program.python {
+        Some(path) => (path.as_path(), BY_FLAG),
+        None => (Path::new("python3"), BY_PATH),
+    };
+    let found = if name.as_os_str().as_bytes().contains(&b'/') {
+        Some(absolute(name.to_owned()))
+    } else {
+        on_the_path(name.as_os_str(), env::var_os("PATH").as_deref())
+    };
+    let missing = || {
+        format!(
+            "model '{model}' needs Python, and there is no '{}' on the PATH: --python names another",
+            name.display()
+        )
+    };
+    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None })
+}
+
+/// The first executable of this name on the PATH.
+fn on_the_path(name: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
+    let directories = env::split_paths(path?).filter(|directory| !directory.as_os_str().is_empty());
+    directories.map(|directory| absolute(directory.join(name))).find(|path| is_executable(path))
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+/// Refuses what cannot be executed.
+fn check(model: &str, interpreter: &Interpreter) -> Result<(), String> {
+    let path = &interpreter.path;
+    if is_executable(path) {
+        return Ok(());
+    }
+    let why = match path.metadata() {
+        Ok(file) if !file.is_file() => "is no file",
+        Ok(_) => "is not executable by this user",
+        Err(_) if path.symlink_metadata().is_ok() => "is a link that leads nowhere",
+        Err(_) => "does not exist",
+    };
+    Err(format!("model '{model}': the Python interpreter {interpreter} {why}"))
+}
+
+/// What `activate` would set: the variables of an environment.
+pub(super) fn variables(home: &Path) -> Vec<(&'static str, Option<OsString>)> {
+    let before = |directory: &str, name: &str| {
+        let mut all = home.join(directory).into_os_string();
+        if let Some(rest) = env::var_os(name).filter(|rest| !rest.is_empty()) {
+            all.push(":");
+            all.push(rest);
+        }
+        Some(all)
+    };
+    let own = Some(home.as_os_str().to_owned());
+    let conda = home.join("conda-meta").is_dir();
+    vec![
+        ("PATH", before("bin", "PATH")),
+        ("LD_LIBRARY_PATH", before("lib", "LD_LIBRARY_PATH")),
+        ("VIRTUAL_ENV", own.clone().filter(|_| !conda)),
+        ("CONDA_PREFIX", own.filter(|_| conda)),
+        ("PYTHONHOME", None),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_is_searched_for_what_can_be_executed() {
+        let found = on_the_path(OsStr::new("sh"), Some(OsStr::new("/nonexistent::/bin:/usr/bin")));
+        assert_eq!(found, Some(PathBuf::from("/bin/sh")));
+        assert_eq!(on_the_path(OsStr::new("passwd"), Some(OsStr::new("/etc"))), None, "a file that is not executable");
+        assert_eq!(on_the_path(OsStr::new("sh"), None), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
+//! Looks at files, unpacks environments, and starts no worker itself.
+//!
+//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn` and
+//! `xgboost` need the Python package; any other name is looked for as [`backends`] says.
+
+mod archive;
+pub(crate) mod backends;
+mod interpreter;
+mod settings;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(crate) use archive::Environment;
+pub(crate) use interpreter::Interpreter;
+pub(crate) use settings::Program;
+
+use backends::Found;
+
+/// The backends of the ordinary worker.
+pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
+
+/// The backends of the Python package.
+pub(crate) const PYTHON: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
+
+/// Triton's parameter that names a model's environment.
+pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
+
+/// What stands for the model's directory in [`ENVIRONMENT`].
+const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
+
+/// What is asked to be run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Model<'a> {
+    /// For messages.
+    pub(crate) name: &'a str,
+    pub(crate) backend: &'a str,
+    /// Its parameter [`ENVIRONMENT`].
+    pub(crate) environment: Option<&'a str>,
+    /// The model's directory.
+    pub(crate) directory: &'a Path,
+    /// The directory of the version.
+    pub(crate) version: &'a Path,
+}
+
+/// How the worker of a model is started.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Launch {
+    pub(crate) executable: PathBuf,
+    /// What stands before the worker's own arguments.
+    pub(crate) arguments: Vec<OsString>,
+    /// Variables that are set or, without a value, removed.
+    pub(crate) variables: Vec<(&'static str, Option<OsString>)>,
+    /// If the executable is one.
+    pub(crate) interpreter: Option<Interpreter>,
+    /// What was unpacked for it stays as long as this.
+    _unpacked: Option<Arc<Environment>>,
+}
+
+impl Launch {
+    /// The same program in the same environment with other arguments before the worker's own.
+    pub(crate) fn with_arguments(&self, arguments: Vec<OsString>) -> Self {
+        Self { arguments, ..self.clone() }
+    }
+}
+
+/// The program for a model. Blocks, for minutes if an environment is to be unpacked.
+///
+/// # Errors
+/// There is none, or it cannot be used; the text names the model, what was looked at, and what to do.
+pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
+    if ORDINARY.contains(&model.backend) {
+        return Ok(native(program, program.worker.clone(), Vec::new()));
+    }
+    if PYTHON.contains(&model.backend) {
+        return python(program, model, Vec::new());
+    }
+    let places = [model.version, model.directory];
+    match backends::find(program, (model.name, model.backend), &places)? {
+        Found::Library(path) => {
+            let library = ("PHAROS_BACKEND_LIBRARY", Some(path.into_os_string()));
+            Ok(native(program, program.worker.clone(), vec![library]))
+        }
+        Found::Worker(path) => Ok(native(program, path, Vec::new())),
+        Found::Python(path) => python(program, model, vec![("PHAROS_PYTHON_BACKEND", Some(path.into_os_string()))]),
+    }
+}
+
+type Variables = Vec<(&'static str, Option<OsString>)>;
+
+fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> Launch {
+    let library = program.onnxruntime.as_ref().map(|path| path.clone().into_os_string());
+    variables.push(("ORT_DYLIB_PATH", library));
+    Launch { executable, variables, ..Launch::default() }
+}
+
+fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Result<Launch, String> {
+    let named = interpreter::find(program, model)?;
+    let (interpreter, unpacked) = (named.interpreter, named.unpacked);
+    if let Some(home) = &interpreter.home {
+        variables.extend(interpreter::variables(home));
+    }
+    Ok(Launch {
+        executable: interpreter.path.clone(),
+        arguments: vec!["-m".into(), "pharos_worker".into()],
+        variables,
+        interpreter: Some(interpreter),
+        _unpacked: unpacked,
+    })
+}
+
+/// The files outside the model's directory that decide how it runs: its environment, its backend.
+pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
+    if !ORDINARY.contains(&model.backend)
+        && !PYTHON.contains(&model.backend)
+        && let Ok(found) = backends::find(program, (model.name, model.backend), &[model.version, model.directory])
+    {
+        files.push(found.path().to_owned());
+    }
+    files
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Every choice of a program, over directories as users have them.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use super::*;
+
+struct Place {
+    root: PathBuf,
+    program: Program,
+}
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("pharos-launch-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for directory in ["m/1", "backends"] {
+            fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        let program = Program {
+            worker: "/opt/pharos-worker".into(),
+            onnxruntime: None,
+            python: Some("/bin/sh".into()),
+            backends: Some(root.join("backends")),
+            environments: root.join("environments"),
+        };
+        Self { root, program }
+    }
+
+    /// A file, with the directories above it.
+    fn file(&self, path: &str, mode: u32) -> PathBuf {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
+        let (directory, version) = (self.root.join("m"), self.root.join("m/1"));
+        choose(&self.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
+    }
+
+    /// The program without the place's root, and what is set.
+    fn chosen(&self, backend: &str, environment: Option<&str>) -> String {
+        match self.choose(backend, environment) {
+            Ok(launch) => {
+                let mut text = launch.executable.display().to_string();
+                for argument in &launch.arguments {
+                    text += &format!(" {}", argument.display());
+                }
+                for (name, value) in &launch.variables {
+                    let own = value.as_ref().filter(|_| !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH"].contains(name));
+                    text += &own.map_or(String::new(), |value| format!(" {name}={}", value.display()));
+                }
+                text.replace(&self.root.display().to_string(), "")
+            }
+            Err(error) => error.replace(&self.root.display().to_string(), ""),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+fn variable(launch: &Launch, name: &str) -> Option<String> {
+    let (_, value) = launch.variables.iter().find(|(known, _)| *known == name)?;
+    Some(value.as_ref()?.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn backends_are_found_in_the_order_that_is_said() {
+    let place = Place::new("backends");
+    for backend in ORDINARY {
+        assert_eq!(place.chosen(backend, None), "/opt/pharos-worker");
+    }
+    for backend in PYTHON {
+        assert_eq!(place.chosen(backend, None), "/bin/sh -m pharos_worker");
+    }
+    assert_eq!(
+        place.chosen("mine", None),
+        "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, tract, python, pytorch, \
+         sklearn, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
+    );
+    place.file("backends/other/pharos-worker-other", 0o755);
+    place.file("backends/nothing/readme", 0o644);
+    assert!(place.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
+    for (file, expected) in [
+        ("backends/mine/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
+        ("m/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/m/model.py"),
+        ("m/1/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/m/1/model.py"),
+        ("backends/mine/pharos-worker-mine", "/backends/mine/pharos-worker-mine"),
+        (
+            "backends/mine/libpharos_mine.so",
+            "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/backends/mine/libpharos_mine.so",
+        ),
+        ("m/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/libpharos_mine.so"),
+        ("m/1/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/1/libpharos_mine.so"),
+    ] {
+        place.file(file, 0o755);
+        assert_eq!(place.chosen("mine", None), expected, "{file}");
+    }
+    for name in ["../mine", "a/b", ".hidden", "", "a b"] {
+        let error = place.choose(name, None).unwrap_err();
+        assert!(error.contains("is no name of a backend: allowed are letters"), "{error}");
+    }
+    let without = Place { program: Program { backends: None, ..place.program.clone() }, root: place.root.join("none") };
+    assert!(without.chosen("foo", None).ends_with("there is no backend directory, which --backend-directory names"));
+}
+
+#[test]
+fn interpreters_are_found_in_the_order_that_is_said() {
+    let place = Place::new("interpreters");
+    let home = " VIRTUAL_ENV=/m/.venv";
+    place.file("m/.venv/bin/python", 0o755);
+    assert_eq!(place.chosen("python", None), format!("/m/.venv/bin/python -m pharos_worker{home}"));
+    let python3 = place.file("m/.venv/bin/python3", 0o755);
+    assert_eq!(place.chosen("pytorch", None), format!("/m/.venv/bin/python3 -m pharos_worker{home}"));
+    place.file("m/venv/bin/python3", 0o755);
+    assert_eq!(place.chosen("python", None), "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv");
+    // A link stays one: it is how an environment is known.
+    fs::create_dir_all(place.root.join("env/bin")).unwrap();
+    fs::create_dir_all(place.root.join("env/conda-meta")).unwrap();
+    symlink(python3, place.root.join("env/bin/python3")).unwrap();
+    let expected = "/env/bin/python3 -m pharos_worker CONDA_PREFIX=/env";
+    let absolute = place.root.join("env");
+    assert_eq!(place.chosen("python", absolute.to_str()), expected);
+    assert_eq!(place.chosen("python", Some("$$TRITON_MODEL_DIRECTORY/../env")).replace("/m/..", ""), expected);
+    let launch = place.choose("python", absolute.to_str()).unwrap();
+    let bin = format!("{}/env/bin:", place.root.display());
+    assert!(variable(&launch, "PATH").unwrap().starts_with(&bin));
+    assert!(variable(&launch, "LD_LIBRARY_PATH").unwrap().starts_with(&format!("{}/env/lib", place.root.display())));
+    assert!(launch.variables.contains(&("PYTHONHOME", None)) && launch.variables.contains(&("VIRTUAL_ENV", None)));
+}
+
+#[test]
+fn interpreters_that_cannot_run_are_refused() {
+    let mut place = Place::new("refused");
+    for (environment, expected) in [
+        (
+            "$$TRITON_MODEL_DIRECTORY/nowhere",
+            "model 'm': EXECUTION_ENV_PATH is '/m/nowhere', which does not exist; allowed are the directory of a virtual or \
+             conda environment, and a .tar.gz of one as conda-pack and venv-pack make it",
+        ),
+        ("/dev/null", "model 'm': EXECUTION_ENV_PATH is '/dev/null', which is neither a directory nor a file; allowed"),
+        (
+            "$$TRITON_MODEL_DIRECTORY/1",
+            "model 'm': '/m/1' (the model's EXECUTION_ENV_PATH) is no Python environment: it has neither bin/python3 nor \
+             bin/python",
+        ),
+    ] {
+        let error = place.chosen("python", Some(environment));
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let wrong = place.file("m/wrong.tar.gz", 0o644);
+    let error = place.chosen("python", wrong.to_str());
+    assert!(
+        error.starts_with("model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked: "),
+        "{error}"
+    );
+    place.file("m/venv/bin/python3", 0o644);
+    assert_eq!(
+        place.chosen("python", None),
+        "model 'm': the Python interpreter '/m/venv/bin/python3' (in the model's directory) is not executable by this user"
+    );
+    fs::remove_file(place.root.join("m/venv/bin/python3")).unwrap();
+    symlink("/nonexistent/python3", place.root.join("m/venv/bin/python3")).unwrap();
+    assert!(place.chosen("python", None).ends_with("is a link that leads nowhere"));
+    fs::remove_dir_all(place.root.join("m/venv")).unwrap();
+    for (python, expected) in [
+        (
+            "/nonexistent/python3",
+            "model 'm': the Python interpreter '/nonexistent/python3' (of --python) does not exist",
+        ),
+        ("/usr", "model 'm': the Python interpreter '/usr' (of --python) is no file"),
+        (
+            "no-such-python",
+            "model 'm' needs Python, and there is no 'no-such-python' on the PATH: --python names another",
+        ),
+    ] {
+        place.program.python = Some(python.into());
+        assert_eq!(place.chosen("python", None), expected);
+    }
+}
+
+#[test]
+fn what_is_outside_the_model_is_known() {
+    let place = Place::new("outside");
+    let path = place.file("backends/mine/libpharos_mine.so", 0o644);
+    let (directory, version) = (place.root.join("m"), place.root.join("m/1"));
+    let of = |backend, environment| {
+        outside(&place.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
+    };
+    assert_eq!(of("mine", None), [path]);
+    assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
+    assert!(of("python", None).is_empty() && of("builtin", None).is_empty() && of("none", None).is_empty());
+}

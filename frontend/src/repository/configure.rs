@@ -1,0 +1,69 @@
+//! How a version's worker is started, and its configuration where the model's own code completes that. Both may take long,
+//! and happen while the version is being loaded.
+
+use std::time::Duration;
+
+use pharos::model::{ModelConfig, Place};
+
+use super::Repository;
+use super::prepare::{Asked, Configuration, Prepared, Version};
+use crate::launch::{self, Launch, Model};
+use crate::process;
+
+impl Repository {
+    /// The program for a version. Environments may have to be unpacked for it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
+        let (program, prepared, version) = (self.settings.program.clone(), prepared.clone(), version.clone());
+        let choose = move || {
+            let model = Model {
+                name: &prepared.name,
+                backend: prepared.configuration.backend(),
+                environment: prepared.configuration.parameter(launch::ENVIRONMENT),
+                directory: prepared.local.path(),
+                version: &version.directory,
+            };
+            launch::choose(&program, &model)
+        };
+        tokio::task::spawn_blocking(choose).await.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// The configuration of a version.
+    ///
+    /// # Errors
+    /// The model's code does not complete it, or not to one that is valid.
+    pub(super) async fn configure(
+        &self,
+        prepared: &Prepared,
+        (number, version): (u64, &Version),
+        launch: &Launch,
+    ) -> Result<ModelConfig, String> {
+        match &prepared.configuration {
+            Configuration::Known(config) => Ok((**config).clone()),
+            Configuration::Asked(asked) => self.ask(prepared, (number, version), launch, asked).await,
+        }
+    }
+
+    async fn ask(
+        &self,
+        prepared: &Prepared,
+        (number, version): (u64, &Version),
+        launch: &Launch,
+        asked: &Asked,
+    ) -> Result<ModelConfig, String> {
+        let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let (directory, above) = (whole(&version.directory), whole(prepared.local.path()));
+        let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
+        let question = asked.draft.question(&Place { version: number, directory, model_directory }, &[]);
+        let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
+        asked.answered(&answer).map_err(|error| error.to_string())
+    }
+
+    /// How long a worker may take to load its model, and its code to complete the configuration.
+    pub(super) fn start_timeout(&self, launch: &Launch) -> Duration {
+        let python = self.settings.python_start_timeout.filter(|_| launch.interpreter.is_some());
+        python.unwrap_or(self.settings.start_timeout)
+    }
+}

@@ -1,0 +1,204 @@
+//! Auto-complete by the model's own code: what it is asked, and what of its answer counts.
+//!
+//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over. What
+//! the configuration says stays, whatever the answer says; Triton leaves that to `pb_utils.ModelConfig` and takes the lists
+//! of inputs and outputs of the answer whole.
+
+use prost_reflect::DynamicMessage;
+use serde_json::value::RawValue;
+
+use super::config::VersionPolicy;
+use super::draft::{Completion, Draft};
+use super::proto::model_config::SchedulingChoice;
+use super::{ConfigError, normalize, proto, render, validate};
+
+/// What the model's code has written.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    config: Option<&'a RawValue>,
+    error: Option<String>,
+}
+
+/// Where the version is that is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The version's number.
+    pub version: u64,
+    /// Its directory.
+    pub directory: &'a str,
+    /// The model's directory.
+    pub model_directory: &'a str,
+}
+
+impl Draft {
+    /// Fills in the name, the backend, the platform, the name of the file and the version policy, and checks nothing else.
+    ///
+    /// # Errors
+    /// What the model is cannot be told, or contradicts itself or its directory.
+    pub fn resolve(mut self, completion: &Completion<'_>) -> Result<Self, ConfigError> {
+        normalize::name(&mut self.proto, completion)?;
+        normalize::backend(&mut self.proto, completion)?;
+        normalize::version_policy(&mut self.proto);
+        Ok(self)
+    }
+
+    /// The backend that the configuration names; empty if it does not.
+    pub fn backend(&self) -> &str {
+        &self.proto.backend
+    }
+
+    /// A free parameter of the configuration.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.proto.parameters.get(name).map(|parameter| parameter.string_value.as_str())
+    }
+
+    /// Which versions should run.
+    ///
+    /// # Errors
+    /// The draft is not resolved, or lists versions that cannot be.
+    pub fn version_policy(&self) -> Result<VersionPolicy, ConfigError> {
+        validate::version_policy(&self.proto)
+    }
+
+    /// As [`ModelConfig::encode_parts`](super::ModelConfig::encode_parts).
+    pub fn encode_parts(&self) -> [Vec<u8>; 3] {
+        super::config::encode_parts(&self.proto)
+    }
+
+    /// What the code of a resolved model is asked, as JSON: `{"config": {...}, "directory": "...", "model_directory": "...",
+    /// "version": N, "backend": "..."}`. The configuration has all defaults, as Triton's models see it.
+    pub fn question(&self, place: &Place<'_>, gpus: &[u32]) -> String {
+        let mut config = self.proto.clone();
+        normalize::defaults(&mut config, gpus);
+        let text = |text: &str| serde_json::Value::from(text);
+        format!(
+            "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":{}}}",
+            render::json(&config),
+            text(place.directory),
+            text(place.model_directory),
+            place.version,
+            text(&self.proto.backend)
+        )
+    }
+
+    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`.
+    ///
+    /// # Errors
+    /// The answer is an error, has not this form, or contradicts the configuration.
+    pub fn answered(mut self, answer: &str) -> Result<Self, ConfigError> {
+        let name = self.proto.name.clone();
+        let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
+        let parsed: Answer<'_> =
+            serde_json::from_str(answer).map_err(|error| wrong(&format!("what is not of the agreed form: {error}")))?;
+        let config = match parsed {
+            Answer { error: Some(error), .. } => return Err(ConfigError::new(error.trim_end())),
+            Answer { config: Some(config), .. } => config,
+            Answer { config: None, error: None } => return Err(wrong("neither a configuration nor an error")),
+        };
+        let mut reader = serde_json::Deserializer::from_str(config.get());
+        let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader)
+            .map_err(|error| wrong(&format!("what is no model configuration: {error}")))?;
+        merge(&mut self.proto, proto::from_dynamic(&message)?)?;
+        Ok(self)
+    }
+}
+
+/// Takes over what may be taken over.
+fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<(), ConfigError> {
+    if answer.max_batch_size < config.max_batch_size {
+        return Err(ConfigError::new(format!(
+            "configuration specified max_batch_size {}, but in auto-complete-config function for model '{}' specified \
+             max_batch_size {}",
+            config.max_batch_size, config.name, answer.max_batch_size
+        )));
+    }
+    config.max_batch_size = answer.max_batch_size;
+    let model = config.name.as_str();
+    config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
+    config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
+    let scheduler = answer.scheduling_choice;
+    let chosen = scheduler.filter(|choice| !matches!(choice, SchedulingChoice::EnsembleScheduling(_)));
+    if config.scheduling_choice.is_none() {
+        config.scheduling_choice = chosen;
+    }
+    if let Some(policy) = answer.model_transaction_policy {
+        if let Some(said) = config.model_transaction_policy
+            && said.decoupled != policy.decoupled
+        {
+            return Err(ConfigError::new(format!(
+                "trying to change decoupled property in auto-complete-config for model '{model}', which is already set to \
+                 '{}'",
+                said.decoupled
+            )));
+        }
+        config.model_transaction_policy = Some(policy);
+    }
+    Ok(())
+}
+
+/// What inputs and outputs have in common here.
+trait Tensor {
+    const ROLE: &'static str;
+    fn name(&self) -> &str;
+    fn datatype(&mut self) -> &mut i32;
+    fn dims(&mut self) -> &mut Vec<i64>;
+}
+
+macro_rules! tensor {
+    ($type:ty, $role:literal) => {
+        impl Tensor for $type {
+            const ROLE: &'static str = $role;
+            fn name(&self) -> &str {
+                &self.name
+            }
+            fn datatype(&mut self) -> &mut i32 {
+                &mut self.data_type
+            }
+            fn dims(&mut self) -> &mut Vec<i64> {
+                &mut self.dims
+            }
+        }
+    };
+}
+
+tensor!(proto::ModelInput, "input");
+tensor!(proto::ModelOutput, "output");
+
+/// The tensors of the configuration, with what it leaves out of them, then those that only the answer has.
+fn tensors<T: Tensor>(model: &str, mut said: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
+    for mut new in answered {
+        match said.iter_mut().find(|tensor| tensor.name() == new.name()) {
+            Some(tensor) => fill(model, tensor, &mut new)?,
+            None => said.push(new),
+        }
+    }
+    Ok(said)
+}
+
+fn fill<T: Tensor>(model: &str, said: &mut T, new: &mut T) -> Result<(), ConfigError> {
+    let name = new.name().to_owned();
+    let (expected, provided) = (*said.datatype(), *new.datatype());
+    if expected == 0 {
+        *said.datatype() = provided;
+    } else if provided != 0 && provided != expected {
+        let name_of = |number| proto::DataType::try_from(number).unwrap_or_default().as_str_name();
+        return Err(ConfigError::new(format!(
+            "unable to load model '{model}', configuration expects datatype {} for {} '{name}', model provides {}",
+            name_of(expected),
+            T::ROLE,
+            name_of(provided)
+        )));
+    }
+    if said.dims().is_empty() {
+        *said.dims() = new.dims().clone();
+    } else if !new.dims().is_empty() && new.dims() != said.dims() {
+        return Err(ConfigError::new(format!(
+            "model '{model}', tensor '{name}': the model expects dims {:?} but the model configuration specifies dims {:?}",
+            new.dims(),
+            said.dims()
+        )));
+    }
+    Ok(())
+}

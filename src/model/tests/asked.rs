@@ -1,0 +1,157 @@
+//! Models whose code completes their configuration. The texts and outcomes are a real Triton 2.51's for the same
+//! configurations and the same calls of `pb_utils.ModelConfig`, but for what `asked` says.
+
+use super::super::*;
+
+const IN: &str = r#"{"name":"IN","data_type":"TYPE_FP32","dims":[4]}"#;
+const OUT: &str = r#"{"name":"OUT","data_type":"TYPE_FP32","dims":[4]}"#;
+
+fn resolved(source: &str) -> Draft {
+    let files = ["model.py".to_owned()];
+    let completion = Completion { directory: "m", files: &files, ..Completion::default() };
+    Draft::from_text(source, "config.pbtxt").unwrap().resolve(&completion).unwrap()
+}
+
+fn answered(source: &str, answer: &str) -> Result<ModelConfig, String> {
+    let files = ["model.py".to_owned()];
+    let completion = Completion { directory: "m", files: &files, ..Completion::default() };
+    let draft = resolved(source).answered(answer).map_err(|error| error.to_string())?;
+    draft.complete(&completion).map_err(|error| error.to_string())
+}
+
+/// What clients would notice, in short.
+fn short(source: &str, answer: &str) -> String {
+    match answered(source, answer) {
+        Ok(config) => {
+            let tensor = |spec: &TensorSpec| format!("{}:{}{:?}", spec.name, spec.datatype.name(), spec.dims);
+            let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect::<Vec<_>>().join(" ");
+            let scheduling = match &config.scheduling {
+                Scheduling::Default => "default".to_owned(),
+                Scheduling::Dynamic(dynamic) => format!("dynamic{:?}", dynamic.preferred_batch_sizes),
+                Scheduling::Sequence(_) => "sequence".to_owned(),
+                Scheduling::Ensemble { .. } => "ensemble".to_owned(),
+            };
+            let (inputs, outputs) = (tensors(&config.inputs), tensors(&config.outputs));
+            format!("{} {inputs} -> {outputs} {scheduling} {}", config.max_batch_size, config.decoupled)
+        }
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn answers_add_and_do_not_change() {
+    let io = format!(r#""input":[{IN}],"output":[{OUT}]"#);
+    let check = |source: &str, config: &str, expected: &str| {
+        assert_eq!(short(source, &format!("{{\"config\":{{{config}}}}}")), expected, "{source} {config}");
+    };
+    check("", &io, "0 IN:FP32[4] -> OUT:FP32[4] default false");
+    check(
+        "",
+        &format!(r#"{io},"max_batch_size":8,"dynamic_batching":{{}}"#),
+        "8 IN:FP32[4] -> OUT:FP32[4] dynamic[8] false",
+    );
+    check("", r#""model_transaction_policy":{"decoupled":true}"#, "0  ->  default true");
+    check("max_batch_size: 4", r#""max_batch_size":16"#, "16  ->  default false");
+    check("", r#""max_batch_size":2,"sequence_batching":{}"#, "2  ->  sequence false");
+    check(
+        "max_batch_size: 4 sequence_batching {}",
+        r#""max_batch_size":4,"dynamic_batching":{}"#,
+        "4  ->  sequence false",
+    );
+    let only_names = "input { name: 'IN' } output { name: 'OUT' }";
+    check(only_names, &io, "0 IN:FP32[4] -> OUT:FP32[4] default false");
+    let more = "input { name: 'EXTRA' data_type: TYPE_INT32 dims: [1] optional: true }";
+    check(more, &io, "0 EXTRA:INT32[1] IN:FP32[4] -> OUT:FP32[4] default false");
+    // What is left out of the answer stays too, and what is not the model's to say is passed over.
+    let said = "input { name: 'IN' data_type: TYPE_FP32 dims: [4] }";
+    let other = r#""name":"n","version_policy":{"all":{}},"parameters":{"a":{"string_value":"b"}},"backend":"x""#;
+    check(said, other, "0 IN:FP32[4] ->  default false");
+    let config = answered("", &format!("{{\"config\":{{{other}}}}}")).unwrap();
+    assert_eq!((&*config.name, &*config.backend, config.parameters.len()), ("m", "python", 0));
+    assert_eq!(config.version_policy, VersionPolicy::Latest(1));
+}
+
+#[test]
+fn answers_that_contradict_are_refused() {
+    let int = "input { name: 'IN' data_type: TYPE_INT32 dims: [4] }";
+    let seven = "output { name: 'OUT' data_type: TYPE_FP32 dims: [7] }";
+    for (source, answer, expected) in [
+        (
+            int,
+            format!(r#"{{"config":{{"input":[{IN}]}}}}"#),
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'IN', model provides TYPE_FP32",
+        ),
+        (
+            seven,
+            format!(r#"{{"config":{{"output":[{OUT}]}}}}"#),
+            "model 'm', tensor 'OUT': the model expects dims [4] but the model configuration specifies dims [7]",
+        ),
+        (
+            "max_batch_size: 4",
+            r#"{"config":{"max_batch_size":2}}"#.to_owned(),
+            "configuration specified max_batch_size 4, but in auto-complete-config function for model 'm' specified \
+             max_batch_size 2",
+        ),
+        (
+            "model_transaction_policy { decoupled: true }",
+            r#"{"config":{"model_transaction_policy":{"decoupled":false}}}"#.to_owned(),
+            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'true'",
+        ),
+        ("", r#"{"error":"ValueError: no such weights\n"}"#.to_owned(), "ValueError: no such weights"),
+        ("", "{}".to_owned(), "auto-complete of model 'm' has answered neither a configuration nor an error"),
+        (
+            "",
+            r#"{"config":{"nonsense":1}}"#.to_owned(),
+            "auto-complete of model 'm' has answered what is no model configuration: ",
+        ),
+        ("", "{\"config\":{".to_owned(), "auto-complete of model 'm' has answered what is not of the agreed form: "),
+        ("", String::new(), "auto-complete of model 'm' has answered what is not of the agreed form: "),
+        (
+            "",
+            r#"{"config":{"input":[{"name":"IN","data_type":"TYPE_FP32"}]}}"#.to_owned(),
+            "model input 'IN' must specify 'dims' for m",
+        ),
+    ] {
+        let error = answered(source, &answer).unwrap_err();
+        assert!(error.starts_with(expected) && (error == expected || expected.ends_with(": ")), "{error}");
+    }
+}
+
+/// Triton's models see the configuration in this form.
+#[test]
+fn the_question_has_all_defaults() {
+    let place = Place { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
+    let question = resolved("max_batch_size: 8 dynamic_batching {}").question(&place, &[]);
+    for part in [
+        r#"{"config":{"name":"m","platform":"","backend":"python""#,
+        r#""version_policy":{"latest":{"num_versions":1}},"max_batch_size":8,"input":[],"output":[]"#,
+        r#""instance_group":[{"name":"m","kind":"KIND_CPU","count":1"#,
+        r#""preferred_batch_size":[8]"#,
+        r#","directory":"/models/m/3","model_directory":"/models/\"m\"","version":3,"backend":"python"}"#,
+    ] {
+        assert!(question.contains(part), "{part} in {question}");
+    }
+    let again = format!(
+        "{{\"config\":{}",
+        question.strip_prefix("{\"config\":").unwrap().split(",\"directory\"").next().unwrap()
+    );
+    // A model that gives back what it was given changes nothing: defaults of its batch size stay what they are.
+    assert_eq!(short("max_batch_size: 8 dynamic_batching {}", &(again + "}")), "8  ->  dynamic[8] false");
+}
+
+#[test]
+fn a_resolved_draft_says_what_is_known() {
+    let draft =
+        resolved("parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '/env' } } version_policy { all {} }");
+    assert_eq!(
+        (draft.backend(), draft.parameter("EXECUTION_ENV_PATH"), draft.parameter("x")),
+        ("python", Some("/env"), None)
+    );
+    assert_eq!(draft.version_policy().unwrap(), VersionPolicy::All);
+    let more = resolved("instance_group { count: 2 }").encode_parts();
+    let differ: Vec<bool> = more.iter().zip(&resolved("").encode_parts()).map(|(one, other)| one != other).collect();
+    assert_eq!(differ, [true, false, false]);
+    let onnx = |source: &str| Draft::from_text(source, "").unwrap().may_be_onnx();
+    assert!(onnx("") && onnx("backend: 'tract'") && onnx("platform: 'onnxruntime_onnx'"));
+    assert!(!onnx("backend: 'python'") && !onnx("platform: 'pytorch_libtorch'"));
+}

@@ -1,0 +1,468 @@
+/*
+ * A backend for tests: identity, unless a request's parameter `do` says otherwise; the first request of a batch
+ * decides. What is wrong with its ways is told by their names. Each function of pharos_host is called somewhere here.
+ *
+ * Parameter of the configuration: `create` (fail, silent, crash, hang) says how the load ends.
+ * Inputs: IN FP32; outputs: OUT FP32, TEXT BYTES.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pharos_backend.h"
+
+typedef struct {
+    const pharos_host *host;
+    pharos_metrics *metrics;
+    pharos_series *counter, *gauge, *histogram;
+    uint32_t max_batch_size;
+    int32_t decoupled;
+    const pharos_batch *batch;
+    pharos_outputs *outputs;
+} instance;
+
+uint32_t pharos_backend_abi_version(void)
+{
+    return PHAROS_BACKEND_ABI_VERSION;
+}
+
+/* Whether the two sides agree about the structures that the server fills. */
+static int sizes_agree(const pharos_context *context)
+{
+    const pharos_tensor *input = context->host->config_input(context, 0);
+    return context->size == sizeof(pharos_context) && context->host->size == sizeof(pharos_host) &&
+           PHAROS_HAS(context->host, metrics_flush) && input && input->size == sizeof(pharos_tensor);
+}
+
+static pharos_series *series(instance *self, int32_t kind, const char *name, const char *dimension, const char *value)
+{
+    pharos_metric_spec spec = pharos_metric_of(kind, name, &dimension, dimension ? 1 : 0);
+    pharos_metric *metric, *again;
+    pharos_series *series;
+    if (self->host->metric_add(self->metrics, &spec, &metric) ||
+        self->host->metric_series(metric, &value, dimension ? 1 : 0, &series)) {
+        self->host->log(PHAROS_LOG_WARNING, self->host->last_error());
+        return NULL;
+    }
+    if (self->host->metric_get(self->metrics, kind, name, &again))
+        self->host->log(PHAROS_LOG_ERROR, self->host->last_error());
+    return series;
+}
+
+static void hang(void)
+{
+    for (;;)
+        pause();
+}
+
+pharos_code pharos_backend_create(const pharos_context *context, void **created)
+{
+    const pharos_host *host = context->host;
+    const char *create = host->config_parameter(context, "create");
+    char text[1000];
+    if (!create)
+        create = "";
+    if (strcmp(create, "fail") == 0)
+        return host->fail_load(context, "there is no oil left");
+    if (strcmp(create, "silent") == 0)
+        return PHAROS_NOT_FOUND;
+    if (strcmp(create, "crash") == 0)
+        abort();
+    if (strcmp(create, "hang") == 0)
+        hang();
+    if (!sizes_agree(context))
+        return host->fail_load(context, "the structures are not of one size");
+    if (host->config_parameter(context, "missing") || host->config_input(context, 99) ||
+        host->config_output(context, 99))
+        return host->fail_load(context, "there is more than there should be");
+    instance *self = calloc(1, sizeof *self);
+    self->host = host;
+    self->metrics = context->metrics;
+    self->max_batch_size = context->max_batch_size;
+    self->decoupled = context->decoupled;
+    self->counter = series(self, PHAROS_COUNTER, "Baked", "kind", "bread");
+    self->gauge = series(self, PHAROS_GAUGE, "OvenHeat", NULL, NULL);
+    self->histogram = series(self, PHAROS_HISTOGRAM, "Weight", NULL, NULL);
+    snprintf(text, sizeof text,
+             "model %s version %" PRIu64 " instance %s directory %s threads %" PRIu32 " name in config %d",
+             context->model, context->version, context->instance, context->directory, context->threads,
+             strstr(context->config, "\"backend\":\"testing\"") != NULL);
+    host->log(PHAROS_LOG_INFO, text);
+    *created = self;
+    return PHAROS_OK;
+}
+
+/* The parameter `do` of the first request. */
+static const char *task(const instance *self, const pharos_batch *batch)
+{
+    const pharos_parameter *parameter = self->host->find_parameter(batch, 0, "do");
+    return parameter && parameter->kind == PHAROS_KIND_TEXT ? parameter->text : "";
+}
+
+static int64_t number(const instance *self, const pharos_batch *batch, const char *name, int64_t otherwise)
+{
+    const pharos_parameter *parameter = self->host->find_parameter(batch, 0, name);
+    return parameter && parameter->kind == PHAROS_KIND_INT ? parameter->integer : otherwise;
+}
+
+static pharos_code identity(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_input *input = self->host->input(batch, 0);
+    pharos_output output = pharos_output_of(0, PHAROS_FP32, input->shape, input->rank);
+    void *data;
+    if (!self->host->is_wanted(batch, 0))
+        return PHAROS_OK;
+    pharos_code code = self->host->allocate(outputs, &output, &data);
+    if (code == PHAROS_OK)
+        memcpy(data, input->data, input->bytes);
+    return code;
+}
+
+/* Allocations that must be refused: gives the code and leaves the reason in last_error. */
+static pharos_code allocate_badly(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_input *input = self->host->input(batch, 0);
+    pharos_output output = pharos_output_of(0, PHAROS_FP32, input->shape, input->rank);
+    int64_t shape[1000];
+    void *data = &data;
+    memcpy(shape, input->shape, input->rank * sizeof *shape);
+    output.shape = shape;
+    if (strcmp(how, "wrong_datatype") == 0) {
+        output.datatype = PHAROS_INT32;
+    } else if (strcmp(how, "unknown_datatype") == 0) {
+        output.datatype = 99;
+    } else if (strcmp(how, "index") == 0) {
+        output.index = (size_t)number(self, batch, "index", 7);
+    } else if (strcmp(how, "too_large") == 0) {
+        shape[input->rank - 1] = (int64_t)1 << 36;
+    } else if (strcmp(how, "overflow") == 0) {
+        shape[0] = shape[input->rank - 1] = INT64_MAX;
+    } else if (strcmp(how, "negative") == 0) {
+        shape[0] = -1;
+    } else if (strcmp(how, "rank") == 0) {
+        output.rank = 1000;
+    } else if (strcmp(how, "null_shape") == 0) {
+        output.shape = NULL;
+    } else if (strcmp(how, "small_structure") == 0) {
+        output.size = 8;
+    } else if (strcmp(how, "bytes") == 0) {
+        output.bytes = input->bytes + 1;
+    } else if (strcmp(how, "few_bytes") == 0) {
+        output.index = 1;
+        output.datatype = PHAROS_BYTES;
+        output.bytes = 3;
+    } else if (strcmp(how, "null_output") == 0) {
+        return self->host->allocate(outputs, NULL, &data);
+    } else if (strcmp(how, "null_data") == 0) {
+        return self->host->allocate(outputs, &output, NULL);
+    } else if (strcmp(how, "twice") == 0) {
+        self->host->allocate(outputs, &output, &data);
+    } else {
+        return PHAROS_OK;
+    }
+    pharos_code code = self->host->allocate(outputs, &output, &data);
+    return code == PHAROS_OK || data ? PHAROS_UNKNOWN : code;
+}
+
+/* Outputs that the server takes and the client must not be shown. */
+static pharos_code answer_badly(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_input *input = self->host->input(batch, 0);
+    int64_t shape[2] = {input->shape[0], 1};
+    pharos_output output = pharos_output_of(0, PHAROS_FP32, shape, 2);
+    void *data;
+    if (strcmp(how, "wrong_rows") == 0) {
+        shape[0]++;
+    } else { /* wrong_text: the length of an element passes the end */
+        output.index = 1;
+        output.datatype = PHAROS_BYTES;
+        output.bytes = 4 * (size_t)shape[0];
+    }
+    pharos_code code = self->host->allocate(outputs, &output, &data);
+    if (code == PHAROS_OK)
+        memset(data, 0xee, output.bytes ? output.bytes : sizeof(float) * (size_t)shape[0]);
+    return code;
+}
+
+/* Everything that a request is, as a text for each. */
+static pharos_code describe(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_host *host = self->host;
+    char text[20][2000];
+    size_t rows = 0, bytes = 0, requests = host->request_count(batch);
+    for (size_t at = 0; at < requests; at++) {
+        const pharos_request *request = host->request(batch, at);
+        int used = snprintf(text[at], sizeof text[at], "%s|%zu|%" PRIu32 "|%d%d%d", request->id,
+                            request->id_length, request->rows, request->in_sequence, request->sequence_start,
+                            request->sequence_end);
+        for (size_t number = 0; number < request->parameters; number++) {
+            const pharos_parameter *p = host->request_parameter(batch, at, number);
+            used += snprintf(text[at] + used, sizeof text[at] - (size_t)used, "|%s=%d:%d:%" PRId64 ":%" PRIu64 ":%g:%s",
+                             p->name, p->kind, p->boolean, p->integer, p->natural, p->real, p->text ? p->text : "");
+        }
+        rows += request->rows;
+        bytes += request->rows * (4 + strlen(text[at]));
+    }
+    if (host->request(batch, requests) || host->input(batch, host->input_count(batch)))
+        return host->fail_batch(outputs, PHAROS_INTERNAL, "there is more than there should be");
+    int64_t shape[2] = {(int64_t)rows, 1};
+    pharos_output output = pharos_output_of(1, PHAROS_BYTES, shape, 2);
+    output.bytes = bytes;
+    void *data;
+    if (host->allocate(outputs, &output, &data) != PHAROS_OK)
+        return host->fail_batch(outputs, PHAROS_INTERNAL, host->last_error());
+    char *next = data;
+    for (size_t at = 0; at < requests; at++) {
+        uint32_t length = (uint32_t)strlen(text[at]);
+        for (uint32_t row = 0; row < host->request(batch, at)->rows; row++) {
+            memcpy(next, &length, sizeof length);
+            memcpy(next + sizeof length, text[at], length);
+            next += sizeof length + length;
+        }
+        pharos_parameter given[] = {pharos_bool("b", 1), pharos_int("i", -5), pharos_double("d", 0.5),
+                                    pharos_text("t", text[at])};
+        for (size_t number = 0; number < 4; number++)
+            host->set_parameter(outputs, at, &given[number]);
+    }
+    return PHAROS_OK;
+}
+
+/* Calls of everything with nothing. The process must live. */
+static pharos_code call_with_null(const pharos_host *host)
+{
+    size_t good = 0;
+    good += host->config_parameter(NULL, NULL) != NULL;
+    good += host->config_input(NULL, 0) != NULL;
+    good += host->config_output(NULL, 0) != NULL;
+    good += host->fail_load(NULL, NULL) == PHAROS_OK;
+    good += host->request_count(NULL) != 0;
+    good += host->input_count(NULL) != 0;
+    good += host->input(NULL, 0) != NULL;
+    good += host->request(NULL, 0) != NULL;
+    good += host->request_parameter(NULL, 0, 0) != NULL;
+    good += host->find_parameter(NULL, 0, NULL) != NULL;
+    good += host->is_wanted(NULL, 0) != 0;
+    good += host->is_cancelled(NULL, 0) != 0;
+    good += host->allocate(NULL, NULL, NULL) == PHAROS_OK;
+    good += host->withdraw(NULL, 0) == PHAROS_OK;
+    good += host->fail(NULL, 0, 0, NULL) == PHAROS_OK;
+    good += host->fail_batch(NULL, 0, NULL) == PHAROS_OK;
+    good += host->set_parameter(NULL, 0, NULL) == PHAROS_OK;
+    good += host->reschedule(NULL, 0) == PHAROS_OK;
+    host->inputs_ready(NULL);
+    host->computed(NULL);
+    good += host->response_begin(NULL, 0, NULL) == PHAROS_OK;
+    good += host->response_allocate(NULL, NULL, NULL) == PHAROS_OK;
+    good += host->response_set_parameter(NULL, NULL) == PHAROS_OK;
+    good += host->response_send(NULL, 0) == PHAROS_OK;
+    good += host->response_send_error(NULL, 0, NULL) == PHAROS_OK;
+    host->response_drop(NULL);
+    good += host->finish(NULL, 0) == PHAROS_OK;
+    good += host->metric_add(NULL, NULL, NULL) == PHAROS_OK;
+    good += host->metric_get(NULL, 0, NULL, NULL) == PHAROS_OK;
+    good += host->metric_series(NULL, NULL, 0, NULL) == PHAROS_OK;
+    good += host->add_or_update(NULL, 0, 0) == PHAROS_OK;
+    good += host->metrics_flush(NULL) == PHAROS_OK;
+    host->log(77, NULL);
+    return good == 0 ? PHAROS_OK : PHAROS_UNKNOWN;
+}
+
+/* Uses what was valid for a batch that is over. */
+static void *use_later(void *given)
+{
+    instance *self = given;
+    pharos_output output = pharos_output_of(0, PHAROS_FP32, NULL, 0);
+    void *data;
+    struct timespec wait = {0, 200 * 1000 * 1000};
+    nanosleep(&wait, NULL);
+    char text[300];
+    pharos_code code = self->host->allocate(self->outputs, &output, &data);
+    size_t requests = self->host->request_count(self->batch);
+    snprintf(text, sizeof text, "later: %d %zu %s", code, requests, self->host->last_error());
+    self->host->log(PHAROS_LOG_WARNING, text);
+    return NULL;
+}
+
+/* `count` responses to each request in turn, with a parameter, an error at `error_at`; the last one ends it, or the
+   return does. */
+static pharos_code respond(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_host *host = self->host;
+    int64_t count = number(self, batch, "count", 3), error_at = number(self, batch, "error_at", -1);
+    int64_t shape[2] = {1, 1};
+    for (int64_t turn = 0; turn < count; turn++) {
+        for (size_t request = 0; request < host->request_count(batch); request++) {
+            pharos_response *response, *other;
+            pharos_code code = host->response_begin(outputs, request, &response);
+            if (code == PHAROS_CANCELLED)
+                return host->log(PHAROS_LOG_INFO, "the client has gone"), PHAROS_OK;
+            if (code != PHAROS_OK)
+                return code;
+            pharos_output output = pharos_output_of(0, PHAROS_FP32, shape, self->max_batch_size ? 2 : 1);
+            void *data;
+            if (host->response_begin(outputs, request, &other) == PHAROS_OK ||
+                identity(self, batch, outputs) == PHAROS_OK)
+                return host->fail_batch(outputs, PHAROS_INTERNAL, "two responses are open");
+            if (turn == error_at) {
+                host->response_send_error(response, PHAROS_UNAVAILABLE, "not this one");
+                continue;
+            }
+            if (host->response_allocate(response, &output, &data) != PHAROS_OK)
+                return host->fail_batch(outputs, PHAROS_INTERNAL, host->last_error());
+            *(float *)data = (float)turn;
+            if (host->response_allocate(response, &output, &data) != PHAROS_ALREADY_EXISTS)
+                return host->fail_batch(outputs, PHAROS_INTERNAL, "an output was allocated twice");
+            pharos_parameter parameter = pharos_int("turn", turn);
+            host->response_set_parameter(response, &parameter);
+            host->response_send(response, turn + 1 == count && number(self, batch, "last", 1));
+            if (host->response_send(response, 0) == PHAROS_OK)
+                return host->fail_batch(outputs, PHAROS_INTERNAL, "a response was sent twice");
+        }
+    }
+    if (count == 0) {
+        pharos_response *response;
+        if (host->response_begin(outputs, 0, &response) == PHAROS_OK)
+            host->response_drop(response);
+        return host->finish(outputs, 0);
+    }
+    return PHAROS_OK;
+}
+
+/* What ends, or would end, the process. */
+static void misbehave(const char *how)
+{
+    if (strcmp(how, "crash") == 0)
+        abort();
+    volatile int *volatile nowhere = NULL;
+    if (strcmp(how, "segfault") == 0)
+        *nowhere = 1;
+    if (strcmp(how, "exit") == 0)
+        exit(0);
+    if (strcmp(how, "hang") == 0)
+        hang();
+}
+
+/* Errors and codes; 1 if it is one of them. */
+static int fail(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs, pharos_code *code)
+{
+    const pharos_host *host = self->host;
+    if (strcmp(how, "code") == 0)
+        *code = (pharos_code)number(self, batch, "code", 2);
+    else if (strcmp(how, "fail_batch") == 0)
+        *code = host->fail_batch(outputs, (pharos_code)number(self, batch, "code", 2), "the batch \xff failed");
+    else if (strcmp(how, "fail_and_go_on") == 0)
+        *code = (host->fail_batch(outputs, PHAROS_UNSUPPORTED, "never"), PHAROS_OK);
+    else if (strcmp(how, "fail_far") == 0)
+        *code = host->fail(outputs, 1000, PHAROS_INTERNAL, "far");
+    else if (strcmp(how, "fail_oddly") == 0)
+        *code = host->fail(outputs, 0, 77, "odd");
+    else if (strcmp(how, "reschedule") == 0)
+        *code = host->reschedule(outputs, 0);
+    else if (strcmp(how, "null") == 0)
+        *code = call_with_null(host);
+    else
+        return 0;
+    return 1;
+}
+
+static pharos_code record(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_host *host = self->host;
+    int64_t times = number(self, batch, "times", 1);
+    for (int64_t turn = 0; turn < times; turn++)
+        if (host->add_or_update(self->counter, 2, 0) != PHAROS_OK)
+            return host->fail_batch(outputs, PHAROS_INTERNAL, host->last_error());
+    host->add_or_update(self->gauge, 180.5, PHAROS_WHOLE_BATCH);
+    host->add_or_update(self->histogram, 3, PHAROS_NO_REQUEST);
+    if (host->add_or_update(self->counter, 1, -3) != PHAROS_INVALID_ARG)
+        return host->fail_batch(outputs, PHAROS_INTERNAL, "-3 is a request");
+    host->metrics_flush(self->metrics);
+    return identity(self, batch, outputs);
+}
+
+/* Fails each request whose first element is negative. */
+static pharos_code fail_negative(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_input *input = self->host->input(batch, 0);
+    const float *values = input->data;
+    size_t width = input->bytes / sizeof(float) / (size_t)input->shape[0], row = 0;
+    for (size_t at = 0; at < self->host->request_count(batch); at++) {
+        if (values[row * width] < 0)
+            self->host->fail(outputs, at, PHAROS_NOT_FOUND, "a negative value");
+        row += self->host->request(batch, at)->rows;
+    }
+    return identity(self, batch, outputs);
+}
+
+/* Waits until nobody waits for the first request. */
+static pharos_code wait_for_cancellation(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    struct timespec wait = {0, 5 * 1000 * 1000};
+    for (int turn = 0; turn < 2000; turn++) {
+        if (self->host->is_cancelled(batch, 0)) {
+            self->host->log(PHAROS_LOG_INFO, "seen: cancelled");
+            return self->host->fail_batch(outputs, PHAROS_CANCELLED, "");
+        }
+        nanosleep(&wait, NULL);
+    }
+    return identity(self, batch, outputs);
+}
+
+pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    instance *self = created;
+    const char *how = task(self, batch);
+    pharos_code code;
+    if (self->decoupled)
+        return respond(self, batch, outputs);
+    misbehave(how);
+    if (fail(self, how, batch, outputs, &code) || (code = allocate_badly(self, how, batch, outputs)) != PHAROS_OK)
+        return code;
+    if (strncmp(how, "wrong_", 6) == 0)
+        return answer_badly(self, how, batch, outputs);
+    if (strcmp(how, "describe") == 0)
+        return describe(self, batch, outputs);
+    if (strcmp(how, "record") == 0)
+        return record(self, batch, outputs);
+    if (strcmp(how, "negative_fails") == 0)
+        return fail_negative(self, batch, outputs);
+    if (strcmp(how, "cancelled") == 0)
+        return wait_for_cancellation(self, batch, outputs);
+    if (strcmp(how, "nothing") == 0)
+        return PHAROS_OK;
+    if (strcmp(how, "respond") == 0)
+        return respond(self, batch, outputs);
+    if (strcmp(how, "later") == 0) {
+        pthread_t thread;
+        self->batch = batch;
+        self->outputs = outputs;
+        pthread_create(&thread, NULL, use_later, self);
+        pthread_detach(thread);
+    }
+    self->host->inputs_ready(outputs);
+    code = identity(self, batch, outputs);
+    if (strcmp(how, "again") == 0 && self->host->withdraw(outputs, 0) == PHAROS_OK &&
+        self->host->withdraw(outputs, 0) != PHAROS_OK)
+        code = identity(self, batch, outputs);
+    self->host->computed(outputs);
+    return code;
+}
+
+void pharos_backend_sequence_ended(void *created, uint64_t key)
+{
+    instance *self = created;
+    char text[100];
+    snprintf(text, sizeof text, "sequence ended: %d", key != 0);
+    self->host->log(PHAROS_LOG_INFO, text);
+}
+
+void pharos_backend_destroy(void *created)
+{
+    instance *self = created;
+    self->host->log(PHAROS_LOG_INFO, "destroyed");
+    free(self);
+}

@@ -1,0 +1,33 @@
+"""The program that the server starts for an instance of a model, and to complete a configuration.
+
+    python3 -m pharos_worker INSTANCE                     with the descriptors that a worker inherits
+    python3 -m pharos_worker --auto-complete OUT.json     with a description of the model on standard input
+"""
+
+import signal
+import sys
+
+
+def _print_lines_at_once():
+    """A model's print() is read by the server's log: line by line, not when a buffer is full."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def main():
+    _print_lines_at_once()
+    # Ctrl-C is the server's affair: it lets requests end before it ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if len(sys.argv) == 3 and sys.argv[1] == "--auto-complete":
+        from pharos_worker import autocomplete
+
+        return autocomplete.main(sys.argv[2])
+    from pharos_worker import _native, driver
+
+    driver.watch_forks()
+    return _native.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

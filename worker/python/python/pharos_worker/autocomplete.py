@@ -1,0 +1,50 @@
+"""Completes the configuration of a model by what its code says of itself.
+
+On standard input: `{"config": {...}, "directory": ..., "model_directory": ..., "version": N, "backend": NAME}`. Into the
+file: `{"config": {...}}` or `{"error": TEXT}`.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+from pharos_worker import driver
+from pharos_worker.model_config import ModelConfig
+
+
+def main(out):
+    """Reads, completes, writes; gives the status of the process."""
+    try:
+        answer = {"config": complete(json.load(sys.stdin))}
+    except BaseException as error:  # noqa: B902: whatever a model raises is the user's to read
+        traceback.print_exc()
+        answer = {"error": shortened(error)}
+    with open(out + ".part", "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+    os.replace(out + ".part", out)
+    return 0
+
+
+def complete(described):
+    """The configuration with what `auto_complete_config` adds; as it is if the model has none."""
+    config = described["config"]
+    file = config.get("default_model_filename") or ""
+    module = driver.model_module(described["backend"], described["directory"], file, described["version"])
+    function = getattr(module.TritonPythonModel, "auto_complete_config", None)
+    if function is None:
+        return config
+    completed = function(ModelConfig(config))
+    if not isinstance(completed, ModelConfig):
+        raise TypeError(f"auto_complete_config function in model '{config.get('name', '')}' must return a valid "
+                        f"pb.ModelConfig object.")
+    return completed.as_dict()
+
+
+def shortened(error):
+    """An exception's type, text and places in the model, innermost first, as requests get it from the native part."""
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
+    text = f"{type(error).__name__}: {error}"
+    return f"{text}\n\nAt:\n{places}" if places else text

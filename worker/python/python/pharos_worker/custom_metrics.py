@@ -1,0 +1,43 @@
+"""`pb_utils.MetricFamily`: metrics with a description and labels of the model's own, shown with the server's."""
+
+import enum
+
+from pharos_worker import _native
+
+
+class MetricKind(enum.IntEnum):
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class MetricFamily:
+    """A metric by name. Its series are made with `Metric`; all families of a name must be of one kind."""
+
+    MetricKind = MetricKind
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name, description, kind):
+        for what, value in (("name", name), ("description", description)):
+            if not isinstance(value, str):
+                raise TypeError(f"the {what} of a MetricFamily must be a str, not {type(value).__name__}")
+        self.name, self.description, self.kind = name, description, MetricKind(kind)
+
+    def Metric(self, labels=None, buckets=None):  # noqa: N802 (Triton's name)
+        """The series with these labels; a histogram needs the upper ends of its buckets, ascending."""
+        fail = _native.TritonModelException
+        if labels is not None and not isinstance(labels, dict):
+            raise fail("Failed to create metric. Labels must be a dictionary.")
+        if self.kind is not MetricKind.HISTOGRAM:
+            if buckets is not None:
+                raise fail("Failed to create metric. Unexpected buckets found.")
+            buckets = []
+        elif buckets is None:
+            raise fail("Failed to create metric. Missing required buckets.")
+        elif not isinstance(buckets, list):
+            raise fail("Failed to create metric. Buckets must be a list.")
+        named = sorted((str(name), str(value)) for name, value in (labels or {}).items())
+        kind = self.kind.name.lower()
+        return _native.own_series(self.name, self.description, kind, [float(end) for end in buckets], named)

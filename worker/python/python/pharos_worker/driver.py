@@ -1,0 +1,167 @@
+"""Loads a model of Triton's form and keeps what its requests need: the event loop of `async def execute`, and order when it
+forks."""
+
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+import threading
+import traceback
+
+from pharos_worker import _native, logger
+
+# What runs the models of a backend that has no model.py of its own: a class of the same form.
+RUNNERS = {
+    "pytorch": "pharos_worker.runners.pytorch",
+    "sklearn": "pharos_worker.runners.sklearn",
+    "xgboost": "pharos_worker.runners.xgboost",
+}
+
+
+class Loop:
+    """An event loop on a thread of its own, started when it is first needed. Requests to other models that an
+    `async def execute` awaits run there."""
+
+    def __init__(self):
+        self._loop = None
+        self._lock = threading.Lock()
+
+    def start(self, coroutine):
+        """Runs a coroutine; gives a `concurrent.futures.Future` of it."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run, name="execute", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run(self):
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+
+class Loaded:
+    """A model that is ready. The native part calls `execute` for each batch."""
+
+    def __init__(self, instance, engine):
+        self.instance = instance
+        self.execute = instance.execute
+        self.engine = engine
+        self._loop = Loop()
+
+    def settle(self, returned, decoupled):
+        """What `execute` returned, if that is no list: waits for a coroutine, or leaves it to the loop if the model is
+        decoupled."""
+        if not asyncio.iscoroutine(returned):
+            return returned
+        future = self._loop.start(returned)
+        if not decoupled:
+            return future.result()
+        future.add_done_callback(_tell_failure)
+        return None
+
+    def finalize(self):
+        """The model's last word, before the process ends."""
+        if callable(getattr(self.instance, "finalize", None)):
+            self.instance.finalize()
+
+
+def _tell_failure(future):
+    if not future.cancelled() and future.exception() is not None:
+        error = future.exception()
+        logger.whole("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def load(described):
+    """Imports and initializes the model that the JSON text describes."""
+    described = json.loads(described)
+    directory, config = described["directory"], json.loads(described["config"])
+    module = model_module(described["backend"], directory, described["file"], described["version"])
+    instance = module.TritonPythonModel()
+    if not callable(getattr(instance, "execute", None)):
+        raise AttributeError(f"Python model {module.__file__} does not implement `execute` method.")
+    if callable(getattr(instance, "initialize", None)):
+        instance.initialize(arguments(described, config))
+    if callable(getattr(instance, "is_ready", None)) and instance.is_ready() is False:
+        raise RuntimeError(f"model '{described['name']}' says that it is not ready: is_ready() returned False")
+    return Loaded(instance, engine(module))
+
+
+def engine(module):
+    """What computes, for logs and the served configuration: the interpreter, and what the runner says of itself."""
+    name = f"python {platform.python_version()}"
+    return f"{name}, {module.ENGINE}" if isinstance(getattr(module, "ENGINE", None), str) else name
+
+
+def arguments(described, config):
+    """What `initialize` is given, all of it text."""
+    groups = config.get("instance_group") or [{}]
+    kind = groups[0].get("kind", "KIND_CPU")
+    gpus = groups[0].get("gpus") or [0]
+    on_gpu = kind == "KIND_GPU"
+    return {
+        "model_config": described["config"],
+        "model_instance_kind": "GPU" if on_gpu else "CPU",
+        "model_instance_name": described["instance"],
+        "model_instance_device_id": str(gpus[0] if on_gpu else 0),
+        "model_repository": os.path.dirname(described["directory"]),
+        "model_version": described["version"],
+        "model_name": described["name"],
+    }
+
+
+def model_module(backend, directory, file, version):
+    """The module with the class TritonPythonModel: a runner, the backend's, or the model's own `model.py`."""
+    directory = os.path.abspath(directory)
+    _set_model_dir(directory)
+    if backend in RUNNERS and not os.environ.get("PHAROS_PYTHON_BACKEND"):
+        return importlib.import_module(RUNNERS[backend])
+    shared = os.environ.get("PHAROS_PYTHON_BACKEND")
+    path = os.path.abspath(shared) if shared else os.path.join(directory, file or "model.py")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"Python model file not found in '{path}'")
+    # As Triton has it: `import` finds what lies beside model.py, and beside the version.
+    folder = os.path.dirname(path)
+    for place in (os.path.dirname(folder), folder):
+        if place not in sys.path:
+            sys.path.append(place)
+    name = f"{os.path.basename(folder)}.{os.path.splitext(os.path.basename(path))[0]}"
+    if os.path.basename(folder) != str(version) and not shared:
+        name = f"{version}.{os.path.splitext(os.path.basename(path))[0]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, "TritonPythonModel"):
+        raise AttributeError(f"module '{name}' has no attribute 'TritonPythonModel'")
+    return module
+
+
+def _set_model_dir(directory):
+    import triton_python_backend_utils
+
+    triton_python_backend_utils._model_dir = directory
+
+
+def watch_forks():
+    """A process that the model forks shares descriptors with this one. It must not speak to the server."""
+    os.register_at_fork(after_in_child=_leave_the_server)
+
+
+def _leave_the_server():
+    _native.forked()
+    try:
+        ours = os.fstat(3).st_ino
+        null = os.open(os.devnull, os.O_RDWR)
+        for name in os.listdir("/proc/self/fd"):
+            descriptor = int(name)
+            try:
+                if os.fstat(descriptor).st_ino == ours:
+                    os.dup2(null, descriptor, inheritable=False)
+            except OSError:
+                pass
+        os.close(null)
+    except OSError:
+        pass

@@ -1,0 +1,225 @@
+//! Numpy arrays: over memory of this process, and the memory of theirs.
+//!
+//! Both ways go through numpy's array interface in its C form, the capsule `__array_struct__` (numpy.org, "The array
+//! interface protocol"): no list or dictionary is made, and no table of numpy's functions is needed.
+//!
+//! # Contract
+//! A capsule that this module makes names memory that its [`Shared`] keeps alive, and numpy keeps that object alive as long
+//! as the array. A capsule that it reads is one that numpy made in the same moment, from an array that the caller holds;
+//! what it says is copied before anything else runs. [`Source`] reads an array's memory while the array is held: another
+//! thread of the model may write there meanwhile, as it may under numpy itself, so it is only ever copied, never looked at.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use pharos::tensor::DataType;
+use pharos_worker::backend::Received;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+use pyo3::{ffi, intern};
+
+use crate::datatype;
+
+const C_CONTIGUOUS: c_int = 0x1;
+const ALIGNED: c_int = 0x100;
+const NATIVE: c_int = 0x200;
+const WRITEABLE: c_int = 0x400;
+
+/// From how many bytes on a copy is made without the interpreter.
+const LARGE: usize = 1 << 20;
+
+/// Numpy's `PyArrayInterface`.
+#[repr(C)]
+struct Interface {
+    two: c_int,
+    nd: c_int,
+    typekind: c_char,
+    itemsize: c_int,
+    flags: c_int,
+    shape: *mut isize,
+    strides: *mut isize,
+    data: *mut c_void,
+    descr: *mut ffi::PyObject,
+}
+
+/// What a capsule owns.
+#[repr(C)]
+struct Owned {
+    interface: Interface,
+    shape: Vec<isize>,
+    strides: Vec<isize>,
+}
+
+/// Bytes that arrays may be made over.
+#[pyclass(frozen, module = "pharos_worker._native")]
+pub(crate) struct Shared {
+    bytes: Received,
+    kind: u8,
+    size: usize,
+    shape: Vec<isize>,
+}
+
+#[pymethods]
+impl Shared {
+    #[getter]
+    fn __array_struct__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let mut strides = vec![0; self.shape.len()];
+        let mut step = isize::try_from(self.size).unwrap_or(isize::MAX);
+        for (stride, dim) in strides.iter_mut().zip(&self.shape).rev() {
+            *stride = step;
+            step = step.saturating_mul(*dim);
+        }
+        let mut owned = Box::new(Owned {
+            interface: Interface {
+                two: 2,
+                nd: c_int::try_from(self.shape.len()).unwrap_or(0),
+                typekind: self.kind.cast_signed() as c_char,
+                itemsize: c_int::try_from(self.size).unwrap_or(0),
+                flags: C_CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE,
+                shape: std::ptr::null_mut(),
+                strides: std::ptr::null_mut(),
+                data: self.bytes.as_ptr().cast_mut().cast(),
+                descr: std::ptr::null_mut(),
+            },
+            shape: self.shape.clone(),
+            strides,
+        });
+        owned.interface.shape = owned.shape.as_mut_ptr();
+        owned.interface.strides = owned.strides.as_mut_ptr();
+        let pointer = Box::into_raw(owned);
+        // SAFETY: a new capsule over the box, which its destructor takes back; the interface is the box's first field.
+        unsafe {
+            let capsule = ffi::PyCapsule_New(pointer.cast(), std::ptr::null(), Some(drop_owned));
+            if capsule.is_null() {
+                drop(Box::from_raw(pointer));
+            }
+            Bound::from_owned_ptr_or_err(py, capsule)
+        }
+    }
+}
+
+unsafe extern "C" fn drop_owned(capsule: *mut ffi::PyObject) {
+    // SAFETY: called once, by the capsule that `__array_struct__` made, with the pointer that it was given.
+    unsafe {
+        let pointer = ffi::PyCapsule_GetPointer(capsule, std::ptr::null());
+        if !pointer.is_null() {
+            drop(Box::from_raw(pointer.cast::<Owned>()));
+        }
+    }
+}
+
+/// A function of numpy's.
+pub(crate) fn numpy<'py>(py: Python<'py>, name: &'static str) -> PyResult<Bound<'py, PyAny>> {
+    py.import(intern!(py, "numpy"))?.getattr(name)
+}
+
+/// Whether it is an array of numpy's.
+pub(crate) fn is_array(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = object.py();
+    let ndarray = NDARRAY.get_or_try_init(py, || numpy(py, "ndarray").map(Bound::unbind))?;
+    object.is_instance(ndarray.bind(py))
+}
+
+/// A writable array over these bytes, for a datatype that numpy has.
+pub(crate) fn over<'py>(
+    py: Python<'py>,
+    bytes: &Received,
+    datatype: DataType,
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
+    let (kind, size) = datatype::to_numpy(datatype)
+        .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
+    let shape = shape.iter().map(|dim| isize::try_from(*dim)).collect::<Result<_, _>>()?;
+    let shared = Bound::new(py, Shared { bytes: bytes.clone(), kind, size, shape })?;
+    static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let asarray = ASARRAY.get_or_try_init(py, || numpy(py, "asarray").map(Bound::unbind))?;
+    asarray.bind(py).call1((shared,))
+}
+
+/// What numpy says about an array.
+pub(crate) struct View {
+    /// The first letter of its type: `f`, `i`, ...
+    pub(crate) kind: u8,
+    /// Bytes of an element.
+    pub(crate) size: usize,
+    /// Row-major, without gaps, in this machine's byte order.
+    pub(crate) plain: bool,
+    pub(crate) shape: Vec<i64>,
+    address: usize,
+}
+
+impl View {
+    /// Bytes of all elements.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).product::<usize>() * self.size
+    }
+
+    /// Where the first element is.
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+}
+
+/// Looks at an array.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn view(array: &Bound<'_, PyAny>) -> PyResult<View> {
+    let capsule = array.getattr(intern!(array.py(), "__array_struct__"))?;
+    // SAFETY: the pointer is checked; numpy's interface is valid while capsule and array are held, which they are here.
+    unsafe {
+        let pointer = ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null()).cast::<Interface>();
+        let Some(interface) = pointer.as_ref().filter(|interface| interface.two == 2) else {
+            let _ = PyErr::take(array.py());
+            return Err(PyTypeError::new_err("this is no numpy array: it has no array interface"));
+        };
+        let dims = usize::try_from(interface.nd).unwrap_or(0);
+        let shape = if dims == 0 { &[] } else { std::slice::from_raw_parts(interface.shape, dims) };
+        let flags = C_CONTIGUOUS | NATIVE;
+        Ok(View {
+            kind: interface.typekind as u8,
+            size: usize::try_from(interface.itemsize).unwrap_or(0),
+            plain: interface.flags & flags == flags,
+            shape: shape.iter().map(|dim| *dim as i64).collect(),
+            address: interface.data as usize,
+        })
+    }
+}
+
+/// The memory of an array that is held: to be copied from.
+pub(crate) struct Source<'a> {
+    address: usize,
+    len: usize,
+    _array: &'a Bound<'a, PyAny>,
+}
+
+impl<'a> Source<'a> {
+    /// The memory of a plain array.
+    pub(crate) fn of(array: &'a Bound<'a, PyAny>, view: &View) -> Self {
+        Self { address: view.address, len: if view.plain { view.len() } else { 0 }, _array: array }
+    }
+
+    /// Copies all of it to the start of `to`; without the interpreter if it is much.
+    pub(crate) fn copy(&self, to: &mut [u8]) {
+        let (from, len) = (self.address, self.len.min(to.len()));
+        // SAFETY: `from` is the memory of an array that this value keeps alive, and of at least `len` bytes; `to` is the
+        // caller's alone.
+        let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), len) };
+        if len < LARGE { copy(to) } else { self._array.py().detach(|| copy(to)) }
+    }
+}
+
+/// The array in row-major order and this machine's byte order: itself if it is that already.
+pub(crate) fn made_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let native = array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
+    let array = numpy(py, "asarray")?.call1((array, native, "C"))?;
+    Ok(array)
+}
+
+/// A tuple of dimensions.
+pub(crate) fn dimensions<'py>(py: Python<'py>, shape: &[i64]) -> PyResult<Bound<'py, PyTuple>> {
+    PyTuple::new(py, shape)
+}

@@ -1,0 +1,202 @@
+//! The backend that runs a model in Python: loads it, hands it each batch, and answers with what it returns.
+
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos_worker::Worker;
+use pharos_worker::backend::{Backend, Batch, Context, Outputs};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyListMethods};
+
+use crate::answer::Answer;
+use crate::batch;
+use crate::error::{self, TritonModelException};
+use crate::model::Model;
+use crate::parameters;
+use crate::request::InferenceRequest;
+use crate::response::InferenceResponse;
+
+/// The names of backends whose models are run by Python.
+const NAMES: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
+
+/// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
+static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+
+/// The model of this process.
+///
+/// # Errors
+/// None is being run: the package was imported elsewhere.
+pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
+    let text = "this works only in a model that a server runs";
+    MODEL.get().ok_or_else(|| TritonModelException::new_err(text))
+}
+
+/// Adds the functions.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(run, module)?)
+}
+
+/// Runs the worker until the server ends it; gives the status of the process.
+#[pyfunction]
+fn run(py: Python<'_>) -> u8 {
+    let code = py.detach(|| {
+        let worker = NAMES.into_iter().fold(Worker::new(), |worker, name| worker.backend(name, create));
+        worker.otherwise(create).run()
+    });
+    // The type has no number, but an equality.
+    u8::from(code != ExitCode::SUCCESS)
+}
+
+/// A model of Triton's form.
+struct PythonModel {
+    model: Arc<Model>,
+    /// `pharos_worker.driver.Loaded`.
+    loaded: Py<PyAny>,
+    execute: Py<PyAny>,
+    engine: String,
+    process: u32,
+    /// Of requests that are executed once more: dropped earlier, they would fail.
+    rescheduled: Vec<Arc<Answer>>,
+}
+
+/// Loads `model.py`, or what runs the file of the model.
+fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    let model = Arc::new(Model::new(context));
+    let model = Arc::clone(MODEL.get_or_init(|| model));
+    let described = parameters::object([
+        ("config", context.config.to_json()),
+        ("backend", context.config.backend.clone()),
+        ("directory", context.directory.to_string_lossy().into_owned()),
+        ("name", context.config.name.clone()),
+        ("instance", context.instance.to_owned()),
+        ("version", context.version.to_string()),
+        ("file", context.config.default_model_filename.clone()),
+        ("threads", context.threads.to_string()),
+    ]);
+    Python::attach(|py| {
+        let load = || -> PyResult<PythonModel> {
+            let loaded = py.import("pharos_worker.driver")?.call_method1("load", (described,))?;
+            let (execute, engine) = (loaded.getattr("execute")?.unbind(), loaded.getattr("engine")?.extract()?);
+            let process = std::process::id();
+            Ok(PythonModel { model, loaded: loaded.unbind(), execute, engine, process, rescheduled: Vec::new() })
+        };
+        let loaded = load().map_err(|error| {
+            error::log(py, &error);
+            InferError::new(ErrorCode::Unavailable, Reason::Backend, error::shortened(py, &error))
+        })?;
+        loaded.model.set_open(true);
+        Ok(Box::new(loaded) as Box<dyn Backend>)
+    })
+}
+
+impl Backend for PythonModel {
+    fn engine(&self) -> String {
+        self.engine.clone()
+    }
+
+    fn wants_details(&self) -> bool {
+        true
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        self.rescheduled.clear();
+        let answers = batch::answers(&self.model, batch, outputs)?;
+        Python::attach(|py| {
+            let requests = batch::requests(py, &self.model, batch, &answers)?;
+            outputs.inputs_ready();
+            let result = self.executed(py, &requests);
+            outputs.computed();
+            self.leave_a_fork();
+            let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
+            if let Err(error) = result {
+                error::log(py, &error);
+                let message = self.model.failed(&error::shortened(py, &error));
+                let error = InferError::new(ErrorCode::Internal, Reason::Backend, message);
+                answers.iter().filter(|answer| answer.is_open()).for_each(|answer| answer.fail(error.clone()));
+            }
+            self.rescheduled = answers.into_iter().filter(|answer| answer.is_let_go()).collect();
+            Ok(())
+        })
+    }
+}
+
+impl PythonModel {
+    /// What `execute` returns, for a coroutine what it gives.
+    fn executed<'py>(&self, py: Python<'py>, requests: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+        let returned = self.execute.bind(py).call1((requests,))?;
+        if returned.is_none() || returned.is_instance_of::<PyList>() {
+            return Ok(returned);
+        }
+        let decoupled = self.model.config.decoupled;
+        self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled))
+    }
+
+    /// Sends what `execute` returned.
+    fn answer(
+        &self,
+        returned: &Bound<'_, PyAny>,
+        requests: &Bound<'_, PyList>,
+        (answers, outputs): (&[Arc<Answer>], &mut Outputs<'_>),
+    ) -> PyResult<()> {
+        let wrong = |text: String| Err(TritonModelException::new_err(text));
+        if returned.is_none() {
+            return batch::reschedule(requests, answers, outputs);
+        }
+        if self.model.config.decoupled {
+            let name = &self.model.config.name;
+            return wrong(format!(
+                "Python model '{name}' is using the decoupled mode and the execute function must return None."
+            ));
+        }
+        let Ok(responses) = returned.cast::<PyList>() else {
+            return wrong(format!("Expected a list in the execute return, found type '{}'.", returned.get_type()));
+        };
+        if responses.len() != answers.len() {
+            return wrong(format!(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. \
+                 InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n",
+                answers.len(),
+                responses.len()
+            ));
+        }
+        for ((response, request), answer) in responses.iter().zip(requests.iter()).zip(answers) {
+            if response.is_none() {
+                continue;
+            }
+            let kind = response.get_type();
+            if request.cast::<InferenceRequest>().is_ok_and(|request| request.get().is_rescheduled()) {
+                return wrong(format!(
+                    "Expected a None object in the execute function return list for reschduled request, found type '{kind}'."
+                ));
+            }
+            let Ok(response) = response.cast::<InferenceResponse>() else {
+                return wrong(format!(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type '{kind}'."
+                ));
+            };
+            answer.respond(response.py(), response.get())?;
+        }
+        batch::reschedule(requests, answers, outputs)
+    }
+
+    /// Ends a process that `execute` has forked and not ended: the connection to the server is the parent's.
+    fn leave_a_fork(&self) {
+        if std::process::id() != self.process {
+            eprintln!("a process forked by the model has come back from execute; it ends here");
+            std::process::exit(0);
+        }
+    }
+}
+
+impl Drop for PythonModel {
+    fn drop(&mut self) {
+        Python::attach(|py| {
+            self.model.set_open(false);
+            if let Err(error) = self.loaded.bind(py).call_method0("finalize") {
+                error::log(py, &error);
+            }
+        });
+    }
+}

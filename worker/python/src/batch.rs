@@ -1,0 +1,132 @@
+//! A batch taken apart into the requests that a model in Python sees, each with its part of the inputs, which stay where
+//! they are.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pharos::cut;
+use pharos::error::InferError;
+use pharos::id::CorrelationId;
+use pharos::tensor::{DataType, element_count};
+use pharos::wire::Details;
+use pharos_worker::backend::{Batch, Input, Outputs};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::answer::Answer;
+use crate::model::Model;
+use crate::request::{InferenceRequest, SEQUENCE_END, SEQUENCE_START, Told};
+use crate::tensor::Tensor;
+
+/// The ways back to the clients.
+pub(crate) fn answers(
+    model: &Arc<Model>,
+    batch: &Batch<'_>,
+    outputs: &mut Outputs<'_>,
+) -> Result<Vec<Arc<Answer>>, InferError> {
+    let answer = |(position, request): (usize, &pharos::wire::BatchRequest)| {
+        let wanted = request.details.as_ref().map(|details| details.outputs.clone()).unwrap_or_default();
+        Ok(Arc::new(Answer::new(Arc::clone(model), outputs.detach(position)?, wanted)))
+    };
+    batch.requests.iter().enumerate().map(answer).collect()
+}
+
+/// The requests as a model sees them.
+///
+/// # Errors
+/// An input is not what the server says it is.
+pub(crate) fn requests<'py>(
+    py: Python<'py>,
+    model: &Model,
+    batch: &Batch<'_>,
+    answers: &[Arc<Answer>],
+) -> Result<Bound<'py, PyList>, InferError> {
+    let python = |error: PyErr| InferError::internal(format!("a batch cannot be given to Python: {error}"));
+    let mut inputs: Vec<Vec<Py<Tensor>>> = batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
+    for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
+        let bytes = batch.received(position);
+        for (inputs, (shape, range)) in inputs.iter_mut().zip(parts(model, batch, input)?) {
+            let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
+            let tensor = Tensor::received(input.name.to_owned(), input.datatype, shape, part);
+            inputs.push(Py::new(py, tensor).map_err(python)?);
+        }
+    }
+    let list = PyList::empty(py);
+    for ((request, inputs), answer) in batch.requests.iter().zip(inputs).zip(answers) {
+        let none = Details::default();
+        let details = request.details.as_deref().unwrap_or(&none);
+        let flags = [(details.start, SEQUENCE_START), (details.end, SEQUENCE_END)];
+        let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
+        let request = InferenceRequest::received(told(model, request, details), flags, inputs, Arc::clone(answer));
+        list.append(Bound::new(py, request).map_err(python)?).map_err(python)?;
+    }
+    Ok(list)
+}
+
+fn told(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> Told {
+    let name = |output: &u16| model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone());
+    let outputs = match details.outputs.as_slice() {
+        [] => model.config.outputs.iter().map(|output| output.name.clone()).collect(),
+        some => some.iter().filter_map(name).collect(),
+    };
+    Told {
+        id: request.id.clone(),
+        correlation: match &details.correlation {
+            CorrelationId::String(text) if text.is_empty() => CorrelationId::default(),
+            correlation => correlation.clone(),
+        },
+        model_name: model.config.name.clone(),
+        model_version: model.version,
+        timeout_us: details.timeout_us,
+        parameters: request.parameters.clone(),
+        outputs,
+    }
+}
+
+/// Whether models in Python are given this input: those of the configuration, and controls of sequences.
+fn is_given(model: &Model, input: &Input<'_>) -> bool {
+    input.index < model.config.inputs.len() || input.index >= model.config.first_control()
+}
+
+/// The shape of each request's part of an input, and where it is.
+fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<(Vec<i64>, Range<usize>)>, InferError> {
+    let whole = || (input.shape.to_vec(), 0..input.data.len());
+    let rows: Vec<u64> = batch.requests.iter().map(|request| u64::from(request.rows)).collect();
+    let all = rows.iter().sum::<u64>();
+    if !model.config.batches() || input.shape.first().is_none_or(|first| u64::try_from(*first) != Ok(all)) {
+        return Ok(batch.requests.iter().map(|_| whole()).collect());
+    }
+    if rows.len() == 1 {
+        return Ok(vec![whole()]);
+    }
+    let ends = match input.datatype {
+        DataType::Bytes => cut::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
+        _ => Some(cut::fixed_ends(input.data.len(), &rows)),
+    };
+    let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shape", input.name));
+    let ends = ends.ok_or_else(wrong)?;
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let part = |((start, end), rows): ((usize, usize), &u64)| {
+        let shape = std::iter::once(rows.cast_signed()).chain(input.shape.iter().skip(1).copied()).collect();
+        (shape, start..end)
+    };
+    Ok(starts.zip(ends.iter().copied()).zip(&rows).map(part).collect())
+}
+
+/// Has the server execute those requests once more for which the model has asked that.
+///
+/// # Errors
+/// The model's sequences are not iterative.
+pub(crate) fn reschedule(
+    requests: &Bound<'_, PyList>,
+    answers: &[Arc<Answer>],
+    outputs: &mut Outputs<'_>,
+) -> PyResult<()> {
+    for (position, (request, answer)) in requests.iter().zip(answers).enumerate() {
+        if request.cast::<InferenceRequest>().is_ok_and(|request| request.get().is_rescheduled()) {
+            outputs.reschedule(position).map_err(|error| crate::error::model_exception(&error))?;
+            answer.let_go();
+        }
+    }
+    Ok(())
+}

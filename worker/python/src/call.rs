@@ -1,0 +1,152 @@
+//! Requests of a model to other models of the server.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pharos::error::InferError;
+use pharos_worker::backend::{Call, CallInput, Called, Pending, Runtime};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::backend;
+use crate::error::{TritonError, TritonModelException, model_exception};
+use crate::request::{InferenceRequest, SEQUENCE_END, SEQUENCE_START};
+use crate::response::InferenceResponse;
+use crate::tensor::Tensor;
+
+/// Has another model infer.
+pub(crate) fn exec(py: Python<'_>, request: &InferenceRequest, decoupled: bool) -> PyResult<Py<PyAny>> {
+    let model = backend::model()?;
+    if !model.is_open() {
+        return Err(TritonModelException::new_err("BLS is only supported during the 'execute' function."));
+    }
+    if request.told.model_name.is_empty() {
+        return Err(PyTypeError::new_err("InferenceRequest() needs model_name to be executed"));
+    }
+    let call = call_of(py, &model.runtime, request, decoupled)?;
+    let pending = py.detach(|| model.runtime.call(call));
+    let mut pending = match pending {
+        Ok(pending) => pending,
+        Err(error) => return one(py, decoupled, failed(py, &error)?),
+    };
+    if decoupled {
+        let waiting = Mutex::new(Some(pending));
+        return Ok(Py::new(py, ResponseIterator { waiting, first: Mutex::new(None) })?.into_any());
+    }
+    let response = match py.detach(|| pending.next()) {
+        Some(called) => response(py, called)?,
+        None => InferenceResponse::default(),
+    };
+    Ok(Py::new(py, response)?.into_any())
+}
+
+/// A response in the form that the caller expects.
+fn one(py: Python<'_>, decoupled: bool, response: InferenceResponse) -> PyResult<Py<PyAny>> {
+    let response = Py::new(py, response)?;
+    if !decoupled {
+        return Ok(response.into_any());
+    }
+    let (waiting, first) = (Mutex::new(None), Mutex::new(Some(response)));
+    Ok(Py::new(py, ResponseIterator { waiting, first })?.into_any())
+}
+
+fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoupled: bool) -> PyResult<Call> {
+    let input = |tensor: &Py<Tensor>| -> PyResult<CallInput> {
+        let tensor = tensor.get();
+        Ok(CallInput {
+            name: tensor.name().to_owned(),
+            datatype: tensor.datatype(),
+            shape: tensor.shape().to_vec(),
+            content: tensor.content(py, runtime)?,
+        })
+    };
+    let (told, flags) = (&request.told, request.flag_bits());
+    Ok(Call {
+        model: told.model_name.clone(),
+        version: if told.model_version < 0 { String::new() } else { told.model_version.to_string() },
+        id: told.id.clone(),
+        correlation: told.correlation.clone(),
+        start: flags & SEQUENCE_START != 0,
+        end: flags & SEQUENCE_END != 0,
+        priority: 0,
+        timeout_us: told.timeout_us,
+        inputs: request.inputs.iter().map(input).collect::<PyResult<_>>()?,
+        outputs: told.outputs.clone(),
+        parameters: told.parameters.clone(),
+        decoupled,
+        parent: request.parent(),
+    })
+}
+
+fn failed(py: Python<'_>, error: &InferError) -> PyResult<InferenceResponse> {
+    let error = Some(Py::new(py, TritonError::from_server(error))?);
+    Ok(InferenceResponse { error, ..InferenceResponse::default() })
+}
+
+fn response(py: Python<'_>, called: Result<Called, InferError>) -> PyResult<InferenceResponse> {
+    let called = match called {
+        Ok(called) => called,
+        Err(error) => return failed(py, &error),
+    };
+    let tensors = called.outputs.into_iter().map(|output| {
+        Py::new(py, Tensor::received(output.name, output.datatype, output.shape, output.data))
+    });
+    Ok(InferenceResponse { tensors: tensors.collect::<PyResult<_>>()?, error: None, parameters: called.parameters })
+}
+
+/// The responses of a decoupled model, as they come.
+#[pyclass(frozen, module = "pharos_worker._native")]
+pub(crate) struct ResponseIterator {
+    /// Held by the thread that waits for the next one.
+    waiting: Mutex<Option<Pending>>,
+    /// Given before them.
+    first: Mutex<Option<Py<InferenceResponse>>>,
+}
+
+#[pymethods]
+impl ResponseIterator {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<InferenceResponse>>> {
+        if let Some(first) = lock(&self.first).take() {
+            return Ok(Some(first));
+        }
+        let called = py.detach(|| {
+            let mut waiting = lock(&self.waiting);
+            let called = waiting.as_mut().and_then(Pending::next);
+            if called.is_none() {
+                *waiting = None;
+            }
+            called
+        });
+        called.map(|called| Py::new(py, response(py, called)?)).transpose()
+    }
+
+    /// Gives up what has not come yet.
+    fn cancel(&self, py: Python<'_>) {
+        drop(py.detach(|| lock(&self.waiting).take()));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Loads a model with these files in place of its own.
+pub(crate) fn load(py: Python<'_>, name: &str, files: Vec<(String, Vec<u8>)>) -> PyResult<()> {
+    let model = backend::model()?;
+    py.detach(|| model.runtime.load_model(name, files)).map_err(|error| model_exception(&error))
+}
+
+/// Unloads a model.
+pub(crate) fn unload(py: Python<'_>, name: &str, dependents: bool) -> PyResult<()> {
+    let model = backend::model()?;
+    py.detach(|| model.runtime.unload_model(name, dependents)).map_err(|error| model_exception(&error))
+}
+
+/// Whether a model can infer.
+pub(crate) fn is_ready(py: Python<'_>, name: &str, version: &str) -> PyResult<bool> {
+    let model = backend::model()?;
+    py.detach(|| model.runtime.model_ready(name, version)).map_err(|error| model_exception(&error))
+}

@@ -1,0 +1,56 @@
+//! Datatypes as numpy, DLPack and Triton's numbers name them.
+
+use pharos::tensor::DataType;
+
+/// The datatype of numpy's kind of type and size of an element in bytes; `None` for what the protocol does not have.
+pub(crate) fn of_numpy(kind: u8, size: usize) -> Option<DataType> {
+    Some(match (kind, size) {
+        (b'b', 1) => DataType::Bool,
+        (b'u', 1) => DataType::Uint8,
+        (b'u', 2) => DataType::Uint16,
+        (b'u', 4) => DataType::Uint32,
+        (b'u', 8) => DataType::Uint64,
+        (b'i', 1) => DataType::Int8,
+        (b'i', 2) => DataType::Int16,
+        (b'i', 4) => DataType::Int32,
+        (b'i', 8) => DataType::Int64,
+        (b'f', 2) => DataType::Fp16,
+        (b'f', 4) => DataType::Fp32,
+        (b'f', 8) => DataType::Fp64,
+        (b'O' | b'S', _) => DataType::Bytes,
+        _ => return None,
+    })
+}
+
+/// Numpy's kind of type and the size of an element in bytes; `None` for BYTES and BF16, which numpy has no type for.
+pub(crate) fn to_numpy(datatype: DataType) -> Option<(u8, usize)> {
+    let kind = match datatype {
+        DataType::Bool => b'b',
+        DataType::Uint8 | DataType::Uint16 | DataType::Uint32 | DataType::Uint64 => b'u',
+        DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => b'i',
+        DataType::Fp16 | DataType::Fp32 | DataType::Fp64 => b'f',
+        DataType::Bytes | DataType::Bf16 => return None,
+    };
+    Some((kind, datatype.size()?))
+}
+
+/// DLPack's code of type (`DLDataTypeCode` of dlpack.h): signed, unsigned, float, bfloat, bool.
+const DLPACK: [(u8, &[DataType]); 5] = [
+    (0, &[DataType::Int8, DataType::Int16, DataType::Int32, DataType::Int64]),
+    (1, &[DataType::Uint8, DataType::Uint16, DataType::Uint32, DataType::Uint64]),
+    (2, &[DataType::Fp16, DataType::Fp32, DataType::Fp64]),
+    (4, &[DataType::Bf16]),
+    (6, &[DataType::Bool]),
+];
+
+/// The datatype of DLPack's code and bits.
+pub(crate) fn of_dlpack(code: u8, bits: u8) -> Option<DataType> {
+    let (_, datatypes) = DLPACK.iter().find(|(known, _)| *known == code)?;
+    datatypes.iter().copied().find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits % 8 == 0)
+}
+
+/// DLPack's code and bits; `None` for BYTES.
+pub(crate) fn to_dlpack(datatype: DataType) -> Option<(u8, u8)> {
+    let (code, _) = DLPACK.iter().find(|(_, datatypes)| datatypes.contains(&datatype))?;
+    Some((*code, u8::try_from(datatype.size()? * 8).ok()?))
+}

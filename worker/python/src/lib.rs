@@ -1,0 +1,47 @@
+//! The native part of the Python package `pharos-worker`: the worker's runtime with a backend that runs models in Triton's
+//! form, and the classes of `triton_python_backend_utils` that such models touch for each request.
+//!
+//! What is on the way of a request is here; what a model asks for once (configurations, families of metrics, loading of
+//! `model.py`) is Python, in the package. Never holds the interpreter while it waits for the server or copies much.
+
+mod answer;
+#[allow(unsafe_code)]
+mod array;
+mod backend;
+mod batch;
+mod call;
+mod datatype;
+#[allow(unsafe_code)]
+mod dlpack;
+mod error;
+mod metrics;
+mod model;
+mod parameters;
+mod reply;
+mod request;
+mod response;
+mod sender;
+mod strings;
+mod tensor;
+mod utils;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<tensor::Tensor>()?;
+    module.add_class::<request::InferenceRequest>()?;
+    module.add_class::<request::InferenceTrace>()?;
+    module.add_class::<request::PreferredMemory>()?;
+    module.add_class::<response::InferenceResponse>()?;
+    module.add_class::<sender::InferenceResponseSender>()?;
+    module.add_class::<call::ResponseIterator>()?;
+    module.add_class::<error::TritonError>()?;
+    module.add_class::<metrics::Recorder>()?;
+    module.add_class::<metrics::Series>()?;
+    module.add("TritonModelException", module.py().get_type::<error::TritonModelException>())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    utils::register(module)?;
+    metrics::register(module)?;
+    backend::register(module)
+}

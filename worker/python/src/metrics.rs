@@ -1,0 +1,191 @@
+//! Metrics that a model records: the handles behind `pb_utils.MetricFamily` and `pharos_worker.metrics`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use pharos::metrics::catalog::Kind;
+use pharos_worker::backend;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::backend::model;
+use crate::error::TritonModelException;
+
+/// This process is a copy that the model has forked: the ring of samples is its parent's.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Adds the functions.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(add_metric, module)?)?;
+    module.add_function(wrap_pyfunction!(get_metric, module)?)?;
+    module.add_function(wrap_pyfunction!(own_series, module)?)?;
+    module.add_function(wrap_pyfunction!(flush, module)?)?;
+    module.add_function(wrap_pyfunction!(forked, module)?)
+}
+
+/// Says that this process is a fork.
+#[pyfunction]
+fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+fn kind_of(name: &str) -> PyResult<Kind> {
+    let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
+    let wrong = || PyValueError::new_err(format!("'{name}' is no kind of metric: counter, gauge, histogram or summary"));
+    kinds.into_iter().find(|kind| kind.as_str() == name).ok_or_else(wrong)
+}
+
+fn refused(error: &backend::MetricError) -> PyErr {
+    TritonModelException::new_err(error.to_string())
+}
+
+/// A metric of `metrics.yaml`, or one that is detected, with these dimensions.
+#[pyfunction]
+fn add_metric(name: &str, unit: &str, dimensions: Vec<String>, kind: &str) -> PyResult<Recorder> {
+    let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
+    let metric = model()?.runtime.metrics().add_metric(name, unit, &dimensions, kind_of(kind)?);
+    metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
+}
+
+/// A metric that is defined already.
+#[pyfunction]
+fn get_metric(name: &str, kind: &str) -> PyResult<Recorder> {
+    let metric = model()?.runtime.metrics().get_metric(name, kind_of(kind)?);
+    metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
+}
+
+/// A series of a metric that the model itself describes, with buckets for a histogram.
+#[pyfunction]
+fn own_series(
+    name: &str,
+    description: &str,
+    kind: &str,
+    buckets: Vec<f64>,
+    labels: Vec<(String, String)>,
+) -> PyResult<Series> {
+    let kind = kind_of(kind)?;
+    let (dimensions, values): (Vec<String>, Vec<String>) = labels.into_iter().unzip();
+    let (name, description) = (name.to_owned(), description.to_owned());
+    let metric = backend::Described { name, kind, description, buckets, dimensions };
+    let values: Vec<&str> = values.iter().map(String::as_str).collect();
+    let series = model()?.runtime.metrics().own_series(&metric, &values).map_err(|error| refused(&error))?;
+    Ok(Series { series, kind, value: AtomicU64::new(0f64.to_bits()) })
+}
+
+/// Sends what is gathered.
+#[pyfunction]
+fn flush(py: Python<'_>) -> PyResult<()> {
+    let model = model()?;
+    py.detach(|| model.runtime.metrics().flush());
+    Ok(())
+}
+
+/// A metric, for values of its dimensions.
+#[pyclass(frozen, module = "pharos_worker._native")]
+pub(crate) struct Recorder {
+    metric: backend::Metric,
+}
+
+#[pymethods]
+impl Recorder {
+    /// Records a sample: a counter's increment, a gauge's value, an observation.
+    #[pyo3(signature = (value, dimension_values = Vec::new(), request_id = None))]
+    fn add_or_update(&self, value: f64, dimension_values: Vec<String>, request_id: Option<&str>) {
+        if is_forked() {
+            return;
+        }
+        let values: Vec<&str> = dimension_values.iter().map(String::as_str).collect();
+        match request_id {
+            Some(id) => self.metric.add_or_update_for(value, &values, backend::Requests::Id(id)),
+            None => self.metric.add_or_update(value, &values),
+        }
+    }
+
+    /// Sets a gauge to 0 in all its series.
+    fn reset(&self) {
+        if !is_forked() {
+            self.metric.reset();
+        }
+    }
+}
+
+/// A series: `pb_utils.Metric`.
+#[pyclass(frozen, subclass, module = "triton_python_backend_utils", name = "Metric")]
+pub(crate) struct Series {
+    series: backend::Series,
+    kind: Kind,
+    /// What this process has recorded, as the bits of a double: a counter's sum, a gauge's value.
+    value: AtomicU64,
+}
+
+impl Series {
+    fn wrong(&self, verb: &str, why: &str) -> PyErr {
+        let kind = self.kind.as_str();
+        TritonModelException::new_err(format!("Failed to {verb} metric value: a {kind} {why}"))
+    }
+
+    fn add(&self, value: f64) -> f64 {
+        let add = |bits: u64| Some((f64::from_bits(bits) + value).to_bits());
+        let before = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        f64::from_bits(before.unwrap_or_default()) + value
+    }
+
+    fn record(&self, value: f64) {
+        if !is_forked() {
+            self.series.add_or_update(value);
+        }
+    }
+}
+
+#[pymethods]
+impl Series {
+    /// Adds to a counter (0 or more) or a gauge (any number).
+    fn increment(&self, value: f64) -> PyResult<()> {
+        match self.kind {
+            Kind::Counter if value < 0.0 => {
+                Err(self.wrong("increment", &format!("takes no negative increments, such as {value}")))
+            }
+            Kind::Counter => {
+                self.add(value);
+                self.record(value);
+                Ok(())
+            }
+            Kind::Gauge => {
+                let now = self.add(value);
+                self.record(now);
+                Ok(())
+            }
+            _ => Err(self.wrong("increment", "is observed, not incremented")),
+        }
+    }
+
+    /// Sets a gauge.
+    fn set(&self, value: f64) -> PyResult<()> {
+        if self.kind != Kind::Gauge {
+            return Err(self.wrong("set", "cannot be set: only gauges can"));
+        }
+        self.value.store(value.to_bits(), Ordering::Relaxed);
+        self.record(value);
+        Ok(())
+    }
+
+    /// Adds an observation to a histogram.
+    fn observe(&self, value: f64) -> PyResult<()> {
+        if self.kind != Kind::Histogram {
+            return Err(self.wrong("observe", "takes no observations: only histograms do"));
+        }
+        self.record(value);
+        Ok(())
+    }
+
+    /// The value as this process has recorded it, of a counter or a gauge.
+    fn value(&self) -> PyResult<f64> {
+        match self.kind {
+            Kind::Counter | Kind::Gauge => Ok(f64::from_bits(self.value.load(Ordering::Relaxed))),
+            _ => Err(self.wrong("get", "has no single value")),
+        }
+    }
+}

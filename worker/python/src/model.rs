@@ -1,0 +1,51 @@
+//! What the requests of a model share: its configuration, where its outputs stand in it, the runtime.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pharos::model::ModelConfig;
+use pharos_worker::backend::{Context, Runtime};
+
+/// A loaded model, as its requests see it.
+pub(crate) struct Model {
+    /// The configuration.
+    pub(crate) config: ModelConfig,
+    /// The instance's name.
+    pub(crate) instance: String,
+    /// The version.
+    pub(crate) version: i64,
+    /// Where memory and other models are.
+    pub(crate) runtime: Runtime,
+    outputs: HashMap<String, usize>,
+    /// Whether requests may be made: between `initialize` and `finalize`.
+    open: AtomicBool,
+}
+
+impl Model {
+    pub(crate) fn new(context: &Context<'_>) -> Self {
+        let (config, runtime) = (context.config.clone(), context.runtime.clone());
+        let outputs = config.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
+        let (instance, version) = (context.instance.to_owned(), i64::try_from(context.version).unwrap_or(i64::MAX));
+        Self { config, instance, version, runtime, outputs, open: AtomicBool::new(false) }
+    }
+
+    /// The place of an output in the configuration.
+    pub(crate) fn output(&self, name: &str) -> Option<usize> {
+        self.outputs.get(name).copied()
+    }
+
+    /// Says whether the model serves.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.open.store(open, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// An error of the whole batch as a client reads it.
+    pub(crate) fn failed(&self, message: &str) -> String {
+        format!("Failed to process the request(s) for model '{}', message: {message}", self.instance)
+    }
+}

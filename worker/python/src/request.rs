@@ -1,0 +1,296 @@
+//! `pb_utils.InferenceRequest`: a request of the batch, or one that the model makes to another model.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pharos::id::CorrelationId;
+use pharos::infer::Parameters;
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PySet, PyString};
+
+use crate::answer::Answer;
+use crate::call;
+use crate::error::TritonModelException;
+use crate::parameters;
+use crate::sender::InferenceResponseSender;
+use crate::tensor::Tensor;
+
+/// The request is the first of its sequence, the last.
+pub(crate) const SEQUENCE_START: u32 = 1;
+/// See [`SEQUENCE_START`].
+pub(crate) const SEQUENCE_END: u32 = 2;
+/// The request is done with.
+const RELEASE_ALL: u32 = 1;
+/// The request is to be executed once more.
+const RELEASE_RESCHEDULE: u32 = 2;
+
+/// Where a request is traced; to be passed on with requests that are made for it.
+#[pyclass(frozen, module = "triton_python_backend_utils", from_py_object)]
+#[derive(Clone, Default)]
+pub(crate) struct InferenceTrace {
+    pub(crate) place: Option<(u64, u32)>,
+}
+
+#[pymethods]
+impl InferenceTrace {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// The context of the trace for other tracers: this server keeps it, so there is none.
+    fn get_context(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Where outputs of a request to another model are to be: this server gives them in the processor's memory.
+#[pyclass(frozen, module = "triton_python_backend_utils", from_py_object)]
+#[derive(Clone)]
+pub(crate) struct PreferredMemory {
+    #[pyo3(get)]
+    preferred_memory_type: i32,
+    #[pyo3(get)]
+    preferred_device_id: i64,
+}
+
+#[pymethods]
+impl PreferredMemory {
+    #[new]
+    #[pyo3(signature = (preferred_memory_type, preferred_device_id = 0))]
+    fn new(preferred_memory_type: i32, preferred_device_id: i64) -> Self {
+        Self { preferred_memory_type, preferred_device_id }
+    }
+}
+
+/// A request.
+#[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
+pub(crate) struct InferenceRequest {
+    pub(crate) told: Told,
+    pub(crate) inputs: Vec<Py<Tensor>>,
+    flags: AtomicU32,
+    release: AtomicU32,
+    preferred_memory: Option<PreferredMemory>,
+    trace: InferenceTrace,
+    /// For a request of the batch: how it is answered. Gone when the batch is over and nobody has asked for a sender.
+    answer: Mutex<Option<Arc<Answer>>>,
+}
+
+/// What is said of a request in words and numbers.
+pub(crate) struct Told {
+    pub(crate) id: String,
+    pub(crate) correlation: CorrelationId,
+    pub(crate) model_name: String,
+    pub(crate) model_version: i64,
+    pub(crate) timeout_us: u64,
+    pub(crate) parameters: Parameters,
+    /// The outputs that are asked for; all of them are named.
+    pub(crate) outputs: Vec<String>,
+}
+
+impl InferenceRequest {
+    /// A request of the batch.
+    pub(crate) fn received(told: Told, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
+        let trace = InferenceTrace { place: Some(answer.place()) };
+        let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
+        Self { told, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
+    }
+
+    /// Whether the model wants it once more.
+    pub(crate) fn is_rescheduled(&self) -> bool {
+        self.release.load(Ordering::Relaxed) == RELEASE_RESCHEDULE
+    }
+
+    /// Its flags now.
+    pub(crate) fn flag_bits(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// In whose trace it belongs.
+    pub(crate) fn parent(&self) -> Option<(u64, u32)> {
+        self.trace.place
+    }
+
+    fn answer(&self) -> Option<Arc<Answer>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The input of this name.
+    pub(crate) fn input(&self, py: Python<'_>, name: &str) -> Option<Py<Tensor>> {
+        self.inputs.iter().find(|input| input.get().name() == name).map(|input| input.clone_ref(py))
+    }
+}
+
+#[pymethods]
+impl InferenceRequest {
+    /// A request to another model.
+    #[new]
+    #[pyo3(signature = (request_id = String::new(), correlation_id = None, inputs = None, requested_output_names = None,
+        model_name = String::new(), model_version = -1, flags = 0, timeout = 0, preferred_memory = None, trace = None,
+        parameters = None))]
+    #[allow(clippy::too_many_arguments)] // Triton's.
+    fn new(
+        request_id: String,
+        correlation_id: Option<&Bound<'_, PyAny>>,
+        inputs: Option<&Bound<'_, PyAny>>,
+        requested_output_names: Option<Vec<String>>,
+        model_name: String,
+        model_version: i64,
+        flags: u32,
+        timeout: u64,
+        preferred_memory: Option<PreferredMemory>,
+        trace: Option<InferenceTrace>,
+        parameters: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let missing = |what: &str| PyTypeError::new_err(format!("InferenceRequest() needs {what}"));
+        let inputs = inputs_of(inputs.ok_or_else(|| missing("inputs"))?, &request_id)?;
+        let outputs = requested_output_names.ok_or_else(|| missing("requested_output_names"))?;
+        if outputs.iter().any(String::is_empty) {
+            let text = format!("Requested output name for request with id '{request_id}' should not be empty.");
+            return Err(TritonModelException::new_err(text));
+        }
+        let told = Told {
+            correlation: correlation_of(correlation_id)?,
+            id: request_id,
+            model_name,
+            model_version,
+            timeout_us: timeout,
+            parameters: parameters::from_python(parameters)?,
+            outputs,
+        };
+        let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
+        let (trace, answer) = (trace.unwrap_or_default(), Mutex::new(None));
+        Ok(Self { told, inputs, flags, release, preferred_memory, trace, answer })
+    }
+
+    /// The inputs.
+    #[pyo3(name = "inputs")]
+    fn py_inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.inputs.iter().map(|input| input.bind(py)))
+    }
+
+    /// The client's id; may be empty.
+    fn request_id(&self) -> &str {
+        &self.told.id
+    }
+
+    /// The id of the sequence, a number or a text; 0 for none.
+    fn correlation_id(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match &self.told.correlation {
+            CorrelationId::Uint(id) => id.into_pyobject(py)?.into_any().unbind(),
+            CorrelationId::String(id) => id.into_pyobject(py)?.into_any().unbind(),
+        })
+    }
+
+    /// The model's name.
+    fn model_name(&self) -> &str {
+        &self.told.model_name
+    }
+
+    /// The model's version; -1 for the latest.
+    fn model_version(&self) -> i64 {
+        self.told.model_version
+    }
+
+    /// `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`.
+    fn flags(&self) -> u32 {
+        self.flag_bits()
+    }
+
+    fn set_flags(&self, flags: u32) {
+        self.flags.store(flags, Ordering::Relaxed);
+    }
+
+    /// The client's timeout in microseconds; 0 for none.
+    fn timeout(&self) -> u64 {
+        self.told.timeout_us
+    }
+
+    /// The parameters as a JSON text.
+    #[pyo3(name = "parameters")]
+    fn py_parameters(&self) -> String {
+        parameters::to_json(&self.told.parameters)
+    }
+
+    /// Where the outputs are to be.
+    fn preferred_memory(&self) -> Option<PreferredMemory> {
+        self.preferred_memory.clone()
+    }
+
+    /// Where it is traced, for requests that are made for it.
+    fn trace(&self) -> InferenceTrace {
+        self.trace.clone()
+    }
+
+    /// The outputs that are asked for.
+    fn requested_output_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PySet>> {
+        PySet::new(py, &self.told.outputs)
+    }
+
+    /// Whether nobody waits for it any more.
+    fn is_cancelled(&self) -> bool {
+        self.answer().is_some_and(|answer| answer.is_cancelled())
+    }
+
+    /// Answers it, on any thread and at any time.
+    fn get_response_sender(&self) -> PyResult<InferenceResponseSender> {
+        let text = "only a request that execute() was given has a response sender";
+        self.answer().map(InferenceResponseSender::new).ok_or_else(|| TritonModelException::new_err(text))
+    }
+
+    /// `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE` has it executed once more.
+    fn set_release_flags(&self, flags: u32) -> PyResult<()> {
+        if flags != RELEASE_ALL && flags != RELEASE_RESCHEDULE {
+            let text = format!(
+                "{flags} is no release flag: it must be TRITONSERVER_REQUEST_RELEASE_ALL or \
+                 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE"
+            );
+            return Err(TritonModelException::new_err(text));
+        }
+        self.release.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has the other model infer and waits for its response; with `decoupled`, gives an iterator over its responses.
+    #[pyo3(signature = (decoupled = false))]
+    fn exec(&self, py: Python<'_>, decoupled: bool) -> PyResult<Py<PyAny>> {
+        call::exec(py, self, decoupled)
+    }
+
+    /// As `exec`, to be awaited.
+    #[pyo3(signature = (decoupled = false))]
+    fn async_exec<'py>(slf: &Bound<'py, Self>, decoupled: bool) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let event_loop = py.import(intern!(py, "asyncio"))?.call_method0(intern!(py, "get_running_loop"))?;
+        let exec = slf.getattr(intern!(py, "exec"))?;
+        event_loop.call_method1(intern!(py, "run_in_executor"), (py.None(), exec, decoupled))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<InferenceRequest '{}' to '{}'>", self.told.id, self.told.model_name)
+    }
+}
+
+fn inputs_of(given: &Bound<'_, PyAny>, id: &str) -> PyResult<Vec<Py<Tensor>>> {
+    let tensor = |item: Bound<'_, PyAny>| {
+        if item.is_none() {
+            let text = format!("Input tensor for request with id '{id}' should not be empty.");
+            return Err(TritonModelException::new_err(text));
+        }
+        let wrong = PyTypeError::new_err(format!("inputs must be a list of Tensor, not of {}", item.get_type()));
+        item.cast_into::<Tensor>().map(Bound::unbind).map_err(|_| wrong)
+    };
+    given.try_iter()?.map(|item| tensor(item?)).collect()
+}
+
+fn correlation_of(given: Option<&Bound<'_, PyAny>>) -> PyResult<CorrelationId> {
+    let Some(given) = given else { return Ok(CorrelationId::default()) };
+    if given.is_instance_of::<PyString>() {
+        let checked = CorrelationId::from_text(given.extract::<String>()?);
+        return checked.map_err(|error| TritonModelException::new_err(error.message));
+    }
+    let number = given.extract::<u64>();
+    number.map(CorrelationId::Uint).map_err(|_| TritonModelException::new_err("Correlation ID must be integer or string"))
+}

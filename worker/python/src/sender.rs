@@ -1,0 +1,35 @@
+//! `pb_utils.InferenceResponseSender`: answers a request on any thread, also after `execute` has returned.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use crate::answer::Answer;
+use crate::response::InferenceResponse;
+
+/// Sends the responses to one request.
+#[pyclass(frozen, module = "triton_python_backend_utils")]
+pub(crate) struct InferenceResponseSender {
+    answer: Arc<Answer>,
+}
+
+impl InferenceResponseSender {
+    pub(crate) fn new(answer: Arc<Answer>) -> Self {
+        Self { answer }
+    }
+}
+
+#[pymethods]
+impl InferenceResponseSender {
+    /// Sends a response, or with `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one or only the end. Waits while the
+    /// client is far behind with reading.
+    #[pyo3(signature = (response = None, flags = 0))]
+    fn send(&self, py: Python<'_>, response: Option<Bound<'_, InferenceResponse>>, flags: u32) -> PyResult<()> {
+        self.answer.send(py, response.as_ref().map(|response| response.get()), flags)
+    }
+
+    /// Whether nobody waits for the request any more.
+    fn is_cancelled(&self) -> bool {
+        self.answer.is_cancelled()
+    }
+}

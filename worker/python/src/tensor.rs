@@ -1,0 +1,290 @@
+//! `pb_utils.Tensor`: a name, a datatype, a shape, and elements that stay where they are until somebody wants them
+//! elsewhere.
+
+use pharos::tensor::DataType;
+use pharos_worker::backend::{Content, Memory, Received, Runtime};
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyList;
+
+use crate::array::{self, Source};
+use crate::datatype;
+use crate::dlpack::{self, Foreign};
+use crate::error::{TritonModelException, model_exception};
+use crate::strings::{self, Elements};
+
+/// DLPack's number of the processor as a device.
+pub(crate) const CPU: i32 = 1;
+
+/// A tensor.
+#[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
+pub(crate) struct Tensor {
+    name: String,
+    datatype: DataType,
+    shape: Vec<i64>,
+    stored: Stored,
+    /// What `as_numpy` gives.
+    array: PyOnceLock<Py<PyAny>>,
+}
+
+/// Where the elements are.
+enum Stored {
+    /// In memory of the server's: an input, or an output of another model.
+    Received(Received),
+    /// In an array that the model made: row-major, or of objects.
+    Array(Py<PyAny>),
+    /// In memory of another library's that DLPack has lent.
+    Foreign(Foreign),
+    /// On another device: the object of the library that made it.
+    Device { object: Py<PyAny>, device: (i32, i32) },
+}
+
+impl Tensor {
+    /// A tensor over memory of the server's.
+    pub(crate) fn received(name: String, datatype: DataType, shape: Vec<i64>, bytes: Received) -> Self {
+        Self { name, datatype, shape, stored: Stored::Received(bytes), array: PyOnceLock::new() }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn datatype(&self) -> DataType {
+        self.datatype
+    }
+
+    pub(crate) fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = given.py();
+        if name.is_empty() {
+            return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
+        }
+        if !array::is_array(given)? {
+            let kind = given.get_type();
+            return Err(PyTypeError::new_err(format!("Tensor('{name}', ...) takes a numpy.ndarray, not {kind}")));
+        }
+        let given = given.clone();
+        let view = array::view(&given)?;
+        let datatype = datatype::of_numpy(view.kind, view.size)
+            .ok_or_else(|| TritonModelException::new_err(format!("NumPy dtype is not supported: {}", dtype(&given))))?;
+        let plain = view.plain || datatype == DataType::Bytes;
+        let own = if plain { given } else { array::made_plain(&given)? };
+        Ok(Self {
+            name,
+            datatype,
+            shape: view.shape,
+            stored: Stored::Array(own.clone().unbind()),
+            array: PyOnceLock::from(own.unbind()),
+        })
+    }
+
+    /// The elements where the server finds them: those that are in its memory stay there, all others are copied once.
+    ///
+    /// # Errors
+    /// There is no memory left, or the elements cannot be had.
+    pub(crate) fn content(&self, py: Python<'_>, runtime: &Runtime) -> PyResult<Content> {
+        match &self.stored {
+            Stored::Received(bytes) => Ok(Content::Received(bytes.clone())),
+            Stored::Array(array) if self.datatype == DataType::Bytes => {
+                let elements = Elements::of(array.bind(py))?;
+                let mut memory = room(runtime, elements.len())?;
+                elements.write(&mut memory);
+                Ok(Content::Memory(memory))
+            }
+            Stored::Array(array) => copied(array.bind(py), runtime),
+            Stored::Foreign(foreign) => {
+                let bytes = foreign.bytes();
+                let mut memory = room(runtime, bytes.len())?;
+                foreign.copy(py, &mut memory);
+                Ok(Content::Memory(memory))
+            }
+            Stored::Device { object, .. } => copied(&to_host(object.bind(py))?, runtime),
+        }
+    }
+
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        match &this.stored {
+            Stored::Array(array) => Ok(array.bind(py).clone()),
+            Stored::Device { .. } => {
+                Err(TritonModelException::new_err("Tensor is stored in GPU and cannot be converted to NumPy."))
+            }
+            _ if this.datatype == DataType::Bf16 => Err(TritonModelException::new_err(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead.",
+            )),
+            Stored::Received(bytes) if this.datatype == DataType::Bytes => strings::to_array(py, bytes, &this.shape),
+            Stored::Received(bytes) => array::over(py, bytes, this.datatype, &this.shape),
+            Stored::Foreign(_) => array::numpy(py, "from_dlpack")?.call1((slf,)),
+        }
+    }
+}
+
+/// The array's type in numpy's words.
+fn dtype(array: &Bound<'_, PyAny>) -> String {
+    array.getattr("dtype").map_or_else(|_| "unknown".to_owned(), |dtype| dtype.to_string())
+}
+
+/// Memory of the server's for an output.
+fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {
+    runtime.memory(len).map_err(|error| model_exception(&error))
+}
+
+/// The bytes of an array: where they are if that is an input of this model, else copied.
+fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
+    let view = array::view(array)?;
+    if !view.plain {
+        return copied(&array::made_plain(array)?, runtime);
+    }
+    if let Some(received) = runtime.locate(view.address(), view.len()) {
+        return Ok(Content::Received(received));
+    }
+    let mut memory = room(runtime, view.len())?;
+    Source::of(array, &view).copy(&mut memory);
+    Ok(Content::Memory(memory))
+}
+
+/// The elements of a tensor on another device as an array in the memory of this process, by what its library has for that:
+/// `cpu()` in PyTorch, `get()` in CuPy.
+fn to_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    if object.hasattr("cpu")? {
+        let host = object.call_method0("detach").unwrap_or_else(|_| object.clone()).call_method0("cpu")?;
+        return host.call_method0("numpy").or_else(|_| array::numpy(py, "from_dlpack")?.call1((host,)));
+    }
+    if object.hasattr("get")? {
+        return object.call_method0("get");
+    }
+    let kind = object.get_type().name()?;
+    Err(PyTypeError::new_err(format!(
+        "a '{kind}' on another device cannot be copied to the server: it has neither cpu() nor get()"
+    )))
+}
+
+#[pymethods]
+impl Tensor {
+    #[new]
+    #[pyo3(signature = (name, numpy_array))]
+    fn new(name: String, numpy_array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of_array(name, numpy_array)
+    }
+
+    /// The name.
+    #[pyo3(name = "name")]
+    fn py_name(&self) -> &str {
+        &self.name
+    }
+
+    /// The elements as a numpy array, without a copy if the datatype allows it; objects of type `bytes` for BYTES.
+    fn as_numpy(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        let py = slf.py();
+        let array = slf.get().array.get_or_try_init(py, || Self::numpy(slf).map(Bound::unbind))?;
+        Ok(array.clone_ref(py))
+    }
+
+    /// The datatype as Triton numbers it, for example 11 for FP32.
+    fn triton_dtype(&self) -> u8 {
+        self.datatype.number()
+    }
+
+    /// The shape, the batch first if the model batches.
+    #[pyo3(name = "shape")]
+    fn py_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.shape)
+    }
+
+    /// Whether the elements are in the processor's memory.
+    fn is_cpu(&self) -> bool {
+        !matches!(self.stored, Stored::Device { .. })
+    }
+
+    /// A DLPack capsule over the elements, which are not copied.
+    fn to_dlpack<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        Self::__dlpack__(slf, None, None, None, None)
+    }
+
+    #[pyo3(signature = (stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        slf: &Bound<'py, Self>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<Bound<'py, PyAny>>,
+        dl_device: Option<Bound<'py, PyAny>>,
+        copy: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // The form without a version is one that every consumer takes.
+        let (py, _, _, _) = (slf.py(), max_version, dl_device, copy);
+        let this = slf.get();
+        let (address, holder) = match &this.stored {
+            Stored::Device { object, .. } => {
+                let kwargs = pyo3::types::PyDict::new(py);
+                if let Some(stream) = stream {
+                    kwargs.set_item("stream", stream)?;
+                }
+                return object.bind(py).call_method("__dlpack__", (), Some(&kwargs));
+            }
+            _ if this.datatype == DataType::Bytes => {
+                return Err(TritonModelException::new_err("DLPack does not have support for string tensors."));
+            }
+            Stored::Received(bytes) => (bytes.as_ptr() as usize, slf.clone().into_any()),
+            Stored::Array(array) => {
+                let array = array.bind(py);
+                (array::view(array)?.address(), array.clone())
+            }
+            Stored::Foreign(foreign) => (foreign.bytes().address, slf.clone().into_any()),
+        };
+        dlpack::capsule(holder, address, this.datatype, &this.shape)
+    }
+
+    /// DLPack's device: its type and its number.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        match &self.stored {
+            Stored::Device { device, .. } => *device,
+            _ => (CPU, 0),
+        }
+    }
+
+    /// A tensor of an object that has `__dlpack__` and `__dlpack_device__`, or of a capsule of DLPack. Elements in the
+    /// processor's memory are not copied; they must be contiguous and row-major.
+    #[staticmethod]
+    fn from_dlpack(name: String, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = tensor.py();
+        if name.is_empty() {
+            return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
+        }
+        let capsule = if tensor.is_instance_of::<pyo3::types::PyCapsule>() {
+            tensor.clone()
+        } else if tensor.hasattr("__dlpack__")? && tensor.hasattr("__dlpack_device__")? {
+            let device: (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+            if device.0 != CPU {
+                return Self::on_device(name, tensor, device);
+            }
+            tensor.call_method0(intern!(py, "__dlpack__"))?
+        } else {
+            return Err(TritonModelException::new_err(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and \
+                 `__dlpack_device__` attributes",
+            ));
+        };
+        let foreign = Foreign::take(&capsule)?;
+        let (datatype, shape) = (foreign.datatype(), foreign.shape().to_vec());
+        Ok(Self { name, datatype, shape, stored: Stored::Foreign(foreign), array: PyOnceLock::new() })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Tensor '{}' {} {:?}>", self.name, self.datatype, self.shape)
+    }
+}
+
+impl Tensor {
+    fn on_device(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
+        // Asked of a capsule that is given back at once: what it is has one description for all libraries.
+        let described = dlpack::describe(&object.call_method0("__dlpack__")?)?;
+        let (object, array) = (object.clone().unbind(), PyOnceLock::new());
+        let (datatype, shape) = described;
+        Ok(Self { name, datatype, shape, stored: Stored::Device { object, device }, array })
+    }
+}

@@ -1,0 +1,54 @@
+//! The functions of `pb_utils` that are on the way of a request, or ask the server for something.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::call;
+use crate::parameters;
+use crate::request::InferenceRequest;
+
+/// Adds the functions.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(get_input_tensor_by_name, module)?)?;
+    module.add_function(wrap_pyfunction!(load_model, module)?)?;
+    module.add_function(wrap_pyfunction!(unload_model, module)?)?;
+    module.add_function(wrap_pyfunction!(is_model_ready, module)?)
+}
+
+/// The input of this name, or None.
+#[pyfunction]
+fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Py<PyAny>>> {
+    let py = inference_request.py();
+    if let Ok(request) = inference_request.cast::<InferenceRequest>() {
+        return Ok(request.get().input(py, name).map(Py::into_any));
+    }
+    // Something of the user's own that looks like a request.
+    for tensor in inference_request.call_method0(intern!(py, "inputs"))?.try_iter()? {
+        let tensor = tensor?;
+        if tensor.call_method0(intern!(py, "name"))?.eq(name)? {
+            return Ok(Some(tensor.unbind()));
+        }
+    }
+    Ok(None)
+}
+
+/// Loads a model, or loads it again. `files` are in place of its own: `{"config": "JSON", "file:1/model.onnx": b"..."}`.
+#[pyfunction]
+#[pyo3(signature = (model_name, files = None))]
+fn load_model(py: Python<'_>, model_name: &str, files: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    call::load(py, model_name, parameters::files(files)?)
+}
+
+/// Unloads a model.
+#[pyfunction]
+#[pyo3(signature = (model_name, unload_dependents = false))]
+fn unload_model(py: Python<'_>, model_name: &str, unload_dependents: bool) -> PyResult<()> {
+    call::unload(py, model_name, unload_dependents)
+}
+
+/// Whether a model, or one version of it, can infer.
+#[pyfunction]
+#[pyo3(signature = (model_name, model_version = ""))]
+fn is_model_ready(py: Python<'_>, model_name: &str, model_version: &str) -> PyResult<bool> {
+    call::is_ready(py, model_name, model_version)
+}

@@ -1,0 +1,90 @@
+//! Backends in shared libraries, over the C interface of `include/pharos_backend.h`.
+//!
+//! Contract for `unsafe`: a library keeps to the header. It is called on one thread; the instance's handles, in boxes, live
+//! until its destroy function has returned; batches are handed out by [`Handle::run`] only.
+
+mod abi;
+mod foreign;
+mod host;
+mod library;
+mod load;
+mod metrics;
+mod outputs;
+mod running;
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use pharos::error::InferError;
+
+use super::{Backend, Batch, Context, Outputs, load_error};
+use library::Functions;
+use load::Load;
+use metrics::MetricsHandle;
+use running::Handle;
+
+/// The variable that names the library of the model's backend; the frontend sets it for its workers.
+const LIBRARY_VARIABLE: &str = "PHAROS_BACKEND_LIBRARY";
+
+/// An instance that a library has created.
+struct Native {
+    functions: Functions,
+    instance: *mut c_void,
+    handle: Box<Handle>,
+    /// What the library records with.
+    _metrics: Box<MetricsHandle>,
+    engine: String,
+}
+
+/// The library to load, if one is named.
+pub(super) fn library() -> Option<PathBuf> {
+    std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Loads the library and has it create an instance.
+///
+/// # Errors
+/// It is no backend, or cannot load the model.
+pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, InferError> {
+    let refused = |error: String| load_error(format!("backend library '{}' {error}", path.display()));
+    let whole = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
+    let functions = library::open(&whole).map_err(refused)?;
+    let metrics = Box::new(MetricsHandle::new(context.metrics));
+    let load = Load::new(context, &raw const *metrics);
+    let mut instance = ptr::null_mut();
+    foreign::forget_error();
+    // SAFETY: this module's contract; what `load` shows lives until after the call.
+    let code = unsafe { (functions.create)(load.context(), &raw mut instance) };
+    if code != abi::OK {
+        return Err(load.failure(code));
+    }
+    let engine = functions.engine.clone().unwrap_or_else(|| library::name(path));
+    let handle = Box::new(Handle::new(context.config));
+    Ok(Box::new(Native { functions, instance, handle, _metrics: metrics, engine }))
+}
+
+impl Backend for Native {
+    fn engine(&self) -> String {
+        self.engine.clone()
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        // SAFETY: this module's contract; the handle is that of this batch.
+        self.handle.run(batch, outputs, |handle| unsafe { (self.functions.execute)(self.instance, handle, handle) })
+    }
+
+    fn sequence_ended(&mut self, key: u64) {
+        if let Some(sequence_ended) = self.functions.sequence_ended {
+            // SAFETY: this module's contract.
+            unsafe { sequence_ended(self.instance, key) };
+        }
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        // SAFETY: this module's contract; the instance is used no more.
+        unsafe { (self.functions.destroy)(self.instance) };
+    }
+}

@@ -1,0 +1,70 @@
+//! The table of the functions that a library may call, and those that belong to nothing in particular.
+//!
+//! Contract for `unsafe`: a text of the library is null or ends with a NUL.
+
+use std::ffi::c_char;
+use std::io::Write;
+
+use super::abi::Host;
+use super::{foreign, load, metrics, outputs, running};
+
+/// `pharos_host`.
+pub(super) static HOST: Host = Host {
+    size: size_of::<Host>(),
+    last_error,
+    log,
+    config_parameter: load::config_parameter,
+    config_input: load::config_input,
+    config_output: load::config_output,
+    fail_load: load::fail_load,
+    request_count: running::request_count,
+    input_count: running::input_count,
+    input: running::input,
+    request: running::request,
+    request_parameter: running::request_parameter,
+    find_parameter: running::find_parameter,
+    is_wanted: running::is_wanted,
+    is_cancelled: running::is_cancelled,
+    allocate: outputs::allocate,
+    withdraw: outputs::withdraw,
+    fail: outputs::fail,
+    fail_batch: outputs::fail_batch,
+    set_parameter: outputs::set_parameter,
+    reschedule: outputs::reschedule,
+    inputs_ready: outputs::inputs_ready,
+    computed: outputs::computed,
+    response_begin: outputs::response_begin,
+    response_allocate: outputs::response_allocate,
+    response_set_parameter: outputs::response_set_parameter,
+    response_send: outputs::response_send,
+    response_send_error: outputs::response_send_error,
+    response_drop: outputs::response_drop,
+    finish: outputs::finish,
+    metric_add: metrics::metric_add,
+    metric_get: metrics::metric_get,
+    metric_series: metrics::metric_series,
+    add_or_update: metrics::add_or_update,
+    metrics_flush: metrics::metrics_flush,
+};
+
+unsafe extern "C" fn last_error() -> *const c_char {
+    foreign::last_error()
+}
+
+/// Information goes to standard output, the rest to standard error: the frontend logs them as such.
+///
+/// # Safety
+/// This module's contract.
+unsafe extern "C" fn log(level: i32, message: *const c_char) {
+    // SAFETY: the caller's promise.
+    let Some(message) = (unsafe { foreign::text(message) }) else { return };
+    // Nobody is there to be told when the streams are closed.
+    let _ = match level {
+        3 => writeln!(std::io::stderr().lock(), "error: {message}"),
+        2 => writeln!(std::io::stderr().lock(), "{message}"),
+        _ => {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{message}").and_then(|()| out.flush())
+        }
+    };
+}

@@ -1,0 +1,169 @@
+//! Finds the functions of a backend in a shared library, and says in a sentence why it is none.
+//!
+//! Contract for `unsafe`: a library that is loaded runs code of its own at once, as its user wants. It is never unloaded,
+//! so what is found in it stays valid. Symbols of the names below are functions of the types in [`abi`], which the header
+//! says and the library's version confirms before any other one is called.
+
+use std::ffi::{CStr, CString, OsStr, c_void};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::abi;
+
+/// What a backend's library exports.
+pub(super) struct Functions {
+    pub(super) create: abi::Create,
+    pub(super) execute: abi::Execute,
+    pub(super) destroy: abi::Destroy,
+    pub(super) sequence_ended: Option<abi::SequenceEnded>,
+    /// What computes, as the library says.
+    pub(super) engine: Option<String>,
+}
+
+/// Loads a library.
+///
+/// # Errors
+/// Why it is no backend, as the end of a sentence that begins with its path.
+pub(super) fn open(path: &Path) -> Result<Functions, String> {
+    check_file(path)?;
+    let library = Library::open(path)?;
+    // SAFETY: the type is the header's.
+    let version = unsafe { library.function::<abi::AbiVersion>(c"pharos_backend_abi_version") };
+    let version = version.ok_or_else(|| {
+        "has no function pharos_backend_abi_version: it is no backend for this server, see pharos_backend.h".to_owned()
+    })?;
+    // SAFETY: it takes nothing.
+    let version = unsafe { version() };
+    if version != abi::VERSION {
+        return Err(format!(
+            "is made for version {version} of pharos_backend.h, this server has version {}: build it anew",
+            abi::VERSION
+        ));
+    }
+    // SAFETY: the types are those of the header of this version.
+    let (create, execute, destroy, sequence_ended, engine) = unsafe {
+        (
+            library.function::<abi::Create>(c"pharos_backend_create"),
+            library.function::<abi::Execute>(c"pharos_backend_execute"),
+            library.function::<abi::Destroy>(c"pharos_backend_destroy"),
+            library.function::<abi::SequenceEnded>(c"pharos_backend_sequence_ended"),
+            library.function::<abi::Engine>(c"pharos_backend_engine"),
+        )
+    };
+    let (Some(create), Some(execute), Some(destroy)) = (create, execute, destroy) else {
+        let missing = [("create", create.is_none()), ("execute", execute.is_none()), ("destroy", destroy.is_none())];
+        let missing = missing.iter().filter(|(_, missing)| *missing).map(|(name, _)| format!("pharos_backend_{name}"));
+        return Err(format!("has no function {}", missing.collect::<Vec<_>>().join(", ")));
+    };
+    // SAFETY: the header asks for a text that lives as long as the library; null is caught.
+    let engine = engine.and_then(|engine| unsafe { super::foreign::text(engine()) });
+    Ok(Functions { create, execute, destroy, sequence_ended, engine })
+}
+
+/// A library of the process.
+struct Library {
+    handle: *mut c_void,
+}
+
+impl Library {
+    fn open(path: &Path) -> Result<Self, String> {
+        let text = CString::new(path.as_os_str().as_bytes()).map_err(|_| "has a NUL byte in its name".to_owned())?;
+        // SAFETY: this module's contract; the name ends with a NUL.
+        let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if !handle.is_null() {
+            return Ok(Self { handle });
+        }
+        // SAFETY: null, or a text that stays until this thread's next call of these functions.
+        let reason = unsafe { super::foreign::text(libc::dlerror()) }.unwrap_or_else(|| "unknown reason".to_owned());
+        // The loader's sentence begins with a path, mostly this one.
+        let own = format!("{}: ", path.display());
+        Err(format!("cannot be loaded: {}", reason.strip_prefix(&own).unwrap_or(&reason)))
+    }
+
+    /// The function of this name.
+    ///
+    /// # Safety
+    /// `F` is a function pointer of the type that the symbol has.
+    unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: the library is loaded; the name ends with a NUL.
+        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        // SAFETY: not null, of a function pointer's size, and of this type by the caller's promise.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+    }
+}
+
+/// What the loader itself says unclearly: no file, no library, one for another machine.
+fn check_file(path: &Path) -> Result<(), String> {
+    let own = header(Path::new("/proc/self/exe"));
+    let header = header(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+        _ => format!("cannot be read: {error}"),
+    })?;
+    check_header(&header, own.as_deref().unwrap_or(&header))
+}
+
+/// The first bytes of a file, as far as they say what it is for.
+fn header(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(20).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Compares the header of an ELF file (its class, byte order and machine) with that of this program.
+fn check_header(header: &[u8], own: &[u8]) -> Result<(), String> {
+    let Some((b"\x7fELF", [class, order, ..])) = header.split_first_chunk::<4>().filter(|_| header.len() == 20) else {
+        return Err("is no shared library (no ELF file)".to_owned());
+    };
+    let kind = |header: &[u8]| Some((*header.get(4)?, *header.get(5)?, header.get(18..20)?.to_vec()));
+    if kind(header) == kind(own) {
+        return Ok(());
+    }
+    let (class, order) = (*class, *order);
+    let name = |header: &[u8]| match header.get(18..20).map(|machine| (machine[0], machine[1])) {
+        Some((62, 0)) => "x86-64".to_owned(),
+        Some((183, 0)) => "aarch64".to_owned(),
+        Some((3, 0)) => "32-bit x86".to_owned(),
+        Some((40, 0)) => "32-bit ARM".to_owned(),
+        Some((243, 0)) => "RISC-V".to_owned(),
+        machine => format!("another machine (class {class}, order {order}, machine {machine:?})"),
+    };
+    Err(format!("is made for {}, this server runs on {}", name(header), name(own)))
+}
+
+/// The file's name, for messages where the library says nothing of itself.
+pub(super) fn name(path: &Path) -> String {
+    path.file_name().map(OsStr::to_string_lossy).unwrap_or_default().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_for_other_machines_are_told_by_their_header() {
+        let own = [b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0".as_slice(), &[62, 0]].concat();
+        let other = |machine: u8| [&own[..18], &[machine, 0]].concat();
+        let refused = |header: &[u8]| check_header(header, &own).expect_err("another machine");
+        assert_eq!(check_header(&own, &own), Ok(()));
+        assert_eq!(refused(&other(183)), "is made for aarch64, this server runs on x86-64");
+        assert_eq!(refused(&other(3)), "is made for 32-bit x86, this server runs on x86-64");
+        assert!(refused(&other(7)).starts_with("is made for another machine"));
+        assert_eq!(refused(b"#!/bin/sh\nexit 0\n#####"), "is no shared library (no ELF file)");
+        assert_eq!(refused(&own[..19]), "is no shared library (no ELF file)");
+        assert_eq!(refused(b""), "is no shared library (no ELF file)");
+    }
+
+    #[test]
+    fn what_is_no_backend_is_told_why() {
+        let refused = |path: &Path| open(path).err().unwrap_or_default();
+        assert_eq!(refused(Path::new("/nowhere/libx.so")), "does not exist");
+        assert!(refused(Path::new("/")).starts_with("cannot be read: "));
+        // A library that every program here has loaded already, and that is no backend.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let library = maps.split_whitespace().find(|word| word.contains("/libc.so")).expect("the C library");
+        assert!(refused(Path::new(library)).starts_with("has no function pharos_backend_abi_version"));
+    }
+}

@@ -1,0 +1,157 @@
+//! What a library is created from, and its functions for that time: the configuration in pieces, so that a backend in C
+//! need not read JSON.
+//!
+//! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the library uses it no longer.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use pharos::error::InferError;
+use pharos::model::ModelConfig;
+
+use super::super::{Context, load_error};
+use super::abi::{self, Code, Tensor};
+use super::foreign::{c_text, needed_text, outcome, reference};
+use super::host::HOST;
+use super::metrics::MetricsHandle;
+
+/// `pharos_context`, and what is behind it.
+#[repr(C)]
+pub(super) struct Load<'a> {
+    context: abi::Context,
+    config: &'a ModelConfig,
+    /// The texts of `context`.
+    _texts: [CString; 4],
+    parameters: Vec<(&'a str, CString)>,
+    inputs: Tensors,
+    outputs: Tensors,
+    // What fail_load said; the library may say it from any thread.
+    failure: Mutex<Option<String>>,
+}
+
+/// Tensors of the configuration, and their names.
+#[derive(Default)]
+struct Tensors {
+    tensors: Vec<Tensor>,
+    names: Vec<CString>,
+}
+
+impl Tensors {
+    fn add(&mut self, (name, dims): (&str, &[i64]), datatype: i32, optional: bool) {
+        let name = c_text(name);
+        let (size, rank, optional) = (size_of::<Tensor>(), dims.len(), i32::from(optional));
+        self.tensors.push(Tensor { size, name: name.as_ptr(), dims: dims.as_ptr(), rank, datatype, optional });
+        self.names.push(name);
+    }
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(context: &Context<'a>, metrics: *const MetricsHandle) -> Self {
+        let config = context.config;
+        let directory = context.directory.to_string_lossy();
+        let texts = [config.to_json().as_str(), &directory, &config.name, context.instance].map(c_text);
+        let [json, directory, model, instance] = texts.each_ref().map(|text| text.as_ptr());
+        let public = abi::Context {
+            size: size_of::<abi::Context>(),
+            host: &raw const HOST,
+            metrics,
+            config: json,
+            directory,
+            model,
+            instance,
+            version: context.version,
+            threads: u32::try_from(context.threads).unwrap_or(u32::MAX),
+            max_batch_size: config.max_batch_size,
+            decoupled: config.decoupled.into(),
+        };
+        let mut inputs = Tensors::default();
+        for input in &config.inputs {
+            inputs.add((&input.name, &input.dims), input.datatype.number().into(), input.optional);
+        }
+        let mut outputs = Tensors::default();
+        for output in &config.outputs {
+            outputs.add((&output.name, &output.dims), output.datatype.number().into(), false);
+        }
+        for state in config.states.iter().filter(|state| state.output >= config.outputs.len()) {
+            outputs.add((&state.output_name, &state.dims), state.datatype.number().into(), false);
+        }
+        let parameters = config.parameters.iter().map(|(name, text)| (name.as_str(), c_text(text))).collect();
+        let failure = Mutex::new(None);
+        Self { context: public, config, _texts: texts, parameters, inputs, outputs, failure }
+    }
+
+    /// As the library sees it.
+    pub(super) fn context(&self) -> *const abi::Context {
+        ptr::from_ref(self).cast()
+    }
+
+    /// Why the library has not created an instance.
+    pub(super) fn failure(&self, code: Code) -> InferError {
+        let said = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let said = said.or_else(|| super::foreign::last_error_of(code));
+        let no_reason = || format!("the backend '{}' returned the code {code} and gave no reason", self.config.backend);
+        load_error(said.unwrap_or_else(no_reason))
+    }
+}
+
+/// # Safety
+/// This module's contract.
+pub(super) unsafe extern "C" fn config_parameter(load: *const Load<'static>, name: *const c_char) -> *const c_char {
+    // SAFETY: the caller's promise.
+    let found = unsafe { reference(load, "context") }.and_then(|load| {
+        // SAFETY: as above.
+        let name = unsafe { needed_text(name, "name") }?;
+        Ok(load.parameters.iter().find(|(known, _)| *known == name).map_or(ptr::null(), |(_, text)| text.as_ptr()))
+    });
+    found.unwrap_or_else(|error| {
+        outcome(Err(error));
+        ptr::null()
+    })
+}
+
+/// # Safety
+/// This module's contract.
+pub(super) unsafe extern "C" fn config_input(load: *const Load<'static>, position: usize) -> *const Tensor {
+    // SAFETY: the caller's promise.
+    unsafe { tensor(load, |load| load.inputs.tensors.get(position)) }
+}
+
+/// # Safety
+/// This module's contract.
+pub(super) unsafe extern "C" fn config_output(load: *const Load<'static>, position: usize) -> *const Tensor {
+    // SAFETY: the caller's promise.
+    unsafe { tensor(load, |load| load.outputs.tensors.get(position)) }
+}
+
+/// # Safety
+/// This module's contract.
+unsafe fn tensor<'a>(
+    load: *const Load<'static>,
+    find: impl FnOnce(&'a Load<'static>) -> Option<&'a Tensor>,
+) -> *const Tensor {
+    // SAFETY: the caller's promise.
+    match unsafe { reference(load, "context") } {
+        Ok(load) => find(load).map_or(ptr::null(), ptr::from_ref),
+        Err(error) => {
+            outcome(Err(error));
+            ptr::null()
+        }
+    }
+}
+
+/// # Safety
+/// This module's contract.
+pub(super) unsafe extern "C" fn fail_load(load: *const Load<'static>, message: *const c_char) -> Code {
+    // SAFETY: the caller's promise.
+    let failed = unsafe { reference(load, "context") }.and_then(|load| {
+        // SAFETY: as above.
+        let message = unsafe { needed_text(message, "message") }?;
+        *load.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        Ok(())
+    });
+    match failed {
+        Ok(()) => abi::UNAVAILABLE,
+        Err(error) => outcome(Err(error)),
+    }
+}

@@ -1,0 +1,160 @@
+//! The metrics that a library records.
+//!
+//! Contract for `unsafe`: the handles live as long as the instance, in boxes that are never dropped before; the header's
+//! for pointers that are passed in.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pharos::error::InferError;
+use pharos::metrics::catalog::Kind;
+
+use super::super::{Metric, MetricError, Metrics, Requests, Series};
+use super::abi::{Code, MetricSpec};
+use super::foreign::{misuse, needed_text, outcome, put, reference, sized, text, texts};
+
+/// `PHAROS_WHOLE_BATCH`.
+const WHOLE_BATCH: i64 = -1;
+/// `PHAROS_NO_REQUEST`.
+const NO_REQUEST: i64 = -2;
+
+/// `pharos_metrics`.
+pub(super) struct MetricsHandle {
+    metrics: Metrics,
+    // By kind, name and dimensions; held while one is looked up. The library may call from any thread.
+    known: Mutex<HashMap<String, Box<MetricHandle>>>,
+}
+
+/// `pharos_metric`.
+pub(super) struct MetricHandle {
+    metric: Metric,
+    // By label values; held while one is looked up.
+    series: Mutex<HashMap<Vec<String>, Box<SeriesHandle>>>,
+}
+
+/// `pharos_series`.
+pub(super) struct SeriesHandle(Series);
+
+impl MetricsHandle {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        Self { metrics: metrics.clone(), known: Mutex::default() }
+    }
+
+    /// The handle of a metric, which `make` makes if it is new.
+    fn metric(
+        &self,
+        key: String,
+        make: impl FnOnce(&Metrics) -> Result<Metric, MetricError>,
+    ) -> Result<*const MetricHandle, InferError> {
+        let mut known = lock(&self.known);
+        // Asked for each time, since the definition may have changed.
+        let metric = make(&self.metrics)?;
+        let handle = known.entry(key).or_insert_with(|| Box::new(MetricHandle { metric, series: Mutex::default() }));
+        Ok(ptr::from_ref(&**handle))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kind_of(number: i32) -> Result<Kind, InferError> {
+    Ok(match number {
+        1 => Kind::Counter,
+        2 => Kind::Gauge,
+        3 => Kind::Histogram,
+        4 => Kind::Summary,
+        other => return Err(misuse(format!("{other} is no kind of metric; 1 to 4 are"))),
+    })
+}
+
+/// # Safety
+/// This module's contract, as for all functions below.
+pub(super) unsafe extern "C" fn metric_add(
+    metrics: *const MetricsHandle,
+    spec: *const MetricSpec,
+    metric: *mut *const MetricHandle,
+) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let add = || unsafe {
+        put(metric, ptr::null())?;
+        let (metrics, spec) = (reference(metrics, "metrics")?, sized(spec, "spec")?);
+        let name = needed_text(spec.name, "spec.name")?;
+        let unit = text(spec.unit).unwrap_or_else(|| "Count".to_owned());
+        let dimensions = texts(spec.dimensions, spec.dimension_count, "spec.dimensions")?;
+        let kind = kind_of(spec.kind)?;
+        let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
+        let key = format!("{} {name} {dimensions:?}", kind.as_str());
+        put(metric, metrics.metric(key, |metrics| metrics.add_metric(&name, &unit, &dimensions, kind))?)
+    };
+    outcome(add())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn metric_get(
+    metrics: *const MetricsHandle,
+    kind: i32,
+    name: *const c_char,
+    metric: *mut *const MetricHandle,
+) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let get = || unsafe {
+        put(metric, ptr::null())?;
+        let (metrics, name, kind) = (reference(metrics, "metrics")?, needed_text(name, "name")?, kind_of(kind)?);
+        let key = format!("{} {name}", kind.as_str());
+        put(metric, metrics.metric(key, |metrics| metrics.get_metric(&name, kind))?)
+    };
+    outcome(get())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn metric_series(
+    metric: *const MetricHandle,
+    values: *const *const c_char,
+    count: usize,
+    series: *mut *const SeriesHandle,
+) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let find = || unsafe {
+        put(series, ptr::null())?;
+        let (metric, values) = (reference(metric, "metric")?, texts(values, count, "values")?);
+        let mut known = lock(&metric.series);
+        if !known.contains_key(&values) {
+            let labels: Vec<&str> = values.iter().map(String::as_str).collect();
+            let made = Box::new(SeriesHandle(metric.metric.series(&labels)?));
+            known.insert(values.clone(), made);
+        }
+        put(series, known.get(&values).map_or(ptr::null(), |handle| ptr::from_ref(&**handle)))
+    };
+    outcome(find())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value: f64, request: i64) -> Code {
+    let record = || {
+        let requests = match request {
+            WHOLE_BATCH => Requests::Batch,
+            NO_REQUEST => Requests::None,
+            position => {
+                let wrong = |_| misuse(format!("{position} is no position of a request; from -2 on is"));
+                Requests::One(usize::try_from(position).map_err(wrong)?)
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { reference(series, "series") }?.0.add_or_update_for(value, requests);
+        Ok(())
+    };
+    outcome(record())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn metrics_flush(metrics: *const MetricsHandle) -> Code {
+    // SAFETY: the caller's promise.
+    outcome(unsafe { reference(metrics, "metrics") }.map(|metrics| metrics.metrics.flush()))
+}

@@ -1,0 +1,363 @@
+//! A batch while a library executes it: what it is, and what is made of it.
+//!
+//! Contract for `unsafe`: `pharos_batch`, `pharos_outputs` and `pharos_response` of an instance are one [`Handle`], which lives
+//! as long as the instance. The batch and the outputs behind it are there only while [`Handle::run`] runs, which keeps
+//! them borrowed; a call at any other time finds nothing and fails. The lock lets one call at a time see them. What is
+//! handed out stays in place until then: vectors are not changed any more once something in them has been shown.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pharos::error::InferError;
+use pharos::infer::Parameter;
+use pharos::model::ModelConfig;
+use pharos::tensor::DataType;
+use pharos::wire::BatchRequest;
+
+use super::super::{Batch, Outputs, Response, run_error};
+use super::abi::{self, Code};
+use super::foreign::{self, c_text, misuse, needed_text, outcome, reference};
+
+/// What an instance's batches are handed out as.
+pub(super) struct Handle {
+    names: Names,
+    // The library may call from any of its threads. Held while a response waits for its client, too.
+    running: Mutex<Option<Running>>,
+}
+
+/// The response that is open: the same handle.
+#[repr(transparent)]
+pub(super) struct Responding(Handle);
+
+/// What the configuration says, as it is needed for each batch.
+pub(super) struct Names {
+    inputs: Vec<CString>,
+    /// Configured outputs, and states that are none.
+    pub(super) outputs: Vec<(String, DataType)>,
+}
+
+/// The batch that is executed.
+pub(super) struct Running {
+    /// Before `outputs`, from which it borrows.
+    pub(super) open: Option<Response<'static, 'static>>,
+    batch: *const Batch<'static>,
+    outputs: *mut Outputs<'static>,
+    inputs: Vec<abi::Input>,
+    /// Those that the library has looked at.
+    requests: Vec<Option<Box<Seen>>>,
+    /// Outputs that are allocated over the batch.
+    pub(super) allocated: Vec<usize>,
+    /// And those of the response that is open.
+    pub(super) allocated_in_response: Vec<usize>,
+    /// What fail_batch said.
+    pub(super) failure: Option<InferError>,
+}
+
+// SAFETY: the pointers are those of the batch that `Handle::run` holds borrowed on its thread, which does nothing with them
+// meanwhile; whoever uses them holds the lock.
+unsafe impl Send for Running {}
+
+/// A request as the library sees it.
+struct Seen {
+    request: abi::Request,
+    parameters: Vec<abi::Parameter>,
+    names: Vec<CString>,
+    /// What texts point to.
+    _texts: Vec<Vec<u8>>,
+}
+
+impl Handle {
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        let inputs = (0..config.backend_inputs()).map(|at| c_text(config.input_name(at).unwrap_or_default()));
+        let outputs = config.backend_outputs().map(|(name, datatype)| (name.to_owned(), datatype));
+        Self { names: Names { inputs: inputs.collect(), outputs: outputs.collect() }, running: Mutex::new(None) }
+    }
+
+    /// Has a library execute a batch by `call`, which is given what it is to say in the batch's and the outputs' place.
+    ///
+    /// # Errors
+    /// What the library says, or that it says nothing that means anything.
+    pub(super) fn run(
+        &self,
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'_>,
+        call: impl FnOnce(*const Self) -> Code,
+    ) -> Result<(), InferError> {
+        foreign::forget_error();
+        *self.lock() = Some(Running::new(batch, outputs, &self.names));
+        let end = End(self);
+        let code = call(self);
+        let failure = self.lock().take().and_then(|running| running.failure);
+        drop(end);
+        match (failure, code) {
+            (Some(failure), _) => Err(failure),
+            (None, abi::OK) => Ok(()),
+            (None, code) => Err(unexplained(code)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the batch from the handle, if the library's call has not come back in order.
+struct End<'h>(&'h Handle);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.lock().take();
+    }
+}
+
+/// The error of a library that has returned a code and not said why.
+fn unexplained(code: Code) -> InferError {
+    let text = foreign::last_error_of(code);
+    let text = text.unwrap_or_else(|| format!("the backend returned the code {code} and gave no reason"));
+    abi::error_of(code, text).unwrap_or_else(|_| run_error(format!("the backend returned {code}, which is no code")))
+}
+
+impl Running {
+    fn new(batch: &Batch<'_>, outputs: &mut Outputs<'_>, names: &Names) -> Self {
+        let inputs = batch.inputs.iter().map(|input| abi::Input {
+            size: size_of::<abi::Input>(),
+            name: names.inputs.get(input.index).map_or(c"".as_ptr(), |name| name.as_ptr()),
+            data: input.data.as_ptr().cast(),
+            bytes: input.data.len(),
+            shape: input.shape.as_ptr(),
+            rank: input.shape.len(),
+            index: input.index,
+            datatype: input.datatype.number().into(),
+        });
+        let inputs = inputs.collect();
+        let requests = batch.requests.iter().map(|_| None).collect();
+        let (batch, outputs) = (ptr::from_ref(batch).cast(), ptr::from_mut(outputs).cast());
+        let (allocated, allocated_in_response) = (Vec::new(), Vec::new());
+        Self { open: None, batch, outputs, inputs, requests, allocated, allocated_in_response, failure: None }
+    }
+
+    pub(super) fn batch(&self) -> &Batch<'_> {
+        // SAFETY: borrowed by `Handle::run`, which is running: else nobody would have `self`.
+        unsafe { &*self.batch }
+    }
+
+    /// The outputs, for what is not about the response that is open.
+    ///
+    /// # Errors
+    /// A response is open.
+    pub(super) fn outputs(&mut self) -> Result<&mut Outputs<'static>, InferError> {
+        // SAFETY: this borrow ends with that of `self`.
+        unsafe { self.outputs_for_response() }
+    }
+
+    /// The outputs for a response, which is put into `open`.
+    ///
+    /// # Safety
+    /// What is made of them goes no further than `open`.
+    ///
+    /// # Errors
+    /// A response is open.
+    pub(super) unsafe fn outputs_for_response<'o>(&mut self) -> Result<&'o mut Outputs<'static>, InferError> {
+        if self.open.is_some() {
+            return Err(misuse("a response is open: it has to be sent or dropped first"));
+        }
+        // SAFETY: as in `batch`; alone, because this module's lock is held and no response is open.
+        Ok(unsafe { &mut *self.outputs })
+    }
+
+    /// The position of a request, if there is one there.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn position(&self, request: usize) -> Result<usize, InferError> {
+        let count = self.requests.len();
+        let wrong = || misuse(format!("there is no request {request} in a batch of {count}, counted from 0"));
+        (request < count).then_some(request).ok_or_else(wrong)
+    }
+
+    fn seen(&mut self, request: usize) -> Result<&Seen, InferError> {
+        let position = self.position(request)?;
+        // SAFETY: as in `batch`.
+        let batch = unsafe { &*self.batch };
+        let (Some(place), Some(request)) = (self.requests.get_mut(position), batch.requests.get(position)) else {
+            return Err(misuse(format!("there is no request {request}")));
+        };
+        Ok(place.get_or_insert_with(|| Box::new(Seen::new(request))))
+    }
+}
+
+impl Seen {
+    fn new(request: &BatchRequest) -> Self {
+        let with_end = |text: &str| [text.as_bytes(), b"\0"].concat();
+        let id = with_end(&request.id);
+        let names: Vec<CString> = request.parameters.iter().map(|(name, _)| c_text(name)).collect();
+        let mut texts = Vec::new();
+        let parameters = request.parameters.iter().zip(&names).map(|((_, value), name)| {
+            let mut shown = parameter_of(name, value);
+            if let Parameter::String(text) = value {
+                let text = with_end(text);
+                shown.text = text.as_ptr().cast();
+                texts.push(text);
+            }
+            shown
+        });
+        let parameters: Vec<_> = parameters.collect();
+        let step = request.sequence;
+        let shown = abi::Request {
+            size: size_of::<abi::Request>(),
+            id: id.as_ptr().cast(),
+            id_length: request.id.len(),
+            parameters: parameters.len(),
+            sequence_key: step.map_or(0, |step| step.key),
+            rows: request.rows,
+            in_sequence: step.is_some().into(),
+            sequence_start: step.is_some_and(|step| step.start).into(),
+            sequence_end: step.is_some_and(|step| step.end).into(),
+        };
+        texts.push(id);
+        Self { request: shown, parameters, names, _texts: texts }
+    }
+}
+
+/// A parameter, but for the place of its text.
+fn parameter_of(name: &CString, value: &Parameter) -> abi::Parameter {
+    let empty = abi::Parameter {
+        size: size_of::<abi::Parameter>(),
+        name: name.as_ptr(),
+        text: ptr::null(),
+        text_length: 0,
+        integer: 0,
+        natural: 0,
+        real: 0.0,
+        boolean: 0,
+        kind: 0,
+    };
+    match value {
+        Parameter::Bool(value) => abi::Parameter { kind: 1, boolean: i32::from(*value), ..empty },
+        Parameter::Int(value) => abi::Parameter { kind: 2, integer: *value, ..empty },
+        Parameter::Uint(value) => abi::Parameter { kind: 3, natural: *value, ..empty },
+        Parameter::Double(value) => abi::Parameter { kind: 4, real: *value, ..empty },
+        Parameter::String(text) => abi::Parameter { kind: 5, text_length: text.len(), ..empty },
+    }
+}
+
+/// Does something with the batch that is executed, and says how it went.
+///
+/// # Safety
+/// This module's contract: the handle is one of an instance that lives.
+pub(super) unsafe fn act(
+    handle: *const Handle,
+    action: impl FnOnce(&mut Running, &Names) -> Result<(), InferError>,
+) -> Code {
+    // SAFETY: the caller's promise.
+    outcome(unsafe { with(handle, action) })
+}
+
+/// Asks for something of the batch that is executed; `absent` if it is not there.
+///
+/// # Safety
+/// As [`act`].
+unsafe fn ask<T>(
+    handle: *const Handle,
+    absent: T,
+    question: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
+) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { with(handle, question) }.unwrap_or_else(|error| {
+        outcome(Err(error));
+        absent
+    })
+}
+
+/// # Safety
+/// As [`act`].
+unsafe fn with<T>(
+    handle: *const Handle,
+    action: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
+) -> Result<T, InferError> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { reference(handle, "batch, outputs or response") }?;
+    match handle.lock().as_mut() {
+        Some(running) => action(running, &handle.names),
+        None => Err(misuse("no batch is being executed: pharos_backend_execute has returned")),
+    }
+}
+
+/// # Safety
+/// This module's contract, as for all functions below.
+pub(super) unsafe extern "C" fn request_count(batch: *const Handle) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, 0, |running, _| Ok(running.requests.len())) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, 0, |running, _| Ok(running.inputs.len())) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn input(batch: *const Handle, position: usize) -> *const abi::Input {
+    let find = |running: &mut Running, _: &Names| Ok(running.inputs.get(position).map_or(ptr::null(), ptr::from_ref));
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, ptr::null(), find) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn request(batch: *const Handle, position: usize) -> *const abi::Request {
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.seen(position)?.request))) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn request_parameter(
+    batch: *const Handle,
+    request: usize,
+    position: usize,
+) -> *const abi::Parameter {
+    let find = |running: &mut Running, _: &Names| {
+        Ok(running.seen(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, ptr::null(), find) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn find_parameter(
+    batch: *const Handle,
+    request: usize,
+    name: *const c_char,
+) -> *const abi::Parameter {
+    let find = |running: &mut Running, _: &Names| {
+        // SAFETY: the caller's promise.
+        let name = c_text(&unsafe { needed_text(name, "name") }?);
+        let seen = running.seen(request)?;
+        let mut named = seen.names.iter().zip(&seen.parameters).filter(|(known, _)| **known == name);
+        Ok(named.next().map_or(ptr::null(), |(_, parameter)| ptr::from_ref(parameter)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, ptr::null(), find) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -> i32 {
+    let wanted =
+        |running: &mut Running, names: &Names| Ok(output < names.outputs.len() && running.batch().wants(output));
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, false, wanted) }.into()
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn is_cancelled(batch: *const Handle, request: usize) -> i32 {
+    let cancelled = |running: &mut Running, _: &Names| Ok(running.batch().is_cancelled(running.position(request)?));
+    // SAFETY: the caller's promise.
+    unsafe { ask(batch, false, cancelled) }.into()
+}

@@ -1,0 +1,125 @@
+//! What a backend may use from any thread and at any time, also between batches: memory for answers, requests that it
+//! answers when it likes, and the other models of the server.
+//!
+//! The socket to the frontend has no thread of its own. Whoever waits for something (the main thread for its next batch, a
+//! thread for the answer of another model, a sender for its reader) reads it while nobody else does, and hands what is not
+//! for itself to the others ([`board`]). So a worker that only executes batches pays nothing for all this.
+
+mod board;
+#[allow(unsafe_code)]
+mod bytes;
+mod calls;
+mod responder;
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pharos::error::InferError;
+use pharos::wire::{Load, Placement, ToFrontend};
+
+use crate::backend::{load_error, run_error};
+use crate::descriptors::SharedDescriptors;
+use crate::instance::lent;
+use crate::memory::{self, InputArena, OutputArena};
+use crate::metrics::Metrics;
+use crate::regions::Regions;
+use crate::wire::{Reader, Sender};
+
+use board::Board;
+use bytes::Loans;
+pub(crate) use bytes::{Loan, LoanCell};
+pub use bytes::{Memory, Received};
+pub use calls::{Call, CallInput, Called, CalledOutput, Pending};
+pub(crate) use responder::{Collected, Stash, merge};
+pub use responder::{Content, Reply, ReplyOutput, Responder};
+
+/// The runtime, for backends: clones are the same one.
+#[derive(Clone)]
+pub struct Runtime(pub(crate) Arc<Shared>);
+
+/// What all threads of the process share.
+pub(crate) struct Shared {
+    pub(crate) board: Board,
+    pub(crate) inputs: InputArena,
+    pub(crate) outputs: OutputArena,
+    pub(crate) metrics: Metrics,
+    // Changed by the main thread only, between batches.
+    regions: RwLock<Regions>,
+    loans: Loans,
+    next_call: AtomicU64,
+}
+
+impl Runtime {
+    /// Maps the shared memory, and reads from this connection from now on.
+    ///
+    /// # Errors
+    /// What the user is told about why the model cannot be loaded.
+    pub(crate) fn open(
+        load: &Load,
+        (reader, sender): (Reader, Sender),
+        descriptors: SharedDescriptors,
+    ) -> Result<Self, InferError> {
+        let unmapped = |error: io::Error| load_error(format!("shared memory cannot be mapped: {error}"));
+        let (inputs, outputs) = memory::map(&descriptors).map_err(unmapped)?;
+        let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
+        let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
+        let board = Board::new(reader, sender);
+        let regions = RwLock::new(Regions::new(descriptors.regions));
+        let (loans, next_call) = (Loans::default(), AtomicU64::new(1));
+        Ok(Self(Arc::new(Shared { board, inputs, outputs, metrics, regions, loans, next_call })))
+    }
+
+    /// A block of the memory in which answers travel; its content is undefined. For [`Content::Memory`].
+    ///
+    /// # Errors
+    /// That memory is full.
+    pub fn memory(&self, len: usize) -> Result<Memory, InferError> {
+        Memory::allocate(&self.0, len).ok_or_else(|| full(len, self.0.outputs.capacity()))
+    }
+
+    /// The bytes of a living input that `len` bytes at this address of the process are a part of, so that a view of an
+    /// input is known again when it is given as an output; `None` for any others.
+    pub fn locate(&self, address: usize, len: usize) -> Option<Received> {
+        self.0.loans.locate(address, len)
+    }
+
+    /// The metrics of this process.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+}
+
+impl Shared {
+    /// Sends a frame. A broken connection shows where frames are read.
+    pub(crate) fn send(&self, frame: &ToFrontend) {
+        let _ = self.board.sender.send(frame);
+    }
+
+    /// Memory of clients.
+    pub(crate) fn regions(&self) -> RwLockReadGuard<'_, Regions> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Shared::regions`], to open or forget some.
+    pub(crate) fn regions_to_change(&self) -> RwLockWriteGuard<'_, Regions> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes an output where its client wants it.
+    ///
+    /// # Errors
+    /// There is no room for it, or the memory has gone.
+    fn write_placed(&self, (placement, name): (&Placement, &str), bytes: &[u8]) -> Result<(), InferError> {
+        lent::write(&self.regions(), placement, (name, bytes))
+    }
+}
+
+/// The error of an arena that has no room.
+pub(crate) fn full(len: usize, capacity: u64) -> InferError {
+    run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+mod tests;
