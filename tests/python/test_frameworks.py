@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server import ROOT, Server
+from server import ROOT, Server, binary
 
 HERE = Path(__file__).resolve().parent
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -163,19 +163,17 @@ def test_missing_package_says_the_command(framework, tmp_path):
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_example(framework, tmp_path):
     """The example trains, serves and is right about most held-out pictures, as its one command does."""
-    if missing(framework):
-        pytest.skip(missing(framework))
+    # The pictures come with scikit-learn.
+    why_not = missing(framework) or missing("sklearn")
+    if why_not:
+        pytest.skip(why_not)
     folder = ROOT / "examples/frameworks"
     for model in sorted((folder / framework / "models").iterdir()):
         (tmp_path / model.name).mkdir()
         (tmp_path / model.name / "config.pbtxt").write_text((model / "config.pbtxt").read_text())
     made = [PYTHON, folder / "make_models.py", framework, "--into", tmp_path]
-    if framework == "pytorch":
-        pytest.importorskip("sklearn", reason="the pictures come with scikit-learn: pip install scikit-learn")
     subprocess.run(made, check=True, timeout=300)
     names = sorted(path.name for path in tmp_path.iterdir() if list(path.glob("1/model*")))
-    from server import binary
-
     command = [PYTHON, folder / "ask.py", "--server", binary(), "--models", tmp_path, "--python", PYTHON, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
