@@ -23,7 +23,7 @@ use crate::memory;
 use crate::metrics::{Complaints, Ring};
 use crate::wire::Link;
 pub(crate) use complete::complete;
-pub(crate) use diagnosis::{of_another_build, why_not_started};
+pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;

@@ -258,8 +258,8 @@ impl Instance {
             Event::WarmUpFailed(error) => warm_up_failed(running, error),
             Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
             Event::LoadFailed(reason) => {
-                let known = if process::of_another_build(&reason) { self.why_not_started().await } else { None };
-                machine.load_failed(known.unwrap_or(reason), clock::now());
+                let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
+                machine.load_failed(reason, clock::now());
             }
             Event::Ended(reason) => self.ended(&reason, machine, running).await,
         }
@@ -272,7 +272,7 @@ impl Instance {
         self.gone();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         let how = match exited {
-            Ok(Ok(status)) => match self.why_not_loaded(&over, machine).await {
+            Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
                 // A sentence of its own, not how the process ended.
                 Some(reason) => {
                     machine.load_failed(reason, clock::now());
@@ -292,15 +292,10 @@ impl Instance {
         machine.exited(how + &doing.unwrap_or_default(), clock::now());
     }
 
-    /// What is wrong with the interpreter of the worker, if it is one.
-    async fn why_not_started(&self) -> Option<String> {
-        process::why_not_started(&self.plan.launch, &self.driver.model.name).await
-    }
-
-    /// As [`Instance::why_not_started`], of a process that ended before it had loaded its model.
-    async fn why_not_loaded(&self, over: &Running, machine: &Supervisor) -> Option<String> {
+    /// What is wrong with the interpreter of a worker that ended before it had loaded its model.
+    async fn why_not_started(&self, over: &Running, machine: &Supervisor) -> Option<String> {
         let loading = over.loaded.is_none() && matches!(machine.state(), State::Starting { .. });
-        if loading { self.why_not_started().await } else { None }
+        if loading { process::why_not_started(&self.plan.launch, &self.driver.model.name).await } else { None }
     }
 
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {

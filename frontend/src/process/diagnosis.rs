@@ -55,9 +55,20 @@ enum Package {
     Found(Option<u32>),
 }
 
-/// Whether a worker's reason is that it is of another build than this server.
-pub(crate) fn of_another_build(reason: &str) -> bool {
-    reason.starts_with(OTHER_BUILD)
+/// What a worker has said about why it cannot load `model`, with what to do if its package is of another build.
+pub(crate) fn why_not_loaded(launch: &Launch, model: &str, reason: String) -> String {
+    match &launch.interpreter {
+        Some(interpreter) if reason.starts_with(OTHER_BUILD) => another_build(interpreter, model, &reason),
+        _ => reason,
+    }
+}
+
+fn another_build(interpreter: &Interpreter, model: &str, how: &str) -> String {
+    let path = interpreter.path.display();
+    format!(
+        "model '{model}': the Python package 'pharos-worker' of {interpreter} is not this server's ({how}); run: {path} -m pip \
+         install --force-reinstall pharos-worker, with the package that belongs to the server"
+    )
 }
 
 /// Why the Python worker of `model` has not started, as far as its interpreter can tell; `None` if nothing is wrong with it,
@@ -131,11 +142,10 @@ fn sentence(interpreter: &Interpreter, model: &str, said: &Said, status: ExitSta
             "model '{model}' needs the Python package 'pharos-worker', which {interpreter} cannot import: {error}; run: \
              {path} -m pip install --force-reinstall pharos-worker"
         )),
-        Some(Package::Found(Some(wire))) if *wire != VERSION => Some(format!(
-            "model '{model}': the Python package 'pharos-worker' of {interpreter} is of another build than this server (wire \
-             version {wire}, the server's is {VERSION}); run: {path} -m pip install --force-reinstall pharos-worker, with \
-             the package of this server"
-        )),
+        Some(Package::Found(Some(wire))) if *wire != VERSION => {
+            let how = format!("{OTHER_BUILD}: wire versions {VERSION} and {wire}");
+            Some(another_build(interpreter, model, &how))
+        }
         Some(Package::Found(_)) => None,
         None => Some(format!(
             "model '{model}': {interpreter} ends when it imports 'pharos_worker' ({}); run: {path} -m pip install \

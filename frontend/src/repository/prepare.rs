@@ -39,7 +39,7 @@ pub(super) enum Configuration {
     /// All of it.
     Known(Box<ModelConfig>),
     /// Its code completes it, for each version anew.
-    Asked(Asked),
+    Asked(Box<Asked>),
 }
 
 /// A configuration that the model's code completes.
@@ -207,7 +207,8 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     if settings.auto_complete && (is_python || launch::PYTHON.contains(&draft.backend())) {
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
-        return Ok(Configuration::Asked(Asked { draft, directory, files, default_max_batch_size }));
+        let asked = Asked { draft, directory, files, default_max_batch_size };
+        return Ok(Configuration::Asked(Box::new(asked)));
     }
     let config = draft.complete(&completion).map_err(|error| error.to_string())?;
     Ok(Configuration::Known(Box::new(config)))
