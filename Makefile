@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -12,8 +12,12 @@ VENV := $(TARGET)/venv
 # The one profile: see Cargo.toml.
 PROFILE := --release
 
+# pyo3 is compiled anew when it is told of another interpreter. These are what maturin tells it, so cargo alone says the same.
+export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
+export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
+
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make lint | bench | fuzz | soak   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | lint | bench | fuzz | soak   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -48,6 +52,12 @@ example-backends: build
 	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
+# What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
+python-worker: tools $(VENV)/ready
+	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build $(PROFILE) --locked --quiet -m worker/python/Cargo.toml \
+	  -i $(PYO3_PYTHON) -o $(TARGET)/wheels
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(TARGET)/wheels/pharos_worker-*.whl
+
 test: test-rust test-clients
 
 test-rust: tools
@@ -62,7 +72,7 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
 	touch $@
 
-test-clients: build $(VENV)/ready
+test-clients: build python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	$(VENV)/bin/python tests/python/prometheus.py

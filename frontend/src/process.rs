@@ -17,6 +17,7 @@ use pharos::wire::descriptors;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
+use tracing::Level;
 
 use crate::launch::Launch;
 use crate::memory;
@@ -149,9 +150,23 @@ fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, insta
         let mut line = Vec::new();
         while let Ok(true) = read_line(&mut reader, &mut line).await {
             let text = String::from_utf8_lossy(&line);
-            tracing::warn!(target: "worker", %instance, "{}", text.trim_end());
+            match leveled(text.trim_end()) {
+                (Level::ERROR, text) => tracing::error!(target: "worker", %instance, "{text}"),
+                (Level::INFO, text) => tracing::info!(target: "worker", %instance, "{text}"),
+                (Level::DEBUG, text) => tracing::debug!(target: "worker", %instance, "{text}"),
+                (_, text) => tracing::warn!(target: "worker", %instance, "{text}"),
+            }
         }
     });
+}
+
+/// The level of a line of a worker's standard error, and the line without the mark that says so: the character RS and a
+/// letter, which `pb_utils.Logger` writes. Lines without one are warnings.
+fn leveled(line: &str) -> (Level, &str) {
+    let marked = line.strip_prefix('\u{1e}').unwrap_or_default();
+    let levels = [('I', Level::INFO), ('W', Level::WARN), ('E', Level::ERROR), ('V', Level::DEBUG)];
+    let known = levels.into_iter().find_map(|(letter, level)| Some((level, marked.strip_prefix(letter)?)));
+    known.unwrap_or((Level::WARN, line))
 }
 
 /// Reads a line of at most [`MAX_LINE`] bytes; `false` at the end.
@@ -182,6 +197,22 @@ async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>)
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_may_say_its_level() {
+        let marked = |text: &str| leveled(text).0.as_str().to_owned() + " " + leveled(text).1;
+        for (line, expected) in [
+            ("plain", "WARN plain"),
+            ("\u{1e}Im.py:3] a", "INFO m.py:3] a"),
+            ("\u{1e}Wa", "WARN a"),
+            ("\u{1e}E", "ERROR "),
+            ("\u{1e}Vx", "DEBUG x"),
+            ("\u{1e}Qx", "WARN \u{1e}Qx"),
+            ("\u{1e}", "WARN \u{1e}"),
+        ] {
+            assert_eq!(marked(line), expected);
+        }
+    }
 
     #[tokio::test]
     async fn metric_lines_may_be_longer_than_others() {

@@ -214,6 +214,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/metrics.rs", "functions that the library records metrics with"),
     ("worker/src/backend/native/outputs.rs", "functions that the library answers with"),
     ("worker/src/backend/native/running.rs", "a batch that is lent to the library while it executes it"),
+    ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
+    ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
 ];
 

@@ -19,6 +19,7 @@ const SERIES_WORDS: u64 = 4;
 /// What was read, owned.
 #[derive(Clone, Debug, PartialEq)]
 enum Read {
+    Metric(Described),
     Series(u32, Vec<String>),
     Sample(u32, f64, u64, String),
 }
@@ -32,6 +33,7 @@ fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
                 assert!(told.labels.iter().enumerate().all(|(at, (name, _))| *name == format!("l{at}")));
                 Read::Series(told.name.parse().unwrap(), told.labels.into_iter().map(|(_, value)| value).collect())
             }
+            Event::Metric(metric) => Read::Metric(metric),
             Event::Sample(s) => Read::Sample(s.series, s.value, s.clock.0, s.request_id.to_owned()),
         });
     })?;
@@ -346,4 +348,22 @@ fn cost_of_a_push() {
         }
         println!("request id of {} bytes: push {:?}, read {:?}", id.len(), push_time / pushed, read_time / read as u32);
     }
+}
+
+#[test]
+fn a_metric_that_a_model_describes_comes_as_it_was_told() {
+    let (_fd, mut writer, mut reader) = ring();
+    let metric = Described {
+        name: "seconds".to_owned(),
+        kind: Kind::Histogram,
+        description: "how long; \u{e4}".to_owned(),
+        buckets: vec![0.1, 2.5],
+        dimensions: vec!["shop".to_owned(), String::new()],
+    };
+    writer.describe(&metric).unwrap();
+    let bare = Described { buckets: Vec::new(), dimensions: Vec::new(), kind: Kind::Gauge, ..metric.clone() };
+    writer.describe(&bare).unwrap();
+    assert_eq!(drain(&mut reader), Ok(vec![Read::Metric(metric.clone()), Read::Metric(bare)]));
+    let long = Described { buckets: vec![0.0; MAX_RECORD_WORDS], ..metric };
+    assert_eq!(writer.describe(&long), Err(PushError::TooLong));
 }

@@ -44,7 +44,8 @@ pub(crate) fn requests<'py>(
     let python = |error: PyErr| InferError::internal(format!("a batch cannot be given to Python: {error}"));
     let mut inputs: Vec<Vec<Py<Tensor>>> = batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
-        let bytes = batch.received(position);
+        let missing = || InferError::internal(format!("input '{}' is not in the batch", input.name));
+        let bytes = batch.received(position).ok_or_else(missing)?;
         for (inputs, (shape, range)) in inputs.iter_mut().zip(parts(model, batch, input)?) {
             let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
             let tensor = Tensor::received(input.name.to_owned(), input.datatype, shape, part);

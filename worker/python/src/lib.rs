@@ -41,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<metrics::Series>()?;
     module.add("TritonModelException", module.py().get_type::<error::TritonModelException>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("WIRE_VERSION", pharos::wire::VERSION)?;
     utils::register(module)?;
     metrics::register(module)?;
     backend::register(module)

@@ -78,8 +78,8 @@ impl Tensor {
             name,
             datatype,
             shape: view.shape,
-            stored: Stored::Array(own.clone().unbind()),
-            array: PyOnceLock::from(own.unbind()),
+            stored: Stored::Array(own.unbind()),
+            array: PyOnceLock::new(),
         })
     }
 

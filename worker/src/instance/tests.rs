@@ -162,6 +162,7 @@ impl World {
         let (mut told, mut values) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
             Event::Series(definition) => told.push(definition),
+            Event::Metric(_) => {}
             Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
         };
         self.reader.drain(each).unwrap();

@@ -61,6 +61,7 @@ impl World {
         let (mut told, mut came) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
             Event::Series(definition) => told.push(definition),
+            Event::Metric(_) => {}
             Event::Sample(sample) => {
                 let of = &told[sample.series as usize];
                 let labels = of.labels.iter().filter(|(name, _)| name != "Hostname");

@@ -21,7 +21,7 @@ pub(super) enum Failure {
 }
 
 /// The few calls of the driver that are needed.
-pub(super) trait Driver {
+pub(super) trait Driver: Send + Sync {
     /// Opens memory of another process: its address, and how many bytes there are from it.
     fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Failure>;
 
@@ -58,17 +58,17 @@ fn look(driver: &dyn Driver, device: &str, input: &mut impl Read) -> Probed {
 
 /// A driver for tests: its devices are vectors, and a handle is the address of one of them.
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 pub(super) mod fake {
-    use std::cell::RefCell;
-    use std::rc::Rc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
     /// What is where, by device; and how often memory is open.
     #[derive(Clone, Default)]
     pub(crate) struct Fake {
-        pub(crate) memory: Rc<RefCell<Vec<Vec<u8>>>>,
-        pub(crate) open: Rc<RefCell<i32>>,
+        pub(crate) memory: Arc<Mutex<Vec<Vec<u8>>>>,
+        pub(crate) open: Arc<Mutex<i32>>,
     }
 
     /// Device memory begins here: an address is nothing that this process could use.
@@ -76,13 +76,13 @@ pub(super) mod fake {
 
     impl Driver for Fake {
         fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Failure> {
-            let memory = self.memory.borrow();
+            let memory = self.memory.lock().unwrap();
             if memory.is_empty() {
                 return Err(Failure::NoGpu("no device".to_owned()));
             }
             match memory.get(device as usize) {
                 Some(memory) if handle[0] == 1 => {
-                    *self.open.borrow_mut() += 1;
+                    *self.open.lock().unwrap() += 1;
                     Ok((BASE, memory.len() as u64))
                 }
                 _ => Err(Failure::Refused("invalid handle".to_owned())),
@@ -90,18 +90,18 @@ pub(super) mod fake {
         }
 
         fn close(&self, _: u32, _: u64) {
-            *self.open.borrow_mut() -= 1;
+            *self.open.lock().unwrap() -= 1;
         }
 
         fn read(&self, device: u32, address: u64, into: &mut [u8]) -> Result<(), String> {
-            let (memory, at) = (self.memory.borrow(), usize::try_from(address - BASE).unwrap_or(usize::MAX));
+            let (memory, at) = (self.memory.lock().unwrap(), usize::try_from(address - BASE).unwrap_or(usize::MAX));
             let from = memory.get(device as usize).and_then(|memory| memory.get(at..at + into.len()));
             into.copy_from_slice(from.ok_or("outside")?);
             Ok(())
         }
 
         fn write(&self, device: u32, address: u64, from: &[u8]) -> Result<(), String> {
-            let (mut memory, at) = (self.memory.borrow_mut(), usize::try_from(address - BASE).unwrap_or(usize::MAX));
+            let (mut memory, at) = (self.memory.lock().unwrap(), usize::try_from(address - BASE).unwrap_or(usize::MAX));
             let into = memory.get_mut(device as usize).and_then(|memory| memory.get_mut(at..at + from.len()));
             into.ok_or("outside")?.copy_from_slice(from);
             Ok(())
@@ -110,6 +110,7 @@ pub(super) mod fake {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::fake::Fake;
     use super::*;
@@ -120,9 +121,9 @@ mod tests {
         let ask = |device: &str, handle: &[u8]| look(&fake, device, &mut &*handle);
         let good = [1; CUDA_HANDLE];
         assert_eq!(ask("0", &good), Probed::NoGpu("no device".into()));
-        fake.memory.borrow_mut().push(vec![0; 77]);
+        fake.memory.lock().unwrap().push(vec![0; 77]);
         assert_eq!(ask("0", &good), Probed::Bytes(77));
-        assert_eq!(*fake.open.borrow(), 0);
+        assert_eq!(*fake.open.lock().unwrap(), 0);
         assert_eq!(ask("1", &good), Probed::Refused("invalid handle".into()));
         assert_eq!(ask("0", &[0; CUDA_HANDLE]), Probed::Refused("invalid handle".into()));
         assert!(matches!(ask("0", &good[1..]), Probed::Refused(why) if why.contains("cannot be read")));

@@ -26,6 +26,8 @@ pub(super) struct Mapping {
 
 // SAFETY: the address stays valid while the mapping lives, whoever holds it; the type has no other state.
 unsafe impl Send for Mapping {}
+// SAFETY: as above; ranges that are lent for writing do not overlap others (contract).
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes from `offset`.

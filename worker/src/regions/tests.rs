@@ -214,15 +214,15 @@ fn cuda_memory_is_opened_copied_and_closed() {
     };
     world.send(&[region(1, 8, 1, 0), region(2, 9, 1, 0), region(3, 8, 0, 0), region(4, 8, 1, 7)], &[]);
     assert_eq!(text(world.regions.open(1)), "shared memory region 'c1' cannot be used: no device");
-    fake.memory.borrow_mut().push(vec![5; 8]);
+    fake.memory.lock().unwrap().push(vec![5; 8]);
     world.regions.open(1).unwrap();
     world.regions.open(1).unwrap();
-    assert_eq!(*fake.open.borrow(), 1);
+    assert_eq!(*fake.open.lock().unwrap(), 1);
     let mut two = [0; 2];
     world.regions.read(1, 6, &mut two).unwrap();
     assert_eq!(two, [5; 2]);
     world.regions.write(1, 1, &[1, 2]).unwrap();
-    assert_eq!(fake.memory.borrow()[0], [5, 1, 2, 5, 5, 5, 5, 5]);
+    assert_eq!(fake.memory.lock().unwrap()[0], [5, 1, 2, 5, 5, 5, 5, 5]);
     world.regions.check(1).unwrap();
     assert!(world.regions.in_place(1, 0, 1).is_none());
     assert!(text(world.regions.read(1, 7, &mut two)).contains("not in shared memory region 1"));
@@ -230,5 +230,5 @@ fn cuda_memory_is_opened_copied_and_closed() {
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
     assert!(text(world.regions.open(4)).ends_with("invalid handle"));
     world.regions.forget(&[1, 2, 3, 4]);
-    assert_eq!(*fake.open.borrow(), 0);
+    assert_eq!(*fake.open.lock().unwrap(), 0);
 }

@@ -3,6 +3,6 @@
 Models import `triton_python_backend_utils`, as under Triton; what is only here is `pharos_worker.metrics`.
 """
 
-from pharos_worker._native import __version__
+from pharos_worker._native import WIRE_VERSION, __version__
 
-__all__ = ["__version__"]
+__all__ = ["WIRE_VERSION", "__version__"]

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import threading
 import traceback
@@ -97,19 +98,27 @@ def engine(module):
 
 def arguments(described, config):
     """What `initialize` is given, all of it text."""
-    groups = config.get("instance_group") or [{}]
-    kind = groups[0].get("kind", "KIND_CPU")
-    gpus = groups[0].get("gpus") or [0]
-    on_gpu = kind == "KIND_GPU"
+    kind, device = placed(described["instance"], config.get("instance_group") or [])
     return {
         "model_config": described["config"],
-        "model_instance_kind": "GPU" if on_gpu else "CPU",
+        "model_instance_kind": kind,
         "model_instance_name": described["instance"],
-        "model_instance_device_id": str(gpus[0] if on_gpu else 0),
+        "model_instance_device_id": str(device),
         "model_repository": os.path.dirname(described["directory"]),
         "model_version": described["version"],
         "model_name": described["name"],
     }
+
+
+def placed(instance, groups):
+    """The kind of an instance, and the number of its device: instances of a group are named `GROUP_N`, and on each GPU of the
+    group there are `count`."""
+    for group in groups:
+        named = re.fullmatch(re.escape(group.get("name", "")) + r"_(\d+)(_v\d+)?", instance)
+        gpus = group.get("gpus") or []
+        if named and group.get("kind") == "KIND_GPU" and gpus:
+            return "GPU", gpus[min(int(named[1]) // max(group.get("count", 1), 1), len(gpus) - 1)]
+    return "CPU", 0
 
 
 def model_module(backend, directory, file, version):

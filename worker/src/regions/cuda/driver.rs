@@ -5,10 +5,10 @@
 //! which is kept from the first use to the end of the process, current on the calling thread. Addresses are those that
 //! `open` gave, with an offset that the caller has checked against the size; the driver itself checks them too.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use pharos::region::CUDA_HANDLE;
@@ -18,18 +18,29 @@ use super::{Driver, Failure};
 /// The driver.
 #[derive(Default)]
 pub(crate) struct Cudarc {
-    /// The contexts that are in use, by device.
-    contexts: RefCell<HashMap<u32, sys::CUcontext>>,
+    /// The contexts that are in use, by device. Held while one is looked up.
+    contexts: Mutex<HashMap<u32, Context>>,
 }
+
+/// A primary context.
+#[derive(Clone, Copy)]
+struct Context(sys::CUcontext);
+
+// SAFETY: a context belongs to no thread: each call makes it current on its own (contract above).
+unsafe impl Send for Context {}
 
 impl Cudarc {
     /// Has the calling thread use a device.
     fn enter(&self, device: u32) -> Result<(), Failure> {
-        let known = self.contexts.borrow().get(&device).copied();
+        let known = self.contexts().get(&device).map(|known| known.0);
         let context = known.map_or_else(|| self.context(device), Ok)?;
-        self.contexts.borrow_mut().insert(device, context);
+        self.contexts().insert(device, Context(context));
         // SAFETY: a context that is never released.
         call(unsafe { sys::cuCtxSetCurrent(context) }).map_err(Failure::Refused)
+    }
+
+    fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Context>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The primary context of a device, kept to the end of the process.
