@@ -2,6 +2,7 @@
 
 mod access;
 mod cache;
+mod calls;
 pub mod cli;
 mod clock;
 pub mod engine;

@@ -1,7 +1,7 @@
 //! The frontend's view of the arenas that it shares with one worker.
 //!
-//! Contract: the frontend writes an input block between allocating it and sending the Execute that names it, and leaves
-//! it alone until the batch is done; a worker leaves an output block alone between the Done that names it and the
+//! Contract: the frontend writes an input block between allocating it and sending the frame that names it, and leaves
+//! it alone until the batch is done, or until the worker has returned what it said it keeps; a worker leaves an output block alone between the Done that names it and the
 //! release. A worker that breaks this can change the bytes of its own answers, never anything else: offsets and lengths
 //! are checked here, against lengths that the worker cannot change.
 
@@ -61,6 +61,18 @@ impl Inputs {
         rows.flatten().fold(0, |all, word| all | word.load(Ordering::Relaxed))
     }
 
+    /// Bytes that a worker passes on from what it was lent, which stay as long as the result does. `None` if they are not
+    /// within one of its blocks.
+    pub(crate) fn pass_on(lease: &Arc<Lease>, offset: u64, len: u64) -> Option<Bytes> {
+        let end = offset.checked_add(len)?;
+        let within = |block: &&Block| block.offset <= offset && end <= block.offset + block.len;
+        lease.blocks.iter().find(within)?;
+        let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        // SAFETY: only the bounds are of interest here; the slice is dropped at once.
+        unsafe { lease.inputs.memory.slice(start, length) }?;
+        Some(Bytes::from_owner(PassedOn { lease: lease.clone(), start, length }))
+    }
+
     /// Bytes handed out now.
     pub(crate) fn used(&self) -> u64 {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner).used() - flags::BYTES
@@ -83,6 +95,40 @@ impl Inputs {
             // A hole that cannot be punched costs memory, nothing else. Under the lock, so that nobody gets the block.
             let _ = self.memory.punch_hole(offset, len);
         }
+    }
+}
+
+/// Input memory that a worker was lent; given back with the last clone.
+pub(crate) struct Lease {
+    inputs: Arc<Inputs>,
+    blocks: Vec<Block>,
+}
+
+impl Lease {
+    /// Of these blocks.
+    pub(crate) fn new(inputs: &Arc<Inputs>, blocks: Vec<Block>) -> Arc<Self> {
+        Arc::new(Self { inputs: inputs.clone(), blocks })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.inputs.release(&self.blocks);
+    }
+}
+
+/// An input that a worker has passed on, as the owner of a [`Bytes`].
+struct PassedOn {
+    lease: Arc<Lease>,
+    start: usize,
+    length: usize,
+}
+
+impl AsRef<[u8]> for PassedOn {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the lease keeps its blocks from being written by the frontend, and a worker that follows the protocol
+        // passes on what nobody there changes any more; the bounds were checked.
+        unsafe { self.lease.inputs.memory.slice(self.start, self.length) }.unwrap_or_default()
     }
 }
 
@@ -167,7 +213,7 @@ impl Drop for OutputBlock {
 
 /// Both arenas of a worker, with the descriptors that it inherits.
 pub(crate) struct Arenas {
-    pub(crate) inputs: Inputs,
+    pub(crate) inputs: Arc<Inputs>,
     pub(crate) outputs: Arc<Outputs>,
 }
 
@@ -182,7 +228,7 @@ pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
     // Never released: the flags lie at offset 0.
     arena.allocate(flags::BYTES).ok_or_else(|| io::Error::other("the arena has no room for flags"))?;
     let arenas = Arenas {
-        inputs: Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(arena) },
+        inputs: Arc::new(Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(arena) }),
         outputs: Arc::new(Outputs {
             memory: SharedMemory::map(&outputs, length)?,
             released: Mutex::new(Released::default()),

@@ -11,6 +11,7 @@ mod cancel;
 mod effects;
 mod failure;
 mod limits;
+mod open;
 pub(crate) mod placement;
 mod reschedule;
 mod retire;
@@ -45,6 +46,7 @@ pub(crate) use cached::answer_found;
 use cancel::CancelOnDrop;
 use effects::{Effects, Send};
 pub(crate) use limits::{Limits, Registration};
+use open::Open;
 use stream::Reply;
 pub(crate) use stream::Responses;
 pub use stream::Streamed;
@@ -82,11 +84,18 @@ struct Member {
     link: SharedLink,
     /// In the order in which they were sent; the first one executes.
     in_flight: Vec<InFlight>,
+    /// What goes on of batches that are over.
+    open: Open,
     /// When the first one began to execute, by the frontend's clock.
     executing_since: Instant,
 }
 
 impl Member {
+    /// It executes nothing, and nothing of what it has executed goes on.
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.open.is_empty()
+    }
+
     /// Takes a batch that is no longer in flight.
     fn take(&mut self, position: usize) -> InFlight {
         let batch = self.in_flight.remove(position);
@@ -219,7 +228,9 @@ impl Driver {
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
-            state.members.insert(instance, Member { link, in_flight: Vec::new(), executing_since: now });
+            state
+                .members
+                .insert(instance, Member { link, in_flight: Vec::new(), open: Open::new(), executing_since: now });
             state.scheduler.instance_ready(instance, now);
         });
     }
@@ -259,7 +270,8 @@ impl Driver {
         let state = self.lock();
         let flying: usize =
             state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
-        state.queued.len() + flying
+        let open: usize = state.members.values().map(|member| member.open.len()).sum();
+        state.queued.len() + flying + open
     }
 
     /// When the batch that an instance executes was given to it, if it executes one.
@@ -276,7 +288,7 @@ impl Driver {
     pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, mut done: Done) {
         let now = clock::now();
         let (mut finished, mut executing_since) = (None, now);
-        link.release_inputs(done.batch);
+        link.inputs_read(&done);
         self.turn(now, |state| {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
@@ -287,6 +299,7 @@ impl Driver {
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
             }
+            batch.keep_open(&mut done, &mut member.open);
             if !done.rescheduled.is_empty() {
                 self.reschedule(state, &mut batch, &mut done, now);
             }
@@ -297,6 +310,7 @@ impl Driver {
             batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
+        link.inputs_lent(&done);
     }
 
     /// Takes what the workers have sent into the cache.

@@ -5,8 +5,8 @@ mod warmup;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pharos::error::InferError;
@@ -21,9 +21,11 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
+use crate::calls::Calls;
 use crate::clock;
 use crate::launch::Launch;
 use crate::process::{self, Printed};
+use crate::repository::Repository;
 use crate::scheduler::Driver;
 use crate::wire::{Link, SharedLink};
 
@@ -50,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) cache: Arc<Cache>,
     /// What each instance executes before it is ready.
     pub(crate) warmups: Vec<WarmUp>,
+    /// What its workers may call.
+    pub(crate) models: Weak<Repository>,
     /// The text of `metrics.yaml`; it changes when the file is read again.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
 }
@@ -200,7 +204,8 @@ impl Instance {
             auto_detect: self.plan.cache.auto_detect(),
         }));
         let (sender, events) = mpsc::unbounded_channel();
-        tokio::spawn(read(link.clone(), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
+        let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
+        tokio::spawn(read((link.clone(), calls), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
         tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
         Ok(Running { child: worker.child, link, events, loaded: None, warming: None, started, kill_at: None })
     }
@@ -351,7 +356,7 @@ async fn next_event(running: &mut Option<Running>) -> Event {
 
 /// Reads a worker's frames until the connection is over. Replies go straight to the driver.
 async fn read(
-    link: SharedLink,
+    (link, calls): (SharedLink, Calls),
     driver: Arc<Driver>,
     id: InstanceId,
     events: mpsc::UnboundedSender<Event>,
@@ -378,7 +383,15 @@ async fn read(
                 link.ring.drain(&cache, &driver.series);
                 driver.response(id, &link, response)?;
             }
-            ToFrontend::Loaded(loaded) => drop(events.send(Event::Loaded(loaded))),
+            ToFrontend::Call(call) => calls.infer(call),
+            ToFrontend::Manage(manage) => calls.manage(manage),
+            ToFrontend::Taken(call, taken) => calls.taken(call, taken),
+            ToFrontend::Abandoned(call) => calls.abandon(call),
+            ToFrontend::Returned(loans) => link.give_back(&loans),
+            ToFrontend::Loaded(loaded) => {
+                link.loaded(&loaded);
+                drop(events.send(Event::Loaded(loaded)));
+            }
             ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(reason))),
         }
         match link.ring.fault() {

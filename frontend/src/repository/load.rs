@@ -75,7 +75,7 @@ impl Repository {
     /// # Errors
     /// Why it could not be loaded the last time.
     pub(super) async fn load_version(
-        &self,
+        self: &Arc<Self>,
         prepared: &Prepared,
         number: u64,
         go_on: Option<&Arc<ModelSeries>>,
@@ -93,7 +93,7 @@ impl Repository {
     }
 
     async fn try_to_load(
-        &self,
+        self: &Arc<Self>,
         prepared: &Prepared,
         number: u64,
         go_on: Option<&Arc<ModelSeries>>,
@@ -112,7 +112,7 @@ impl Repository {
     }
 
     async fn start_version(
-        &self,
+        self: &Arc<Self>,
         (prepared, version): (&Prepared, &Version),
         model: &ModelVersion,
         (config, launch): (Arc<ModelConfig>, Launch),
@@ -159,7 +159,11 @@ impl Repository {
     ///
     /// # Errors
     /// An instance cannot be started; then all is as it was.
-    pub(super) async fn follow(&self, serving: &Serving, prepared: &Prepared) -> Result<Option<Serving>, String> {
+    pub(super) async fn follow(
+        self: &Arc<Self>,
+        serving: &Serving,
+        prepared: &Prepared,
+    ) -> Result<Option<Serving>, String> {
         let number = serving.model.version;
         let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
         if self.has_other_members(serving) {
@@ -202,7 +206,7 @@ impl Repository {
     }
 
     /// What is the same for all instances of a version in this directory.
-    fn plan(&self, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+    fn plan(self: &Arc<Self>, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
         Arc::new(Plan {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
@@ -215,6 +219,7 @@ impl Repository {
             },
             launch,
             cache: self.cache.clone(),
+            models: Arc::downgrade(self),
             warmups,
             metrics: self.metrics.subscribe(),
         })

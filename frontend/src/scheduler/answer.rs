@@ -145,7 +145,7 @@ impl Driver {
         if self.ordered {
             let now = clock::now();
             self.turn(now, |state| {
-                for ((id, request), answer) in answers {
+                for ((id, request), answer) in answers.filter(|((_, request), _)| !request.part.padding) {
                     self.finish(state, id, request, answer);
                 }
             });

@@ -34,14 +34,18 @@ impl<'a> CancelOnDrop<'a> {
 impl Driver {
     pub(super) fn cancel(&self, id: RequestId) {
         let now = clock::now();
-        let mut told = None;
+        let (mut told, mut open) = (None, None);
         self.turn(now, |state| {
             if state.queued.contains_key(&id) {
                 state.scheduler.cancel(id, now);
             } else {
                 told = give_up(state, id);
+                open = state.open_place(id);
             }
         });
+        if let Some((link, frame)) = open {
+            link.send(&frame);
+        }
         if let Some(place) = told.filter(|_| self.config.decoupled) {
             // It may be waiting for this request's reader.
             place.tell(0);

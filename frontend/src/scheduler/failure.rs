@@ -15,8 +15,12 @@ impl Driver {
         self.turn(now, |state| {
             let Some(member) = state.members.remove(&instance) else { return };
             state.scheduler.instance_lost(instance, now);
-            for (position, batch) in member.in_flight.into_iter().enumerate() {
-                for (id, mut request) in batch.requests.into_iter().filter(|(_, request)| !request.part.padding) {
+            let open: Vec<_> = member.open.into_values().collect();
+            let batches = member.in_flight.into_iter().map(|batch| batch.requests);
+            // What goes on was executing, as the first batch was.
+            let batches = std::iter::once((0, open)).chain((0..).zip(batches));
+            for (position, requests) in batches {
+                for (id, mut request) in requests.into_iter().filter(|(_, request)| !request.part.padding) {
                     if position == 0 {
                         // It was executing, so it counts as pending again.
                         record::request_pending(&self.series, 1);

@@ -67,7 +67,7 @@ fn cancelled() -> WireError {
 }
 
 /// What the batch's outputs are taken apart by in the place of a request: its shapes, without its data.
-fn stand_in(part: &Part) -> Arc<Part> {
+pub(super) fn stand_in(part: &Part) -> Arc<Part> {
     let input = |input: &InferInput| {
         let Tensor { datatype, shape, .. } = &input.tensor;
         let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::default() };

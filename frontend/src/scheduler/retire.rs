@@ -2,7 +2,7 @@
 
 use pharos::id::{CorrelationId, InstanceId};
 
-use super::Driver;
+use super::{Driver, Member};
 use crate::clock;
 
 impl Driver {
@@ -12,7 +12,7 @@ impl Driver {
         let now = clock::now();
         self.turn(now, |state| {
             state.scheduler.instance_lost(instance, now);
-            if state.members.get(&instance).is_some_and(|member| member.in_flight.is_empty()) {
+            if state.members.get(&instance).is_some_and(Member::is_idle) {
                 state.members.remove(&instance);
             }
         });
@@ -20,7 +20,7 @@ impl Driver {
 
     /// Whether an instance has batches that are not answered.
     pub(crate) fn is_executing(&self, instance: InstanceId) -> bool {
-        self.lock().members.get(&instance).is_some_and(|member| !member.in_flight.is_empty())
+        self.lock().members.get(&instance).is_some_and(|member| !member.is_idle())
     }
 
     /// Whether a sequence of this id has begun and not ended.

@@ -5,6 +5,7 @@
 //! A request is complete when its last response is there, with the statistics of a request that succeeded or failed; its
 //! place in the instance is free when the whole batch is done.
 
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -248,26 +249,50 @@ struct Kind {
 impl State {
     /// Finds the request that a response is for, and books it. `Err` for a response that cannot be, `Ok(None)` for one
     /// of a batch that is not known any more.
-    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<Arrival>, &'static str> {
-        let batch = self.members.get_mut(&instance);
-        let batch = batch.and_then(|member| member.in_flight.iter_mut().find(|batch| batch.batch == frame.batch));
+    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<Booked>, &'static str> {
+        let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
+        let place = (frame.batch, frame.request);
+        if let Entry::Occupied(mut open) = member.open.entry(place) {
+            let booked = match &mut open.get_mut().1 {
+                Request { reply: Reply::Many(sink), part, .. } => {
+                    sink.take(part.clone(), frame).map(Booked::Streamed)?
+                }
+                _ => return Ok(Some(Booked::Single(open.remove()))),
+            };
+            if frame.last {
+                open.remove();
+            }
+            return Ok(Some(booked));
+        }
+        let batch = member.in_flight.iter_mut().find(|batch| batch.batch == frame.batch);
         let Some(batch) = batch else { return Ok(None) };
         let request = batch.requests.get_mut(frame.request as usize);
         let (_, request) = request.ok_or("a response to a request that is not in its batch")?;
-        let part = request.part.clone();
-        let Reply::Many(sink) = &mut request.reply else {
-            return Err("more than one response to a request of a model that is not decoupled");
-        };
-        if costs_credit(frame) && sink.flow.unpaid() >= CREDITS.into() {
-            return Err("more responses than their readers have asked for");
+        match &mut request.reply {
+            Reply::Many(sink) => sink.take(request.part.clone(), frame).map(Booked::Streamed).map(Some),
+            Reply::One(_) => Err("more than one response to a request of a model that is not decoupled"),
         }
-        sink.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
-        let arrival = sink.book(part, frame.stamps, frame.last);
-        arrival.map(Some).ok_or("a response after the last one")
     }
 }
 
+/// A response, and to whom it goes.
+enum Booked {
+    /// One of any number.
+    Streamed(Arrival),
+    /// The only one.
+    Single((RequestId, Request)),
+}
+
 impl Sink {
+    /// Books a response that a worker has sent.
+    fn take(&mut self, part: Arc<Part>, frame: &wire::Response) -> Result<Arrival, &'static str> {
+        if costs_credit(frame) && self.flow.unpaid() >= CREDITS.into() {
+            return Err("more responses than their readers have asked for");
+        }
+        self.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
+        self.book(part, frame.stamps, frame.last).ok_or("a response after the last one")
+    }
+
     fn book(&mut self, part: Arc<Part>, stamps: ComputeStamps, last: bool) -> Option<Arrival> {
         let sender = if last { self.sender.take()? } else { self.sender.clone()? };
         let since = if self.count == 0 { stamps.start } else { self.latest_end };
@@ -309,17 +334,20 @@ impl Driver {
     /// It breaks the protocol: the worker is not to be trusted any more.
     pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
         let booked = self.lock().book(instance, &frame);
-        let Some(arrival) = booked.map_err(io::Error::other)? else {
-            self.discard(link, &frame);
-            return Ok(());
+        let arrival = match booked.map_err(io::Error::other)? {
+            Some(Booked::Streamed(arrival)) => arrival,
+            Some(Booked::Single(request)) => {
+                self.answer_open(request, link, frame);
+                return Ok(());
+            }
+            None => {
+                self.discard(link, &frame);
+                return Ok(());
+            }
         };
-        let parts = std::slice::from_ref(&arrival.part);
-        let scattered = link.scatter(&self.config, self.model.version, parts, &frame.outputs);
+        let answer = self.answer_of(&arrival.part, link, &frame.outputs);
         let costs_credit = costs_credit(&frame);
-        let answer = match frame.error {
-            Some(error) => Err(error.into()),
-            None => scattered.and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response"))),
-        };
+        let answer = frame.error.map_or(answer, |error| Err(error.into()));
         let answer = answer.map(|response| InferResponse { parameters: frame.parameters, ..response });
         let kind = Kind { stamps: frame.stamps, last: frame.last, empty: frame.empty };
         self.pass_on(arrival, answer, &kind, costs_credit);
@@ -329,7 +357,7 @@ impl Driver {
 
     /// Gives back what a response holds that nobody reads.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
-        for block in frame.outputs.iter().filter(|block| !block.placed) {
+        for block in frame.outputs.iter().filter(|block| !block.placed && block.lent.is_none()) {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Whatever else it sends of this request will be taken as well.

@@ -126,7 +126,8 @@ fn last() -> wire::Response {
 /// A batch without outputs.
 fn done(batch: u64) -> Done {
     let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled }
+    let (open, held) = (Vec::new(), false);
+    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled, open, held }
 }
 
 async fn next(responses: &mut Responses) -> Option<Streamed> {

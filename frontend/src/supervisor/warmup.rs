@@ -87,9 +87,10 @@ impl Instance {
 
     pub(super) fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
-        link.release_inputs(done.batch);
+        link.inputs_read(done);
         let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
         let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
+        link.inputs_lent(done);
         match recorded.and(warming.failed.map_or(Ok(()), Err)) {
             Ok(()) => self.warm_up(warming.over + 1, machine, running),
             Err(error) => machine.load_failed(format!("warmup '{}': {error}", warming.name), clock::now()),

@@ -1,15 +1,16 @@
 //! Requests into a batch: one copy, contiguous, into the instance's input arena.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
 use pharos::tensor::{DataType, element_count};
-use pharos::wire::{BatchRequest, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
+use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 
-use super::{Link, lock};
+use super::Link;
 use crate::memory::CAPACITY;
 
 /// One request of a batch: checked, its inputs in the configuration's order.
@@ -37,9 +38,9 @@ pub(crate) struct ToSend<'a> {
 
 /// The inputs of a batch, as far as they are gathered.
 #[derive(Default)]
-struct Gathered {
+pub(super) struct Gathered {
     inputs: Vec<InputBlock>,
-    blocks: Vec<Block>,
+    pub(super) blocks: Vec<Block>,
 }
 
 impl Link {
@@ -59,10 +60,15 @@ impl Link {
             return Err(error);
         }
         let Gathered { inputs, blocks } = gathered;
-        lock(&self.blocks).insert(batch, blocks);
+        self.lend(batch, blocks);
+        let details = self.details.load(Ordering::Relaxed);
         let released = self.arenas.outputs.take_released();
         let step = |position: usize| steps.get(position).copied().flatten();
-        let requests = parts.iter().enumerate().map(|(position, part)| describe(part, step(position))).collect();
+        let requests = parts.iter().enumerate().map(|(position, part)| {
+            let details = details.then(|| Box::new(details_of(config, part)));
+            BatchRequest { details, ..describe(part, step(position)) }
+        });
+        let requests = requests.collect();
         let outputs = wanted(config, parts);
         let ((placements, elements), resumed) = (placements(config, parts), resumed.clone());
         let execute = Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed };
@@ -195,7 +201,7 @@ impl Link {
     }
 
     /// Copies pieces into a new block of the arena.
-    fn write_pieces<'a>(
+    pub(super) fn write_pieces<'a>(
         &self,
         pieces: impl Iterator<Item = &'a [u8]> + Clone,
         gathered: &mut Gathered,
@@ -212,17 +218,9 @@ impl Link {
         }
         Ok(block)
     }
-
-    /// Gives back the inputs of a batch that is done.
-    pub(crate) fn release_inputs(&self, batch: u64) {
-        let blocks = lock(&self.blocks).remove(&batch);
-        if let Some(blocks) = blocks {
-            self.arenas.inputs.release(&blocks);
-        }
-    }
 }
 
-fn no_room(len: u64) -> InferError {
+pub(super) fn no_room(len: u64) -> InferError {
     let text =
         format!("{len} bytes of input do not fit in what is free of the instance's {CAPACITY} bytes of input memory");
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, text)
@@ -259,7 +257,23 @@ fn rows(part: &Part) -> u32 {
 
 fn describe(part: &Part, sequence: Option<SequenceStep>) -> BatchRequest {
     let (id, parameters) = (part.request.id.clone(), part.request.parameters.clone());
-    BatchRequest { id, rows: rows(part), parameters, sequence }
+    BatchRequest { id, rows: rows(part), parameters, sequence, details: None }
+}
+
+/// What few backends look at.
+fn details_of(config: &ModelConfig, part: &Part) -> Details {
+    let request = &part.request;
+    let position = |name: &str| config.outputs.iter().position(|output| output.name == name);
+    let outputs = request.outputs.iter().filter_map(|output| u16::try_from(position(&output.name)?).ok());
+    Details {
+        correlation: request.correlation_id.clone(),
+        start: request.sequence_start,
+        end: request.sequence_end,
+        priority: request.priority,
+        timeout_us: request.timeout_us,
+        outputs: outputs.collect(),
+        traced: request.traced.is_some(),
+    }
 }
 
 /// The steps of a batch's requests; none for a model without sequences.

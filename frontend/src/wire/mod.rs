@@ -4,22 +4,23 @@
 //! by the task that also reads ([`Link::run`]).
 
 mod gather;
+mod leases;
 mod regions;
 mod scatter;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pharos::arena::Block;
-use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use pharos::wire::{FIRST_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
-use crate::memory::Arenas;
+use crate::memory::{Arenas, Lease};
 use crate::metrics::Ring;
 use regions::Regions;
 
@@ -36,8 +37,11 @@ pub(crate) struct Link {
     // Short sections: encoding and one non-blocking write.
     outbox: Mutex<Outbox>,
     unsent: Notify,
-    /// Input blocks of the batches in flight.
-    blocks: Mutex<HashMap<u64, Vec<Block>>>,
+    /// Input memory that the worker has, by the numbers of batches and loans.
+    leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    next_loan: AtomicU64,
+    /// The worker wants to know all that clients have said.
+    details: AtomicBool,
 }
 
 #[derive(Default)]
@@ -58,7 +62,9 @@ impl Link {
             regions: Regions::new(regions),
             outbox: Mutex::default(),
             unsent: Notify::new(),
-            blocks: Mutex::default(),
+            leases: Mutex::default(),
+            next_loan: AtomicU64::new(FIRST_LOAN),
+            details: AtomicBool::new(false),
         }
     }
 
@@ -74,6 +80,11 @@ impl Link {
         }
         self.flush(&mut outbox);
         true
+    }
+
+    /// What the worker has said about itself.
+    pub(crate) fn loaded(&self, loaded: &Loaded) {
+        self.details.store(loaded.details, Ordering::Relaxed);
     }
 
     /// Tells the worker about released outputs if there are so many that it should not wait for its next batch.

@@ -88,7 +88,11 @@ impl Link {
 impl Link {
     /// The bytes of an output; none of one that is in the client's memory.
     fn take(&self, block: &OutputBlock) -> Option<Bytes> {
-        if block.placed { Some(Bytes::new()) } else { self.arenas.outputs.take(block.offset, block.len) }
+        match block.lent {
+            _ if block.placed => Some(Bytes::new()),
+            Some(key) => self.passed_on(key, block.offset, block.len),
+            None => self.arenas.outputs.take(block.offset, block.len),
+        }
     }
 }
 
@@ -119,7 +123,7 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
     let mut spans: Vec<_> = blocks
         .iter()
-        .filter(|block| !block.placed)
+        .filter(|block| !block.placed && block.lent.is_none())
         .map(|b| (b.offset, b.offset.saturating_add(b.len.max(1))))
         .collect();
     spans.sort_unstable();

@@ -469,7 +469,6 @@ fn the_gauge_follows_the_memory() {
     // The same key again, without an end: its old state goes.
     world.numbers(&[step(1, true, false)], vec![1, 1000], &ones[..1000]);
     world.instance.sequences_ended(&[1, 77]);
-    world.instance.release(&[]);
     let values = world.gauge();
     let [zero, two, one, none] = values.as_slice() else { panic!("{values:?}") };
     assert!((*zero, *none) == (0.0, 0.0) && *two == 2.0 * one, "{values:?}");

@@ -19,7 +19,7 @@ struct Entry {
     len: AtomicUsize,
     taken: AtomicBool,
     cut_off: AtomicBool,
-    next: *const Entry,
+    next: AtomicPtr<Entry>,
 }
 
 // SAFETY: all of it is atomics, but `next`, which is set before the entry is in the list and never changes.
@@ -73,13 +73,13 @@ fn add() -> &'static Entry {
         len: AtomicUsize::new(0),
         taken: AtomicBool::new(true),
         cut_off: AtomicBool::new(false),
-        next: ptr::null(),
+        next: AtomicPtr::new(ptr::null_mut()),
     }));
     let mut first = FIRST.load(Ordering::Acquire);
     let this: *mut Entry = entry;
     loop {
-        // SAFETY: nobody else knows it until the exchange succeeds, which this loop waits for.
-        unsafe { (*this).next = first };
+        // SAFETY: leaked, and only read but for its atomics.
+        unsafe { (*this).next.store(first, Ordering::Relaxed) };
         match FIRST.compare_exchange_weak(first, this, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: leaked above, and from now on only read but for its atomics.
             Ok(_) => return unsafe { &*this },
@@ -93,7 +93,7 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     std::iter::from_fn(move || {
         // SAFETY: entries are leaked, and their link does not change once they are in the list.
         let entry = unsafe { next.as_ref() }?;
-        next = entry.next;
+        next = entry.next.load(Ordering::Relaxed);
         Some(entry)
     })
 }

@@ -26,7 +26,7 @@ pub(super) struct Mapping {
 
 // SAFETY: the address stays valid while the mapping lives, whoever holds it; the type has no other state.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; ranges that are lent for writing do not overlap others (contract).
+// SAFETY: as above; its bytes may be changed by others at any moment anyway, which the contract leaves to who looks.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

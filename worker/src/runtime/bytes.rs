@@ -133,7 +133,8 @@ pub struct Received {
 #[derive(Clone)]
 enum Owner {
     Loan(Arc<Loan>),
-    Copy(Arc<Buffer>),
+    /// Only held.
+    Copy(#[allow(dead_code)] Arc<Buffer>),
 }
 
 // SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it belongs to a thread.

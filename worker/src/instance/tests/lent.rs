@@ -189,7 +189,7 @@ fn memory_that_is_forgotten_is_unmapped() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
     assert!(world.lent((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]).0.failed.is_empty());
-    world.instance.forget_regions(&[1]);
+    world.instance.runtime.0.regions_to_change().forget(&[1]);
     let (done, _) = world.lent((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]);
     assert_eq!(failures(&done), [(0, ErrorCode::Internal, "there is no shared memory region 1")]);
     drop(file);

@@ -18,25 +18,25 @@ use super::{Driver, Failure};
 /// The driver.
 #[derive(Default)]
 pub(crate) struct Cudarc {
-    /// The contexts that are in use, by device. Held while one is looked up.
+    /// The contexts that are in use, by device.
     contexts: Mutex<HashMap<u32, Context>>,
 }
 
-/// A primary context.
+/// A context of the driver's.
 #[derive(Clone, Copy)]
 struct Context(sys::CUcontext);
 
-// SAFETY: a context belongs to no thread: each call makes it current on its own (contract above).
+// SAFETY: a handle that any thread may make its own current context.
 unsafe impl Send for Context {}
 
 impl Cudarc {
     /// Has the calling thread use a device.
     fn enter(&self, device: u32) -> Result<(), Failure> {
-        let known = self.contexts().get(&device).map(|known| known.0);
-        let context = known.map_or_else(|| self.context(device), Ok)?;
-        self.contexts().insert(device, Context(context));
+        let known = self.contexts().get(&device).copied();
+        let context = known.map_or_else(|| self.context(device).map(Context), Ok)?;
+        self.contexts().insert(device, context);
         // SAFETY: a context that is never released.
-        call(unsafe { sys::cuCtxSetCurrent(context) }).map_err(Failure::Refused)
+        call(unsafe { sys::cuCtxSetCurrent(context.0) }).map_err(Failure::Refused)
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Context>> {

@@ -1,0 +1,267 @@
+//! What models ask of the server while they run: other models to infer, and what the repository can do.
+//!
+//! A call is an ordinary request to the other model: counted there, scheduled there, traced as a step of the request that it
+//! was made for. What it answers is copied once, into the memory of the worker that has called. An answer that is not the
+//! last waits while the caller has [`CREDITS`] of them that it has not looked at.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
+use pharos::repository::Override;
+use pharos::tensor::Tensor;
+use pharos::traced::Traced;
+use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb, WireError};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use crate::clock;
+use crate::repository::Repository;
+use crate::scheduler::{Driver, Streamed};
+use crate::wire::SharedLink;
+
+/// The calls of one worker. Dropped, they are cancelled.
+pub(crate) struct Calls {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    link: SharedLink,
+    driver: Arc<Driver>,
+    models: Weak<Repository>,
+    // Held for a few instructions.
+    under_way: Mutex<HashMap<u64, UnderWay>>,
+}
+
+struct UnderWay {
+    task: Option<AbortHandle>,
+    /// How many more answers may come before the caller looks at them.
+    credit: Arc<Semaphore>,
+    taken: u64,
+}
+
+impl Calls {
+    /// Those of the worker at the other end of a link, which runs an instance of this driver's.
+    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<Repository>) -> Self {
+        Self { shared: Arc::new(Shared { link, driver, models, under_way: Mutex::default() }) }
+    }
+
+    /// Begins a request to another model.
+    pub(crate) fn infer(&self, call: Call) {
+        let (number, credit) = (call.call, Arc::new(Semaphore::new(CREDITS as usize)));
+        let request = self.shared.request(&call);
+        let decoupled = call.decoupled;
+        let (shared, own) = (self.shared.clone(), credit.clone());
+        self.begin(number, credit, async move {
+            let outcome = match request {
+                Ok(request) => shared.infer((number, decoupled), request, &own).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                shared.fail(number, error);
+            }
+            shared.lock().remove(&number);
+        });
+    }
+
+    /// Has the repository do something.
+    pub(crate) fn manage(&self, manage: Manage) {
+        let Manage { call, model, verb } = manage;
+        let shared = self.shared.clone();
+        self.begin(call, Arc::new(Semaphore::new(0)), async move {
+            match shared.manage(&model, verb).await {
+                Ok(ready) => shared.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
+                Err(error) => shared.fail(call, error),
+            }
+            shared.lock().remove(&call);
+        });
+    }
+
+    fn begin(&self, call: u64, credit: Arc<Semaphore>, work: impl Future<Output = ()> + Send + 'static) {
+        let known = self.shared.lock().insert(call, UnderWay { task: None, credit, taken: 0 });
+        if let Some(task) = known.and_then(|known| known.task) {
+            task.abort();
+        }
+        let task = tokio::spawn(work).abort_handle();
+        // It may be over already.
+        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+            under_way.task = Some(task);
+        }
+    }
+
+    /// The caller has looked at so many answers, all in all.
+    pub(crate) fn taken(&self, call: u64, taken: u64) {
+        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+            let more = taken.saturating_sub(under_way.taken).min(CREDITS.into());
+            under_way.taken = taken.max(under_way.taken);
+            under_way.credit.add_permits(usize::try_from(more).unwrap_or(0));
+        }
+    }
+
+    /// Nobody waits for the answers of a call any more.
+    pub(crate) fn abandon(&self, call: u64) {
+        if let Some(UnderWay { task: Some(task), .. }) = self.shared.lock().remove(&call) {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        for (_, under_way) in self.shared.lock().drain() {
+            if let Some(task) = under_way.task {
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The request that a call means. Takes all memory that it names, whatever is wrong with it.
+    fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
+        let link = &self.link;
+        let data: Vec<Option<Bytes>> = call.inputs.iter().map(|input| bytes_of(link, input)).collect();
+        let mut inputs = Vec::new();
+        for (input, data) in call.inputs.iter().zip(data) {
+            let CallInput { name, datatype, shape, .. } = input;
+            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is outside its memory")))?;
+            let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
+            inputs.push(InferInput { name: name.clone(), tensor });
+        }
+        let output = |name: &String| RequestedOutput { name: name.clone(), ..RequestedOutput::default() };
+        let mut request = InferRequest {
+            model_name: call.model.clone(),
+            model_version: call.version.clone(),
+            id: call.id.clone(),
+            inputs,
+            outputs: call.outputs.iter().map(output).collect(),
+            parameters: call.parameters.clone(),
+            priority: call.priority,
+            timeout_us: call.timeout_us,
+            correlation_id: call.correlation.clone(),
+            sequence_start: call.start,
+            sequence_end: call.end,
+            ..InferRequest::default()
+        };
+        if let Some(parent) = call.parent.and_then(|place| self.driver.part_at(place)) {
+            request.trace = parent.request.trace;
+            request.traced = parent.request.traced.as_ref().map(Traced::step);
+        }
+        let now = clock::now();
+        (request.timeline.received, request.timeline.request_start) = (now, now);
+        Ok(request)
+    }
+
+    async fn infer(
+        &self,
+        (call, may_be_many): (u64, bool),
+        mut request: InferRequest,
+        credit: &Semaphore,
+    ) -> Result<(), InferError> {
+        let models = self.models.upgrade().ok_or_else(InferError::cancelled)?;
+        let name = request.model_name.clone();
+        let serving = models.serving_for(&request).and_then(|serving| serving.check_ready().map(|()| serving));
+        let serving = serving.map_err(|error| refused(&name, InferError { message: not_ready(&name), ..error }))?;
+        if serving.config.decoupled && !may_be_many {
+            return Err(refused(&name, InferError::unsupported(decoupled(&name))));
+        }
+        let admitted = serving.admit(&mut request).map_err(|error| refused(&name, error))?;
+        if !serving.config.decoupled {
+            let answer = models.execute(&serving, request, admitted).await;
+            self.respond(call, Streamed { answer, last: true, empty: false });
+            return Ok(());
+        }
+        let mut responses = models.stream(&serving, request, admitted);
+        while let Some(streamed) = poll_fn(|cx| responses.poll_next(cx)).await {
+            if !streamed.last {
+                credit.acquire().await.map_err(|_| InferError::cancelled())?.forget();
+            }
+            let last = streamed.last;
+            self.respond(call, streamed);
+            if last {
+                return Ok(());
+            }
+        }
+        Err(InferError::internal("a model's responses have ended without a last one"))
+    }
+
+    fn respond(&self, call: u64, Streamed { answer, last, empty }: Streamed) {
+        let lent = answer.and_then(|response| {
+            let InferResponse { model_version, parameters, outputs, .. } = response;
+            let (loan, outputs) = self.link.lend_tensors(outputs)?;
+            Ok(Answer { call, version: model_version, outputs, loan, parameters, empty, last, ..Answer::default() })
+        });
+        match lent {
+            Ok(answer) => self.answer(answer),
+            Err(error) => self.answer(Answer { call, error: Some(wire_error(error)), last, ..Answer::default() }),
+        }
+    }
+
+    async fn manage(&self, model: &str, verb: Verb) -> Result<bool, InferError> {
+        let models = self.models.upgrade().ok_or_else(InferError::cancelled)?;
+        match verb {
+            Verb::IsReady(version) => {
+                Ok(models.serving(model, &version).is_ok_and(|serving| models.is_ready(&serving)))
+            }
+            Verb::Unload(dependents) => models.unload_model(model, dependents).await.map(|()| true),
+            Verb::Load(files) => {
+                let given = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));
+                let given = given.map_err(|reason| {
+                    let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
+                    InferError::new(ErrorCode::Internal, Reason::Malformed, text)
+                })?;
+                models.load_model(model, given).await.map(|()| true)
+            }
+        }
+    }
+
+    fn fail(&self, call: u64, error: InferError) {
+        self.answer(Answer { call, error: Some(wire_error(error)), last: true, ..Answer::default() });
+    }
+
+    fn answer(&self, answer: Answer) {
+        let loan = answer.loan;
+        if !self.link.send(&ToWorker::Answer(answer)) {
+            self.link.give_back(&[loan]);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error of a request that did not get as far as the model; Triton's words.
+fn refused(model: &str, error: InferError) -> InferError {
+    let text = format!("Model {model} - Error when running inference: {}", error.message);
+    InferError { message: text, ..error }
+}
+
+/// Triton's words.
+fn not_ready(model: &str) -> String {
+    format!("Failed for execute the inference request. Model '{model}' is not ready.")
+}
+
+/// Triton's words.
+fn decoupled(model: &str) -> String {
+    format!(
+        "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled \
+         transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+    )
+}
+
+/// The bytes of an input that a worker gives.
+fn bytes_of(link: &SharedLink, input: &CallInput) -> Option<Bytes> {
+    match input.lent {
+        Some(key) => link.passed_on(key, input.offset, input.len),
+        None => link.arenas.outputs.take(input.offset, input.len),
+    }
+}
+
+fn wire_error(error: InferError) -> WireError {
+    let of_region = error.reason == Reason::SharedMemory;
+    WireError { code: error.code, message: error.message, of_region }
+}
