@@ -83,7 +83,7 @@ impl Repository {
 
     /// Does with one version what is to be done before anything goes.
     async fn perform(
-        &self,
+        self: &Arc<Self>,
         prepared: &Prepared,
         (number, change): (u64, Change),
         runs: Option<&Arc<Serving>>,

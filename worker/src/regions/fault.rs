@@ -22,11 +22,6 @@ struct Entry {
     next: AtomicPtr<Entry>,
 }
 
-// SAFETY: all of it is atomics, but `next`, which is set before the entry is in the list and never changes.
-unsafe impl Send for Entry {}
-// SAFETY: as above.
-unsafe impl Sync for Entry {}
-
 // A signal handler has nothing but statics.
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 /// What was done at SIGBUS before: Rust's own handler, which ends the process.
