@@ -109,6 +109,11 @@ def from_json(text: str):
         return text if len(text) < 1000 else f"{text[:10]}... {len(text)}"
 
 
+def exact(datatype: str, data: list) -> list:
+    """Numbers of JSON as they are in their datatype: how many digits a server writes is its own affair."""
+    return np.array(data, np.float32).tolist() if datatype == "FP32" else data
+
+
 def send_http(server, request: Ask) -> dict:
     """One request over HTTP, its tensors as JSON."""
     inputs = [{"name": n, "datatype": d, "shape": s, "data": v} for n, (d, s, v) in request.inputs.items()]
@@ -122,7 +127,9 @@ def send_http(server, request: Ask) -> dict:
         return NO_ANSWER
     if not isinstance(answer, dict) or "error" in answer:
         return {"status": status, **(answer if isinstance(answer, dict) else {"body": answer})}
-    outputs = {o["name"]: [o["datatype"], o["shape"], o["data"]] for o in answer.get("outputs", [])}
+    outputs = {
+        o["name"]: [o["datatype"], o["shape"], exact(o["datatype"], o["data"])] for o in answer.get("outputs", [])
+    }
     of = [answer["model_name"], answer["model_version"], answer.get("id", "")]
     return {"status": status, "of": of, "parameters": answer.get("parameters", {}), "outputs": readable(outputs)}
 
@@ -213,7 +220,22 @@ def custom(server, families: tuple) -> list:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     wanted = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(families)})(?:_bucket|_sum|_count)?(?:[ {{]|$)")
-    return sorted(line for line in lines if wanted.match(line))
+    return sorted(same_form(line) for line in lines if wanted.match(line))
+
+
+def same_form(line: str) -> str:
+    """A line with its labels in order and its numbers as Python writes them."""
+    if line.startswith("#"):
+        return line
+    series, _, value = line.rpartition(" ")
+    name, bracket, rest = series.partition("{")
+    labels = sorted(
+        f"{key}={float(text[1:-1])}" if key == "le" else f"{key}={text}" for key, text in LABEL.findall(rest)
+    )
+    return f"{name}{{{','.join(labels)}}} {float(value)}" if bracket else f"{name} {float(value)}"
+
+
+LABEL = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 
 @dataclass

@@ -15,12 +15,13 @@ class TritonPythonModel:
         counter = kinds(name="asked_total", description="Requests that asked", kind=kinds.COUNTER)
         gauge = kinds(name="held", description="What is held", kind=kinds.GAUGE)
         histogram = kinds(name="waited_ms", description="How long it waited", kind=kinds.HISTOGRAM)
-        self.families = [counter, gauge, histogram]
+        bare = kinds(name="bare", description="Has no labels", kind=kinds.GAUGE)
+        self.families = [counter, gauge, histogram, bare]
         self.metrics = {
             "counter a": counter.Metric(labels={"model": "measuring", "who": "a"}),
             "counter b": counter.Metric(labels={"model": "measuring", "who": "b"}),
             "gauge": gauge.Metric(labels={"model": "measuring"}),
-            "gauge without labels": gauge.Metric(),
+            "gauge without labels": bare.Metric(),
             "histogram": histogram.Metric(labels={"model": "measuring"}, buckets=[0.5, 1.0, 10.0]),
         }
 

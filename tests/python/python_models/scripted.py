@@ -124,7 +124,7 @@ def die(request, act):
 
 def attempt(request, act):
     """`SEEN` says what each of these expressions gives: its type, or the type of the error."""
-    names = {"pb_utils": pb_utils, "np": np, "request": request}
+    names = {"pb_utils": pb_utils, "np": np, "json": json, "request": request}
     found = {}
     for expression in act["expressions"]:
         try:

@@ -43,12 +43,12 @@ class Run:
 
     def noted(self, step):
         """A step; an exception that is to be noted is."""
+        if not step.get("note"):
+            return self.step(step)
         try:
-            self.step(step)
+            return self.step(step)
         except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
-            if not step.get("note"):
-                raise
-            self.notes.append(f"{type(error).__name__}: {error}")
+            return self.notes.append(f"{type(error).__name__}: {error}")
 
     def step(self, step):
         """`send`: numbers of a response, or none; `error`, `code`; `final`: whether it is the last; `sleep`: seconds;
