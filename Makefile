@@ -36,20 +36,24 @@ speech: build $(VENV)/ready
 
 # The examples of frameworks: each trains a model of the digits in an environment of its own, serves it, and asks for the digits
 # on the held-out pictures. PyTorch as the package index has it is some gigabytes with its CUDA libraries.
-sklearn xgboost pytorch: build
+sklearn xgboost pytorch: build python-worker
 	$(PYTHON) -m venv $(TARGET)/venv-$@
 	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/$@/requirements.txt
-	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check ./worker/python
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check $(TARGET)/wheels/pharos_worker-*.whl
 	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
 	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
+# Built together with the others: alone its dependencies would have other features, and be built anew.
+.PHONY: $(TARGET)/release/pharos-worker-scale
+$(TARGET)/release/pharos-worker-scale: tools
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
+
 # The examples of backends, where a server of this build looks for them: beside its executable.
 BACKENDS := $(TARGET)/release/backends
-example-backends: build
+example-backends: $(TARGET)/release/pharos-worker-scale
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
-	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
 # What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
@@ -72,9 +76,8 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
 	touch $@
 
-test-clients: build python-worker $(VENV)/ready
+test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
-	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	$(VENV)/bin/python tests/python/prometheus.py
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
 

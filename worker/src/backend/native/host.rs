@@ -6,7 +6,7 @@ use std::ffi::c_char;
 use std::io::Write;
 
 use super::abi::Host;
-use super::{foreign, load, metrics, outputs, running};
+use super::{foreign, load, metrics, outputs, responses, running};
 
 /// `pharos_host`.
 pub(super) static HOST: Host = Host {
@@ -33,18 +33,26 @@ pub(super) static HOST: Host = Host {
     reschedule: outputs::reschedule,
     inputs_ready: outputs::inputs_ready,
     computed: outputs::computed,
-    response_begin: outputs::response_begin,
-    response_allocate: outputs::response_allocate,
-    response_set_parameter: outputs::response_set_parameter,
-    response_send: outputs::response_send,
-    response_send_error: outputs::response_send_error,
-    response_drop: outputs::response_drop,
+    response_begin: responses::response_begin,
+    response_allocate: responses::response_allocate,
+    response_set_parameter: responses::response_set_parameter,
+    response_send: responses::response_send,
+    response_send_error: responses::response_send_error,
+    response_drop: responses::response_drop,
     finish: outputs::finish,
     metric_add: metrics::metric_add,
     metric_get: metrics::metric_get,
     metric_series: metrics::metric_series,
     add_or_update: metrics::add_or_update,
     metrics_flush: metrics::metrics_flush,
+    detach: responses::detach,
+    responder_begin: responses::responder_begin,
+    responder_fail: responses::responder_fail,
+    responder_finish: responses::responder_finish,
+    responder_is_cancelled: responses::responder_is_cancelled,
+    responder_drop: responses::responder_drop,
+    keep_input: running::keep_input,
+    release_input: running::release_input,
 };
 
 unsafe extern "C" fn last_error() -> *const c_char {
