@@ -34,9 +34,10 @@ def digits_of(url: str, model: str, pictures: np.ndarray) -> np.ndarray:
     """The digits on pictures FP32 [n, 64]."""
     of = fetch(f"{url}/v2/models/{model}")
     entry, wanted = of["inputs"][0], of["outputs"][0]
+    batch = min(BATCH, fetch(f"{url}/v2/models/{model}/config")["max_batch_size"] or BATCH)
     found = []
-    for begin in range(0, len(pictures), BATCH):
-        rows = pictures[begin : begin + BATCH]
+    for begin in range(0, len(pictures), batch):
+        rows = pictures[begin : begin + batch]
         tensor = {"name": entry["name"], "datatype": "FP32", "shape": list(rows.shape), "data": rows.ravel().tolist()}
         answer = fetch(f"{url}/v2/models/{model}/infer", {"inputs": [tensor], "outputs": [{"name": wanted["name"]}]})
         output = answer["outputs"][0]

@@ -47,9 +47,10 @@ def package(module, distribution, what):
 
 
 def find(directory, config, names):
-    """The model's file in its version's directory: what `default_model_filename` names, else the first of `names`."""
+    """The model's file in its version's directory: what `default_model_filename` names, the first of `names` if it names
+    nothing or one of them."""
     named = config.get("default_model_filename")
-    wanted = [named] if named else list(names)
+    wanted = list(names) if not named else [named, *(name for name in names if name != named and named in names)]
     found = next((Path(directory, name) for name in wanted if Path(directory, name).is_file()), None)
     if found is None:
         raise pb_utils.TritonModelException(

@@ -27,6 +27,10 @@ FILES = ("model.pt", "model.pt2")
 POSITION = re.compile(r".*__(\d+)$")
 BYTES = 13
 """The number of the datatype of texts."""
+LARGEST_BATCH = 64
+"""The largest batch that is asked for unless the configuration does."""
+UNLIMITED = 2**31 - 1
+"""The largest number that a configuration can have there."""
 PROBES = (2, 3)
 """What stands for a dimension that is not fixed, when a model is tried out to see what it gives."""
 TYPES = {
@@ -50,6 +54,10 @@ class Script:
     def inputs(self):
         """Nothing: such a file says neither datatypes nor shapes."""
         return []
+
+    def largest_batch(self):
+        """Whether it batches is told as well."""
+        return 0
 
     def call(self, values):
         """The model's result; `values` by argument, in order."""
@@ -87,6 +95,20 @@ class Exported:
             dims = [int(size) if isinstance(size, int) else -1 for size in value.shape]
             found.append({"name": name, "data_type": type_name(value.dtype), "dims": dims})
         return found
+
+    def largest_batch(self):
+        """How many rows may go together: what all first dimensions allow; 0 if one of them is fixed."""
+        nodes = {node.name: node.meta["val"] for node in self.program.graph.nodes if node.op == "placeholder"}
+        largest = UNLIMITED
+        for name in self.program.graph_signature.user_inputs:
+            first = nodes[name].shape[0] if nodes[name].dim() else 1
+            if isinstance(first, int):
+                return 0
+            allowed = self.program.range_constraints.get(first.node.expr)
+            if allowed is not None:
+                # An unlimited one is infinite, which has no whole number.
+                largest = int(min(largest, allowed.upper)) if allowed.lower <= 1 else 0
+        return largest
 
     def call(self, values):
         """The model's result; `values` by argument, in order."""
@@ -240,10 +262,15 @@ class TritonPythonModel:
                 "a TorchScript file says neither datatypes nor shapes: name its inputs in config.pbtxt "
                 f"({', '.join(model.arguments)}), or serve a file of torch.export"
             )
-        free = all(entry["dims"] and entry["dims"][0] == -1 for entry in entries)
-        if not config.get("input") and (batch or (free and not config.get("output"))):
+        if not config.get("input"):
+            largest = model.largest_batch()
+            batch = batch or (min(largest, LARGEST_BATCH) if not config.get("output") else 0)
+            if batch > largest:
+                raise pb_utils.TritonModelException(
+                    f"max_batch_size is {batch}, the program takes {largest} rows at most"
+                )
+        if not config.get("input") and batch:
             # All inputs share their first dimension, which is free: that is what a batch is.
-            batch = batch or 8
             auto_complete_model_config.set_max_batch_size(batch)
             entries = [{**entry, "dims": entry["dims"][1:]} for entry in entries]
         if not config.get("input"):
