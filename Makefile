@@ -57,10 +57,12 @@ example-backends: $(TARGET)/release/pharos-worker-scale
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
 # What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
+WHEELS := $(TARGET)/wheels
 python-worker: tools $(VENV)/ready
-	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build $(PROFILE) --locked --quiet -m worker/python/Cargo.toml \
-	  -i $(PYO3_PYTHON) -o $(TARGET)/wheels
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(TARGET)/wheels/pharos_worker-*.whl
+	rm -rf $(WHEELS)
+	CARGO=$(abspath worker/python/cargo-together) REAL_CARGO=$(CARGO) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build \
+	  --locked --quiet -m worker/python/Cargo.toml -i $(PYO3_PYTHON) -o $(WHEELS)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(WHEELS)/*.whl
 
 test: test-rust test-clients
 

@@ -122,7 +122,7 @@ impl ToFrontend {
 pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
     whole(payload, |input| {
         Ok(match u8::get(input)? {
-            1 => ToWorker::Load(Wire::get(input)?),
+            1 => ToWorker::Load(load(input)?),
             2 => ToWorker::Execute(Wire::get(input)?),
             3 => ToWorker::Release(Wire::get(input)?),
             4 => ToWorker::Shutdown,
@@ -138,6 +138,16 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
+}
+
+/// Of a frame of another version nothing but the version can be read, and whoever reads it must be able to say so.
+fn load(input: &mut &[u8]) -> Result<Load> {
+    let wire_version = u32::get(&mut &**input)?;
+    if wire_version == super::VERSION {
+        return Wire::get(input);
+    }
+    *input = &[];
+    Ok(Load { wire_version, ..Load::default() })
 }
 
 /// Reads one payload that a worker sent.
@@ -600,6 +610,16 @@ mod tests {
             frame.encode(&mut bytes);
             assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
         }
+    }
+
+    #[test]
+    fn of_another_version_only_the_version_is_read() {
+        let mut bytes = vec![1];
+        (super::super::VERSION + 1).put(&mut bytes);
+        bytes.extend_from_slice(b"what that version says");
+        let expected = Load { wire_version: super::super::VERSION + 1, ..Load::default() };
+        assert_eq!(decode_to_worker(&bytes), Ok(ToWorker::Load(expected)));
+        assert!(decode_to_worker(&bytes[..4]).is_err());
     }
 
     #[test]

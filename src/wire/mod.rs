@@ -56,7 +56,7 @@ pub enum ToWorker {
 }
 
 /// The model instance that a worker process runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Default)]
 pub struct Load {
     /// [`VERSION`] of the sender.
     pub wire_version: u32,

@@ -204,6 +204,8 @@ def test_interpreters_that_cannot_be_used(place):
     (not_executable / "bin/python3").chmod(0o644)
     format_error = place.interpreter("format_error", "")
     (format_error / "bin/python3").write_bytes(b"\x7fELF nothing")
+    with tarfile.open(place.folder / "packed.tar.gz", "w:gz") as archive:
+        archive.add(missing, ".")
     (place.folder / "empty").mkdir()
     (place.folder / "wrong.tar.gz").write_bytes(b"\x1f\x8b nothing")
     python3 = "bin/python3"
@@ -223,6 +225,7 @@ def test_interpreters_that_cannot_be_used(place):
         "format_error": (format_error, f"the Python interpreter '{format_error / python3}' (the model's EXECUTION_ENV_PATH) cannot be started: Exec format error"),
         "nowhere": ("/nonexistent/env", "model 'nowhere': EXECUTION_ENV_PATH is '/nonexistent/env', which does not exist; allowed are the directory of a virtual or conda environment, and a .tar.gz"),
         "empty": (place.folder / "empty", "is no Python environment: it has neither bin/python3 nor bin/python"),
+        "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install pharos-worker, in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
         "wrong": (place.folder / "wrong.tar.gz", f"model 'wrong': the environment '{place.folder}/wrong.tar.gz' cannot be used: it cannot be unpacked"),
     }
     for model, (environment, _) in expected.items():

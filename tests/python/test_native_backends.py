@@ -185,6 +185,16 @@ def log(server) -> str:
     return server.log.read_text(errors="replace")
 
 
+def test_log_lines_have_levels(served):
+    """Information, warning of two lines, error; verbose only if the server's log is."""
+    ask(served, "plain", [[1]], do="log")
+    eventually("the lines are there", 10, lambda: "a level: error" in log(served))
+    lines = re.findall(r" (\w+) (a level: .*) instance=plain_0", log(served))
+    texts = ["information", "warning", "second line", "error"]
+    levels = ["INFO", "WARN", "WARN", "ERROR"]
+    assert lines == [(level, f"a level: {text}") for level, text in zip(levels, texts)]
+
+
 def test_requests_are_seen_as_they_are(served):
     """Ids, rows, parameters of every kind; parameters of responses."""
     options = {"do": "describe", "flag": True, "count": -3, "share": 0.25, "name": "Zoë"}

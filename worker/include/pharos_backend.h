@@ -112,7 +112,7 @@ enum {
 };
 
 /* Levels of log lines. */
-enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3 };
+enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3, PHAROS_LOG_VERBOSE = 4 };
 
 /* For whom a sample of a metric is, in place of a request's position. */
 enum {
@@ -231,7 +231,8 @@ struct pharos_host {
     /* The reason why the last call of this thread failed that did. Valid until another one of this thread fails. */
     const char *(*last_error)(void);
 
-    /* Writes a line into the server's log, under the instance's name. */
+    /* Writes a line into the server's log, or several, under the instance's name. What the library prints is there as
+       well: standard output as information, standard error as warnings. */
     void (*log)(int32_t level, const char *message);
 
     /* -- in pharos_backend_create -------------------------------------------------------------------------------- */
@@ -329,8 +330,8 @@ struct pharos_host {
     /* Gives it up unsent. */
     void (*response_drop)(pharos_response *response);
 
-    /* Ends the responses to a request without another one. Requests that are not ended when pharos_backend_execute
-       returns are ended then. */
+    /* Ends the responses to a request without another one. Requests that are neither ended nor detached when
+       pharos_backend_execute returns are ended then. */
     pharos_code (*finish)(pharos_outputs *outputs, size_t request);
 
     /* -- metrics, at any time ------------------------------------------------------------------------------------ */
@@ -402,7 +403,8 @@ PHAROS_EXPORT pharos_code pharos_backend_create(const pharos_context *context, v
    error. */
 PHAROS_EXPORT pharos_code pharos_backend_execute(void *instance, const pharos_batch *batch, pharos_outputs *outputs);
 
-/* Frees the instance. */
+/* Frees the instance. When it returns, no thread of the library may call functions of pharos_host any more; requests
+   that were detached and not answered fail. */
 PHAROS_EXPORT void pharos_backend_destroy(void *instance);
 
 /* Optional. A sequence is over without a step with sequence_end: its client has gone, or was silent for too long. */

@@ -21,6 +21,24 @@ pub(crate) struct Interpreter {
     pub(crate) by: &'static str,
     /// The environment that it is of, unless it is the default one.
     pub(super) home: Option<PathBuf>,
+    /// The archive that its environment was unpacked from.
+    pub(super) archive: Option<PathBuf>,
+}
+
+impl Interpreter {
+    /// What to run so that it has the package; `options` are further ones of pip.
+    pub(crate) fn remedy(&self, options: &str) -> String {
+        let install = |python: &dyn fmt::Display| format!("{python} -m pip install {options}pharos-worker");
+        match &self.archive {
+            // What is unpacked is a copy.
+            Some(archive) => format!(
+                "run: {}, in the environment that is packed into '{}', and pack it again",
+                install(&"python3"),
+                archive.display()
+            ),
+            None => format!("run: {}", install(&self.path.display())),
+        }
+    }
 }
 
 impl fmt::Display for Interpreter {
@@ -97,7 +115,8 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     let unpacked = archive::unpacked(&program.environments, &path, prepare).map_err(|error| {
         format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())
     })?;
-    let interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;
+    let mut interpreter = in_environment(model.name, unpacked.path().to_owned(), BY_PARAMETER)?;
+    interpreter.archive = Some(path);
     Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
 }
 
@@ -106,7 +125,7 @@ fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interp
     let candidates = ["bin/python3", "bin/python"].map(|name| home.join(name));
     // Also a link that leads nowhere: that is then what is told.
     match candidates.iter().find(|path| path.symlink_metadata().is_ok()) {
-        Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home) }),
+        Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home), archive: None }),
         None => Err(format!(
             "model '{model}': '{}' ({by}) is no Python environment: it has neither bin/python3 nor bin/python",
             home.display()
@@ -130,7 +149,7 @@ fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
             name.display()
         )
     };
-    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None })
+    Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None, archive: None })
 }
 
 /// The first executable of this name on the PATH.

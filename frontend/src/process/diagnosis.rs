@@ -20,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The beginning of what a worker says that was built with another version of the wire.
 const OTHER_BUILD: &str = "frontend and worker are of different builds";
 
+/// For pip, where there is a package already.
+const AGAIN: &str = "--force-reinstall ";
+
 /// Says what is there, a line each, in words that any Python since 2.7 understands.
 const ASK: &str = r#"
 import sys
@@ -64,10 +67,10 @@ pub(crate) fn why_not_loaded(launch: &Launch, model: &str, reason: String) -> St
 }
 
 fn another_build(interpreter: &Interpreter, model: &str, how: &str) -> String {
-    let path = interpreter.path.display();
     format!(
-        "model '{model}': the Python package 'pharos-worker' of {interpreter} is not this server's ({how}); run: {path} -m pip \
-         install --force-reinstall pharos-worker, with the package that belongs to the server"
+        "model '{model}': the Python package 'pharos-worker' of {interpreter} is not this server's ({how}); {}, with the \
+         package that belongs to the server",
+        interpreter.remedy(AGAIN)
     )
 }
 
@@ -121,7 +124,6 @@ impl Said {
 }
 
 fn sentence(interpreter: &Interpreter, model: &str, said: &Said, status: ExitStatus) -> Option<String> {
-    let path = interpreter.path.display();
     let Some(version) = said.version else {
         let how = super::describe(status);
         return Some(format!("model '{model}': {interpreter} is no Python interpreter, or a broken one ({how})"));
@@ -133,24 +135,19 @@ fn sentence(interpreter: &Interpreter, model: &str, said: &Said, status: ExitSta
              'venv' in the model's directory or its parameter EXECUTION_ENV_PATH names another"
         ));
     }
+    let needs = format!("model '{model}' needs the Python package 'pharos-worker', which {interpreter}");
     match &said.package {
-        Some(Package::Missing) => Some(format!(
-            "model '{model}' needs the Python package 'pharos-worker', which {interpreter} does not have; run: {path} -m pip \
-             install pharos-worker"
-        )),
-        Some(Package::Error(error)) => Some(format!(
-            "model '{model}' needs the Python package 'pharos-worker', which {interpreter} cannot import: {error}; run: \
-             {path} -m pip install --force-reinstall pharos-worker"
-        )),
+        Some(Package::Missing) => Some(format!("{needs} does not have; {}", interpreter.remedy(""))),
+        Some(Package::Error(error)) => Some(format!("{needs} cannot import: {error}; {}", interpreter.remedy(AGAIN))),
         Some(Package::Found(Some(wire))) if *wire != VERSION => {
             let how = format!("{OTHER_BUILD}: wire versions {VERSION} and {wire}");
             Some(another_build(interpreter, model, &how))
         }
         Some(Package::Found(_)) => None,
         None => Some(format!(
-            "model '{model}': {interpreter} ends when it imports 'pharos_worker' ({}); run: {path} -m pip install \
-             --force-reinstall pharos-worker",
-            super::describe(status)
+            "model '{model}': {interpreter} ends when it imports 'pharos_worker' ({}); {}",
+            super::describe(status),
+            interpreter.remedy(AGAIN)
         )),
     }
 }

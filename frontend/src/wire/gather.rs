@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
-use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
+use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec};
 use pharos::tensor::{DataType, element_count};
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 

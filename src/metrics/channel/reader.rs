@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::{
-    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring,
-    Sample, TAIL,
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
+    Ring, Sample, TAIL,
 };
 use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use super::{
-    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES, Ring,
-    TAIL,
+    DROPPED, Definition, Described, HEAD, KIND_METRIC, KIND_SAMPLE, KIND_SERIES, KINDS, MAX_RECORD_WORDS, MAX_SERIES,
+    Ring, TAIL,
 };
 use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;

@@ -236,6 +236,16 @@ static pharos_code describe(instance *self, const pharos_batch *batch, pharos_ou
     return PHAROS_OK;
 }
 
+/* A line of each level. */
+static pharos_code write_log(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    self->host->log(PHAROS_LOG_INFO, "a level: information");
+    self->host->log(PHAROS_LOG_WARNING, "a level: warning\na level: second line");
+    self->host->log(PHAROS_LOG_ERROR, "a level: error");
+    self->host->log(PHAROS_LOG_VERBOSE, "a level: verbose");
+    return identity(self, batch, outputs);
+}
+
 /* What a client says of a request besides its tensors. */
 static pharos_code describe_details(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
@@ -548,6 +558,8 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
         return answer_badly(self, how, batch, outputs);
     if (strcmp(how, "describe") == 0)
         return describe(self, batch, outputs);
+    if (strcmp(how, "log") == 0)
+        return write_log(self, batch, outputs);
     if (strcmp(how, "details") == 0)
         return describe_details(self, batch, outputs);
     if (strcmp(how, "record") == 0)

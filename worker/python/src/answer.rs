@@ -1,8 +1,8 @@
 //! How one request is answered, by whomever and whenever: the batch when `execute` returns, or a response sender on any
 //! thread, later.
 
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_worker::backend::{Reply, Responder};
@@ -106,8 +106,7 @@ impl Answer {
                     return wrong("Unable to send response. Non-decoupled model cannot send more than one response.");
                 }
                 (false, OPEN) => {
-                    let text =
-                        "Unable to send response. Non-decoupled model cannot send complete final before sending a response.";
+                    let text = "Unable to send response. Non-decoupled model cannot send complete final before sending a response.";
                     return wrong(text);
                 }
                 _ => {}

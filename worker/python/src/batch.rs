@@ -42,7 +42,8 @@ pub(crate) fn requests<'py>(
     answers: &[Arc<Answer>],
 ) -> Result<Bound<'py, PyList>, InferError> {
     let python = |error: PyErr| InferError::internal(format!("a batch cannot be given to Python: {error}"));
-    let mut inputs: Vec<Vec<Py<Tensor>>> = batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
+    let mut inputs: Vec<Vec<Py<Tensor>>> =
+        batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
         let missing = || InferError::internal(format!("input '{}' is not in the batch", input.name));
         let bytes = batch.received(position).ok_or_else(missing)?;

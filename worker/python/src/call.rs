@@ -87,9 +87,10 @@ fn response(py: Python<'_>, called: Result<Called, InferError>) -> PyResult<Infe
         Ok(called) => called,
         Err(error) => return failed(py, &error),
     };
-    let tensors = called.outputs.into_iter().map(|output| {
-        Py::new(py, Tensor::received(output.name, output.datatype, output.shape, output.data))
-    });
+    let tensors = called
+        .outputs
+        .into_iter()
+        .map(|output| Py::new(py, Tensor::received(output.name, output.datatype, output.shape, output.data)));
     Ok(InferenceResponse { tensors: tensors.collect::<PyResult<_>>()?, error: None, parameters: called.parameters })
 }
 

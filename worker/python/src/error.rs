@@ -71,7 +71,8 @@ impl TritonError {
     fn new(message: String, code: u8) -> PyResult<Self> {
         if usize::from(code) >= CODES.len() {
             let most = CODES.len() - 1;
-            let text = format!("{code} is no code of a TritonError: they are 0 to {most}, such as TritonError.INTERNAL");
+            let text =
+                format!("{code} is no code of a TritonError: they are 0 to {most}, such as TritonError.INTERNAL");
             return Err(pyo3::exceptions::PyValueError::new_err(text));
         }
         Ok(Self { message, code })
@@ -105,7 +106,8 @@ pub(crate) fn model_exception(error: &InferError) -> PyErr {
 /// form is that of Triton's Python backend.
 pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
     let kind = error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
-    let value = error.value(py).str().map_or_else(|_| "<no text>".to_owned(), |text| text.to_string_lossy().into_owned());
+    let value =
+        error.value(py).str().map_or_else(|_| "<no text>".to_owned(), |text| text.to_string_lossy().into_owned());
     let mut text = format!("{kind}: {value}");
     let places = error.traceback(py).map(|traceback| places(&traceback).unwrap_or_default()).unwrap_or_default();
     if !places.is_empty() {
@@ -143,10 +145,9 @@ fn own_folder(py: Python<'_>) -> PyResult<String> {
 /// Prints an exception with its whole traceback on standard error, which is the server's log.
 pub(crate) fn log(py: Python<'_>, error: &PyErr) {
     let print = || -> PyResult<()> {
-        let lines = py.import("traceback")?.call_method1(
-            "format_exception",
-            (error.get_type(py), error.value(py), error.traceback(py)),
-        )?;
+        let lines = py
+            .import("traceback")?
+            .call_method1("format_exception", (error.get_type(py), error.value(py), error.traceback(py)))?;
         let text = PyString::new(py, "").call_method1("join", (lines,))?;
         py.import("pharos_worker.logger")?.call_method1("whole", (text,))?;
         Ok(())

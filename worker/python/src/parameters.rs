@@ -17,7 +17,8 @@ pub(crate) fn to_json(parameters: &Parameters) -> String {
         Parameter::String(value) => Value::from(value.as_str()),
     };
     // A map of serde_json's sorts, so the text is put together here.
-    let entries = parameters.iter().map(|(name, parameter)| format!("{}:{}", Value::from(name.as_str()), value(parameter)));
+    let entries =
+        parameters.iter().map(|(name, parameter)| format!("{}:{}", Value::from(name.as_str()), value(parameter)));
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
@@ -55,7 +56,9 @@ fn value_of(value: &Bound<'_, PyAny>) -> PyResult<Parameter> {
         return value.extract().map(Parameter::String);
     }
     let kind = value.get_type();
-    Err(TritonModelException::new_err(format!("Expect parameters values to have type bool/int/float/str, found type {kind}")))
+    Err(TritonModelException::new_err(format!(
+        "Expect parameters values to have type bool/int/float/str, found type {kind}"
+    )))
 }
 
 /// The files of `load_model`, which are parameters as the repository extension has them.
@@ -80,6 +83,7 @@ pub(crate) fn files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, V
 
 /// A JSON object of texts, for what Python is told once.
 pub(crate) fn object<const N: usize>(entries: [(&str, String); N]) -> String {
-    let entries: Map<String, Value> = entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    let entries: Map<String, Value> =
+        entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
     Value::Object(entries).to_string()
 }

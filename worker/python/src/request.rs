@@ -300,5 +300,7 @@ fn correlation_of(given: Option<&Bound<'_, PyAny>>) -> PyResult<CorrelationId> {
         return checked.map_err(|error| TritonModelException::new_err(error.message));
     }
     let number = given.extract::<u64>();
-    number.map(CorrelationId::Uint).map_err(|_| TritonModelException::new_err("Correlation ID must be integer or string"))
+    number
+        .map(CorrelationId::Uint)
+        .map_err(|_| TritonModelException::new_err("Correlation ID must be integer or string"))
 }

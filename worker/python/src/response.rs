@@ -65,7 +65,8 @@ fn tensors(given: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Tensor>>> {
         if item.is_none() {
             return Err(TritonModelException::new_err("Output tensor for inference response should not be empty."));
         }
-        let wrong = |_| PyTypeError::new_err(format!("output_tensors must be a list of Tensor, not of {}", item.get_type()));
+        let wrong =
+            |_| PyTypeError::new_err(format!("output_tensors must be a list of Tensor, not of {}", item.get_type()));
         item.cast::<Tensor>().map(|tensor| tensor.clone().unbind()).map_err(wrong)
     };
     match given.cast::<PyList>() {

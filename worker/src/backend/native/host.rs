@@ -59,20 +59,20 @@ unsafe extern "C" fn last_error() -> *const c_char {
     foreign::last_error()
 }
 
-/// Information goes to standard output, the rest to standard error: the frontend logs them as such.
+/// Writes to standard error, each line behind the character RS and the letter of its level: the frontend takes them off.
 ///
 /// # Safety
 /// This module's contract.
 unsafe extern "C" fn log(level: i32, message: *const c_char) {
     // SAFETY: the caller's promise.
     let Some(message) = (unsafe { foreign::text(message) }) else { return };
-    // Nobody is there to be told when the streams are closed.
-    let _ = match level {
-        3 => writeln!(std::io::stderr().lock(), "error: {message}"),
-        2 => writeln!(std::io::stderr().lock(), "{message}"),
-        _ => {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{message}").and_then(|()| out.flush())
-        }
+    let letter = match level {
+        2 => 'W',
+        3 => 'E',
+        4 => 'V',
+        _ => 'I',
     };
+    let lines: String = message.lines().map(|line| format!("\u{1e}{letter}{line}\n")).collect();
+    // Nobody is there to be told when the stream is closed.
+    let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }
