@@ -255,7 +255,7 @@ FACTS = [
     "sorted(pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[]).requested_output_names())", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], request_id='r').request_id()",
     "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], correlation_id=5).correlation_id()", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], correlation_id='five').correlation_id()",
     "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], flags=3).flags()", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], timeout=9).timeout()",
-    "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], parameters={'a': 1}).parameters()",
+    "json.loads(pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[], parameters={'a': 1, 'b': 'x', 'c': True}).parameters())",
     "type(request.trace()).__name__", "request.inputs()[0].name()", "isinstance(request, pb_utils.InferenceRequest)", "pb_utils.get_model_dir().split('/')[-2:]",
     "issubclass(pb_utils.TritonModelException, Exception)", "pb_utils.TritonModelException('text')", "str(pb_utils.TritonModelException('text'))",
     "pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)",
