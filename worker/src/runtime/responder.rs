@@ -327,7 +327,7 @@ impl Responder {
     fn stash(&self, reply: Reply) -> Result<Option<Reply>, InferError> {
         let mut reply = Some(reply);
         let request = self.place.1;
-        let stashed = self.shared.wait(|state| {
+        let stashed = self.shared.wait_for_main(|state| {
             let streams = match state.streams(self.place) {
                 Ok(streams) => streams,
                 Err(error) => return Some(Err(error)),
