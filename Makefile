@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -33,6 +33,16 @@ serve: build
 speech: build $(VENV)/ready
 	$(VENV)/bin/python examples/speech/fetch.py
 	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
+
+# The examples of frameworks: each trains a model of the digits in an environment of its own, serves it, and asks for the digits
+# on the held-out pictures. PyTorch as the package index has it is some gigabytes with its CUDA libraries.
+sklearn xgboost pytorch: build python-worker
+	$(PYTHON) -m venv $(TARGET)/venv-$@
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/$@/requirements.txt
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check $(TARGET)/wheels/pharos_worker-*.whl
+	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
+	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
+	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
 # Built together with the others: alone its dependencies would have other features, and be built anew.
 .PHONY: $(TARGET)/release/pharos-worker-scale

@@ -96,6 +96,25 @@ pub(crate) fn get_status(address: SocketAddr, path: &str) -> Result<u16, String>
     read_head(&mut stream, &mut vec![0; HEAD_LIMIT]).map(|(head, _)| head.status)
 }
 
+/// Sends a body of JSON and gives the status and the body of the response.
+///
+/// # Errors
+/// No connection, or no HTTP.
+pub(crate) fn post(address: SocketAddr, path: &str, json: &str) -> Result<(u16, Vec<u8>), String> {
+    let mut stream = open(address).map_err(|error| error.to_string())?;
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{json}",
+        json.len()
+    );
+    stream.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+    let mut buffer = vec![0; HEAD_LIMIT];
+    let (head, filled) = read_head(&mut stream, &mut buffer)?;
+    buffer.resize((head.end + head.body).max(filled), 0);
+    stream.read_exact(&mut buffer[filled..]).map_err(|error| format!("HTTP read: {error}"))?;
+    Ok((head.status, buffer.split_off(head.end)))
+}
+
 fn open(address: SocketAddr) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_nodelay(true)?;

@@ -25,7 +25,12 @@ impl Case {
         let mut cases = Vec::new();
         for workload in Workload::ALL {
             for protocol in Protocol::ALL {
-                let clients: &[usize] = if workload == Workload::Sequences { &[8] } else { &[1, 8] };
+                let clients: &[usize] = match (workload, protocol) {
+                    (Workload::Sequences, _) => &[8],
+                    (Workload::Python(_), Protocol::Http) => &[1, 4, 16],
+                    (Workload::Python(_), Protocol::Grpc) => &[16],
+                    _ => &[1, 8],
+                };
                 cases.extend(clients.iter().map(|clients| Self { workload, protocol, clients: *clients }));
             }
         }
@@ -34,7 +39,7 @@ impl Case {
 
     /// For example `simple/http/8`.
     pub(crate) fn name(&self) -> String {
-        format!("{}/{}/{}", self.workload.model(), self.protocol.name(), self.clients)
+        format!("{}/{}/{}", self.workload.name(), self.protocol.name(), self.clients)
     }
 }
 
@@ -126,6 +131,7 @@ mod tests {
     fn cases_have_names_of_their_own() {
         let names: std::collections::BTreeSet<_> = Case::all().iter().map(Case::name).collect();
         assert!(names.contains("identity_1mib/grpc/8"));
-        assert_eq!(names.len(), 10);
+        assert!(names.contains("python_64kib_batch_8/http/16"));
+        assert_eq!(names.len(), 34);
     }
 }

@@ -4,6 +4,7 @@
 //! wander by more than what is to be seen. Information only; the exit status says whether it could be measured.
 
 mod client;
+mod counter;
 mod echo;
 mod grpc_client;
 mod http_client;
@@ -26,7 +27,7 @@ use clap::Parser;
 use crate::load::{Case, measure};
 use crate::memory::{Memory, memory};
 use crate::models::Scratch;
-use crate::report::{Row, render};
+use crate::report::{Row, render, render_increments};
 use crate::server::{Kind, Programs, Server};
 use crate::workload::Workload;
 
@@ -77,6 +78,19 @@ impl Selection {
         }
         Ok(Self { kinds, cases })
     }
+
+    fn has_python(&self) -> bool {
+        self.cases.iter().any(|case| matches!(case.workload, Workload::Python(_)))
+    }
+
+    /// Leaves out the models in Python, and says why, where this server cannot run them.
+    fn leave_out_python(&mut self, programs: &Programs) {
+        let reason = programs.no_python().filter(|_| self.has_python() && self.kinds.contains(&Kind::Pharos));
+        if let Some(reason) = reason {
+            println!("models in Python: skipped: {reason}");
+            self.cases.retain(|case| !matches!(case.workload, Workload::Python(_)));
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -98,7 +112,8 @@ fn run(options: &Options) -> Result<(), String> {
     if !(0.1..=600.0).contains(&options.seconds) {
         return Err(format!("--seconds {}: allowed are 0.1 to 600", options.seconds));
     }
-    let selection = Selection::parse(&options.only)?;
+    let mut selection = Selection::parse(&options.only)?;
+    selection.leave_out_python(&Programs::find());
     let stop = stop_on_signal()?;
     let scratch = Scratch::new().map_err(|error| format!("the folder for temporary files: {error}"))?;
     let servers = start(&selection, options.skip_triton, &scratch)?;
@@ -107,6 +122,9 @@ fn run(options: &Options) -> Result<(), String> {
     let rows = measure_all(options, &selection.cases, &servers, &stop)?;
     let memories: Option<(Memory, Memory)> = before.zip(pharos.map(memory));
     println!("{}", render(&rows, memories.as_ref()));
+    if selection.has_python() {
+        println!("{}", render_increments(&counter::increments(&servers, options.rounds)?));
+    }
     Ok(())
 }
 
@@ -181,12 +199,14 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
     Ok(rows.into_iter().flatten().filter(is_measured).collect())
 }
 
-/// What metrics cost shows where requests are small; what sequences cost, beside the dynamic batcher of the same server.
+/// What metrics cost shows where requests are small; what sequences cost, beside the dynamic batcher of the same server;
+/// what Python costs, beside Triton's.
 fn is_measured(row: &Row) -> bool {
     match row.case.workload {
         Workload::Simple => true,
         Workload::Identity => row.kind != Kind::Bare,
         Workload::Sequences => row.kind == Kind::Pharos,
+        Workload::Python(_) => matches!(row.kind, Kind::Pharos | Kind::Triton),
     }
 }
 
@@ -203,10 +223,12 @@ mod tests {
 
     #[test]
     fn selections() {
-        check("", 4, 10);
-        check("echo", 1, 10);
+        check("", 4, 34);
+        check("echo", 1, 34);
         check("simple/http", 4, 2);
         check("echo, pharos, grpc/8", 2, 3);
+        check("python", 4, 24);
+        check("python_16mib_batch_8", 4, 4);
         assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
     }
 }

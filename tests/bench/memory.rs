@@ -13,7 +13,7 @@ pub(crate) struct Resident {
     pub(crate) shared: f64,
 }
 
-/// A server and the largest of its child processes.
+/// A server and the largest of its workers for models that are built in.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) frontend: Resident,
@@ -23,8 +23,17 @@ pub(crate) struct Memory {
 /// Reads both.
 pub(crate) fn memory(server: &Server) -> Memory {
     let frontend = resident(server.pid()).unwrap_or_default();
-    let workers = children(server.pid()).into_iter().filter_map(resident);
+    let workers = children(server.pid()).into_iter().filter(|pid| name(*pid) != INTERPRETER).filter_map(resident);
     Memory { frontend, worker: workers.max_by(|left, right| left.total.total_cmp(&right.total)) }
+}
+
+/// What the program of models in Python is called.
+const INTERPRETER: &str = "python";
+
+/// The name of a process's program, without the version behind it; empty for one that is gone.
+fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().trim_end_matches(|end: char| end.is_ascii_digit() || end == '.').to_owned()
 }
 
 fn resident(pid: u32) -> Option<Resident> {
@@ -68,8 +77,10 @@ mod tests {
     fn a_child_is_found() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let found = children(std::process::id());
+        let called = name(child.id());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.contains(&child.id()), "{found:?} has not {}", child.id());
+        assert_eq!(called, "sleep");
     }
 }

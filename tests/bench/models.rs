@@ -1,4 +1,5 @@
-//! The model repositories that are served: the same two models for this server and for Triton's Python backend.
+//! The model repositories that are served: the same models for this server and for Triton's Python backend, two of them
+//! built in here, the others in Python for both.
 
 use std::fs;
 use std::io;
@@ -58,6 +59,50 @@ class TritonPythonModel:
         return responses
 "#;
 
+/// The model of the rows in Python, the same for both servers. Requests of several clients may go in one batch.
+const PYTHON_IDENTITY: &str = r#"backend: "python"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+dynamic_batching { }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"#;
+
+/// The model that measures what an increment costs.
+pub(crate) const COUNTER: &str = "python_counter";
+
+const PYTHON_COUNTER: &str = r#"backend: "python"
+max_batch_size: 0
+input [ { name: "COUNT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "NS" data_type: TYPE_FP64 dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"#;
+
+const COUNTER_PYTHON: &str = r#"import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        kind = pb_utils.MetricFamily.COUNTER
+        self.family = pb_utils.MetricFamily(name="bench_increments", description="Increments", kind=kind)
+        self.metric = self.family.Metric(labels={"model": "counter"})
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+            increment, rounds = self.metric.increment, range(count)
+            begin = time.perf_counter_ns()
+            for _ in rounds:
+                increment(1)
+            took = (time.perf_counter_ns() - begin) / count
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("NS", np.array([took]))]))
+        return responses
+"#;
+
 /// A folder of the benchmark's own, removed with everything in it in the end.
 pub(crate) struct Scratch(PathBuf);
 
@@ -84,7 +129,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Writes the models for this server.
+/// Writes the models for this server that need no Python.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -94,14 +139,27 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
             Workload::Simple => (SIMPLE_TENSORS.to_owned(), "add_sub"),
             Workload::Identity => (IDENTITY_TENSORS.to_owned(), "identity"),
             Workload::Sequences => (sequence_tensors(), "add_sub"),
+            Workload::Python(_) => continue,
         };
         let parameter = format!("parameters {{ key: \"function\" value {{ string_value: \"{function}\" }} }}\n");
-        write_model(repository, workload, &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
+        write_model(repository, workload.model(), &format!("backend: \"builtin\"\n{tensors}{parameter}"))?;
     }
     Ok(())
 }
 
-/// Writes the models for Triton.
+/// Writes the models that are in Python for both servers.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn write_common(repository: &Path) -> io::Result<()> {
+    let models = [("python_identity", PYTHON_IDENTITY, IDENTITY_PYTHON), (COUNTER, PYTHON_COUNTER, COUNTER_PYTHON)];
+    for (name, config, program) in models {
+        fs::write(write_model(repository, name, config)?.join("model.py"), program)?;
+    }
+    Ok(())
+}
+
+/// Writes the models for Triton that are built in here.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -110,20 +168,19 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
         let (tensors, program) = match workload {
             Workload::Simple => (SIMPLE_TENSORS, SIMPLE_PYTHON),
             Workload::Identity => (IDENTITY_TENSORS, IDENTITY_PYTHON),
-            Workload::Sequences => continue,
+            Workload::Sequences | Workload::Python(_) => continue,
         };
         let config = format!("backend: \"python\"\n{tensors}instance_group [ {{ count: 1 kind: KIND_CPU }} ]\n");
-        let version = write_model(repository, workload, &config)?;
+        let version = write_model(repository, workload.model(), &config)?;
         fs::write(version.join("model.py"), program)?;
     }
     Ok(())
 }
 
 /// Writes the configuration; gives the folder of version 1.
-fn write_model(repository: &Path, workload: Workload, config: &str) -> io::Result<PathBuf> {
-    let version = repository.join(workload.model()).join("1");
+fn write_model(repository: &Path, name: &str, config: &str) -> io::Result<PathBuf> {
+    let version = repository.join(name).join("1");
     fs::create_dir_all(&version)?;
-    let text = format!("name: \"{}\"\n{config}", workload.model());
-    fs::write(repository.join(workload.model()).join("config.pbtxt"), text)?;
+    fs::write(repository.join(name).join("config.pbtxt"), format!("name: \"{name}\"\n{config}"))?;
     Ok(version)
 }

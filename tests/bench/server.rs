@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Protocol;
 use crate::http_client::get_status;
-use crate::models::{Scratch, write_builtin, write_python};
+use crate::models::{Scratch, write_builtin, write_common, write_python};
 
 /// A server may take this long to be ready; Triton starts a Python for each model.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -163,6 +163,8 @@ pub(crate) struct Programs {
     peers: PathBuf,
     /// Where that script installs: `PEERS_HOME`, else in the user's cache folder.
     peers_home: PathBuf,
+    /// The interpreter for models in Python: `PHAROS_PYTHON`, else `python3`.
+    python: PathBuf,
 }
 
 impl Programs {
@@ -175,6 +177,7 @@ impl Programs {
             pharos: from("PHAROS_BIN").unwrap_or_else(|| root.join("target/release/pharos")),
             peers: from("PHAROS_PEERS").unwrap_or_else(|| root.join("../shared/peers")),
             peers_home: from("PEERS_HOME").unwrap_or_else(|| cache().unwrap_or_default().join("pharos-peers")),
+            python: from("PHAROS_PYTHON").unwrap_or_else(|| "python3".into()),
         }
     }
 
@@ -195,6 +198,16 @@ impl Programs {
         }
     }
 
+    /// Why models in Python cannot be measured here, if they cannot.
+    pub(crate) fn no_python(&self) -> Option<String> {
+        let name = self.python.display();
+        match Command::new(&self.python).args(["-c", "import pharos_worker"]).stderr(Stdio::null()).status() {
+            Ok(status) if status.success() => None,
+            Ok(_) => Some(format!("{name} has no package pharos-worker: `{name} -m pip install ./worker/python`")),
+            Err(error) => Some(format!("{name}: {error}; PHAROS_PYTHON names an interpreter")),
+        }
+    }
+
     fn command(&self, kind: Kind, ports: Ports, scratch: &Scratch) -> std::io::Result<Command> {
         let models = scratch.path(&format!("{}-models", kind.name()));
         let mut command = match kind {
@@ -208,6 +221,10 @@ impl Programs {
             }
             Kind::Pharos | Kind::Bare => {
                 write_builtin(&models)?;
+                if kind == Kind::Pharos && self.no_python().is_none() {
+                    write_common(&models)?;
+                    command.env("PHAROS_PYTHON", &self.python);
+                }
                 if kind == Kind::Bare {
                     let nothing = scratch.path("no-metrics.yaml");
                     fs::write(&nothing, "mode: prometheus\n")?;
@@ -221,6 +238,7 @@ impl Programs {
             }
             Kind::Triton => {
                 write_python(&models)?;
+                write_common(&models)?;
                 command.arg(models);
                 for (name, port) in [("HTTP", ports.http), ("GRPC", ports.grpc), ("METRICS", ports.metrics)] {
                     command.env(format!("{name}_PORT"), port.to_string());

@@ -30,6 +30,17 @@ pub(crate) enum Workload {
     Identity,
     /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`], which take turns: what a sequence costs.
     Sequences,
+    /// FP32 in, the same out, by a model in Python: what a request and a byte cost there.
+    Python(Rows),
+}
+
+/// The size of a request to the model in Python.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rows {
+    /// Bytes of a row.
+    bytes: usize,
+    /// The request's batch.
+    count: usize,
 }
 
 /// A tensor of a request or of a response.
@@ -42,26 +53,61 @@ pub(crate) struct Tensor {
 
 impl Workload {
     /// All.
-    pub(crate) const ALL: [Self; 3] = [Self::Simple, Self::Identity, Self::Sequences];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Simple,
+        Self::Identity,
+        Self::Sequences,
+        Self::python(64, 1),
+        Self::python(64, 8),
+        Self::python(64 << 10, 1),
+        Self::python(64 << 10, 8),
+        Self::python(16 * MIB, 1),
+        Self::python(16 * MIB, 8),
+    ];
 
-    /// The model's name, also the name of the workload in the report.
+    const fn python(bytes: usize, count: usize) -> Self {
+        Self::Python(Rows { bytes, count })
+    }
+
+    /// The model's name.
     pub(crate) fn model(self) -> &'static str {
         match self {
             Self::Simple => "simple",
             Self::Identity => "identity_1mib",
             Self::Sequences => "sequences_10000",
+            Self::Python(_) => "python_identity",
         }
+    }
+
+    /// The name of the workload in the report: the model's, for the model in Python with the size of a row and the batch.
+    pub(crate) fn name(self) -> String {
+        let Self::Python(Rows { bytes, count }) = self else { return self.model().to_owned() };
+        let size = match bytes {
+            bytes if bytes >= MIB => format!("{}mib", bytes / MIB),
+            bytes if bytes >= 1 << 10 => format!("{}kib", bytes >> 10),
+            bytes => format!("{bytes}b"),
+        };
+        format!("python_{size}_batch_{count}")
+    }
+
+    /// Whether it is about bytes more than about requests.
+    pub(crate) fn is_large(self) -> bool {
+        self.payload() >= 64 << 10
     }
 
     /// Tensor bytes that one request carries in each direction.
     pub(crate) fn payload(self) -> usize {
-        self.inputs().iter().map(|tensor| tensor.data.len()).sum()
+        match self {
+            Self::Python(Rows { bytes, count }) => bytes * count,
+            _ => self.inputs().iter().map(|tensor| tensor.data.len()).sum(),
+        }
     }
 
     fn inputs(self) -> Vec<Tensor> {
         match self {
             Self::Simple | Self::Sequences => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
             Self::Identity => vec![uint8("INPUT0")],
+            Self::Python(rows) => vec![fp32("INPUT0", rows)],
         }
     }
 
@@ -75,6 +121,7 @@ impl Workload {
                 vec![int32("OUTPUT0", &sum), int32("OUTPUT1", &difference)]
             }
             Self::Identity => vec![uint8("OUTPUT0")],
+            Self::Python(rows) => vec![fp32("OUTPUT0", rows)],
         }
     }
 
@@ -168,9 +215,17 @@ fn int32(name: &'static str, values: &[i32]) -> Tensor {
 }
 
 fn uint8(name: &'static str) -> Tensor {
-    // Not all alike, so that a misplaced block cannot pass; a prime period, so that no page equals the next.
-    let data = (0..MIB).map(|position| (position % 251) as u8).collect();
-    Tensor { name, datatype: "UINT8", shape: vec![MIB as i64], data }
+    Tensor { name, datatype: "UINT8", shape: vec![MIB as i64], data: pattern(MIB) }
+}
+
+fn fp32(name: &'static str, Rows { bytes, count }: Rows) -> Tensor {
+    let elements = (bytes / size_of::<f32>()) as i64;
+    Tensor { name, datatype: "FP32", shape: vec![count as i64, elements], data: pattern(bytes * count) }
+}
+
+/// Bytes that are not all alike, so that a misplaced block cannot pass; a prime period, so that no page equals the next.
+fn pattern(length: usize) -> Bytes {
+    (0..length).map(|position| (position % 251) as u8).collect()
 }
 
 fn head(tensor: &Tensor) -> TensorHead {

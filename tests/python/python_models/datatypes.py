@@ -1,0 +1,47 @@
+"""The identity for every datatype: output `O_X` is input `I_X`. `SEEN` says what the model sees of each input."""
+
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def described(tensor):
+    """A tensor as the model sees it."""
+    array = tensor.as_numpy()
+    return [
+        list(tensor.shape()),
+        tensor.is_cpu(),
+        str(array.dtype),
+        list(array.shape),
+        array.flags.c_contiguous,
+        type(array.flat[0]).__name__ if array.size and array.dtype == np.object_ else "",
+    ]
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        """The inputs that there are, as outputs."""
+        tensors = [(tensor.name(), tensor) for tensor in request.inputs()]
+        outputs = [self.passed(name.replace("I_", "O_"), tensor) for name, tensor in tensors]
+        seen = json.dumps({name: self.seen(tensor) for name, tensor in tensors}, sort_keys=True)
+        outputs.append(pb_utils.Tensor("SEEN", np.array([seen.encode()], np.object_)))
+        return pb_utils.InferenceResponse(outputs)
+
+    def passed(self, name, tensor):
+        """The same values under another name; BF16, which numpy has not, without a look at them."""
+        if name == "O_BF16":
+            return pb_utils.Tensor.from_dlpack(name, tensor)
+        return pb_utils.Tensor(name, tensor.as_numpy())
+
+    def seen(self, tensor):
+        """What is seen, or why it cannot be."""
+        try:
+            return described(tensor)
+        except pb_utils.TritonModelException as error:
+            return str(error)

@@ -1,0 +1,126 @@
+"""Serves what scikit-learn has learnt: an estimator or a pipeline in a joblib file (`model.joblib` or `model.pkl`).
+
+One input of numbers (or of texts, for pipelines that take them), a row for each example. An output whose name is that
+of a method (`predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `transform`) is what this method
+gives; any other name stands for `predict`. All requests of a batch go through each method together.
+
+A joblib file is a pickle: loading it runs what it says. Serve only files that you trust.
+"""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pharos_worker.runners import files
+
+ENGINE = None
+"""What computes, for logs and the served configuration; known once a model is loaded."""
+FILES = ("model.joblib", "model.pkl")
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
+
+
+def load(directory, config):
+    """The estimator in a version's directory."""
+    global ENGINE
+    sklearn = files.package("sklearn", "scikit-learn", "a model of scikit-learn")
+    joblib = files.package("joblib", "joblib", "a model of scikit-learn")
+    ENGINE = f"scikit-learn {sklearn.__version__}"
+    path = files.find(directory, config, FILES)
+    try:
+        return joblib.load(path)
+    except Exception as error:
+        # Whatever a pickle's code raises; the text must say which file it was.
+        raise pb_utils.TritonModelException(f"{path} cannot be loaded: {type(error).__name__}: {error}") from None
+
+
+def method_of(name):
+    """The method whose result an output is."""
+    return name if name in METHODS else "predict"
+
+
+def triton_type(dtype):
+    """The name in a configuration of a type of numpy."""
+    if dtype.kind in "OUS":
+        return "TYPE_STRING"
+    return {"b": "TYPE_BOOL", "f": "TYPE_FP", "i": "TYPE_INT", "u": "TYPE_UINT"}[dtype.kind] + (
+        "" if dtype.kind == "b" else str(dtype.itemsize * 8)
+    )
+
+
+def example(estimator):
+    """Two rows of zeros as the estimator takes them."""
+    return np.zeros((2, estimator.n_features_in_), np.float32)
+
+
+class TritonPythonModel:
+    """One instance: an estimator and the methods that its outputs ask for."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        config = auto_complete_model_config.as_dict()
+        estimator = load(pb_utils.get_model_dir(), config)
+        features = getattr(estimator, "n_features_in_", None)
+        if features is None:
+            # A pipeline over texts, for example: how many it takes is known to nobody.
+            return auto_complete_model_config
+        inputs = [{"name": "input", "data_type": "TYPE_FP32", "dims": [int(features)]}]
+        outputs = []
+        for method in ("predict", "predict_proba", "transform"):
+            if hasattr(estimator, method):
+                made = np.asarray(getattr(estimator, method)(example(estimator)))
+                outputs.append(
+                    {"name": method, "data_type": triton_type(made.dtype), "dims": list(made.shape[1:]) or [1]}
+                )
+        return files.complete(auto_complete_model_config, inputs, outputs, 64)
+
+    def initialize(self, args):
+        config = files.configuration(args)
+        self.estimator = load(pb_utils.get_model_dir(), config)
+        self.batched = config.get("max_batch_size", 0) > 0
+        self.inputs = files.names(config, "input")
+        if len(self.inputs) != 1:
+            raise pb_utils.TritonModelException(
+                f"a model of scikit-learn has one input, the configuration {len(self.inputs)}"
+            )
+        self.outputs = {entry["name"]: entry for entry in config["output"]}
+        for name in self.outputs:
+            if not hasattr(self.estimator, method_of(name)):
+                raise pb_utils.TritonModelException(
+                    f"output '{name}': a {type(self.estimator).__name__} has no method '{method_of(name)}'"
+                )
+
+    def execute(self, requests):
+        arrays, sizes = files.rows(requests, self.inputs[0])
+        together = self.readable(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        wanted = {name for request in requests for name in request.requested_output_names()}
+        try:
+            results = {name: self.result(name, together) for name in self.outputs if name in wanted}
+        except ValueError as error:
+            # What the input's values make impossible: as many features as it has, NaN where none may be.
+            if len(requests) > 1:
+                return [self.execute([request])[0] for request in requests]
+            failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+            return [pb_utils.InferenceResponse(error=failure)]
+        ends = np.cumsum(sizes)
+        return [self.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
+
+    def readable(self, values):
+        """Texts as texts; a column of them as the list that vectorizers take."""
+        if values.dtype != np.object_:
+            return values
+        texts = np.array([v.decode() if isinstance(v, bytes) else v for v in values.ravel()], np.object_)
+        return texts if not hasattr(self.estimator, "n_features_in_") else texts.reshape(values.shape)
+
+    def result(self, name, values):
+        """An output for all rows, in the datatype and with the dimensions of the configuration."""
+        made = np.asarray(getattr(self.estimator, method_of(name))(values))
+        entry = self.outputs[name]
+        dtype = np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))
+        made = made if made.dtype == dtype else made.astype(dtype)
+        dims = len(entry["dims"]) + (1 if self.batched else 0)
+        return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
+
+    def part(self, results, begin, end, request):
+        """A request's rows of each output that it asks for."""
+        wanted = request.requested_output_names()
+        tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
+        return pb_utils.InferenceResponse(tensors)

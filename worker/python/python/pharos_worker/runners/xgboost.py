@@ -1,0 +1,114 @@
+"""Serves gradient-boosted trees of XGBoost: `model.json` or `model.ubj`, as `Booster.save_model` writes them.
+
+One input FP32 of rows of features; NaN is a missing value. Outputs by name: `predict`, what the objective gives;
+`margin`, the sum before the objective's transformation; `leaf`, the leaf of each tree; `contributions`, of each feature
+and the bias; any other name stands for `predict`. Parameters of the configuration: `threads` (default 1, so that
+instances do not take each other's cores), `iterations` (`BEGIN:END`, the rounds that are used; default: up to the best
+one, else all).
+"""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pharos_worker.runners import files
+
+ENGINE = None
+"""What computes, for logs and the served configuration; known once a model is loaded."""
+FILES = ("model.json", "model.ubj")
+KINDS = {"margin": {"output_margin": True}, "leaf": {"pred_leaf": True}, "contributions": {"pred_contribs": True}}
+"""Outputs of these names, and what `Booster.predict` is asked for them."""
+
+
+def load(directory, config):
+    """The trees in a version's directory."""
+    global ENGINE
+    xgboost = files.package("xgboost", "xgboost", "a model of XGBoost")
+    ENGINE = f"XGBoost {xgboost.__version__}"
+    path = files.find(directory, config, FILES)
+    booster = xgboost.Booster()
+    try:
+        booster.load_model(path)
+    except xgboost.core.XGBoostError as error:
+        raise pb_utils.TritonModelException(f"{path} cannot be loaded: {first_line(error)}") from None
+    booster.set_param({"nthread": files.number(config, "threads") or 1})
+    return booster
+
+
+def first_line(error):
+    """What an error says, without the library's stack behind it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def iterations(config):
+    """The rounds that are used, `(0, 0)` for the library's own choice."""
+    text = files.parameter(config, "iterations", "0:0")
+    begin, _, end = text.partition(":")
+    if not (begin.isdigit() and end.isdigit()):
+        raise pb_utils.TritonModelException(
+            f"the parameter 'iterations' is '{text}', it must be two numbers as in '0:20'"
+        )
+    return int(begin), int(end)
+
+
+class TritonPythonModel:
+    """One instance: the trees and what is asked of them."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        config = auto_complete_model_config.as_dict()
+        booster = load(pb_utils.get_model_dir(), config)
+        features = booster.num_features()
+        inputs = [{"name": "input", "data_type": "TYPE_FP32", "dims": [features]}]
+        made = booster.inplace_predict(np.zeros((2, features), np.float32))
+        outputs = [{"name": "predict", "data_type": "TYPE_FP32", "dims": list(made.shape[1:]) or [1]}]
+        return files.complete(auto_complete_model_config, inputs, outputs, 64)
+
+    def initialize(self, args):
+        config = files.configuration(args)
+        self.booster = load(pb_utils.get_model_dir(), config)
+        self.rounds = iterations(config)
+        self.batched = config.get("max_batch_size", 0) > 0
+        self.inputs = files.names(config, "input")
+        if len(self.inputs) != 1:
+            raise pb_utils.TritonModelException(
+                f"a model of XGBoost has one input, the configuration {len(self.inputs)}"
+            )
+        self.outputs = {entry["name"]: entry for entry in config["output"]}
+        self.features = self.booster.num_features()
+
+    def execute(self, requests):
+        arrays, sizes = files.rows(requests, self.inputs[0])
+        wrong = [array.shape for array in arrays if array.ndim != 2 or array.shape[1] != self.features]
+        if wrong:
+            text = f"input '{self.inputs[0]}' is {list(wrong[0])}, the trees take rows of {self.features} features"
+            if len(requests) > 1:
+                return [self.execute([request])[0] for request in requests]
+            error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
+            return [pb_utils.InferenceResponse(error=error)]
+        together = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        wanted = {name for request in requests for name in request.requested_output_names()}
+        results = {name: self.result(name, together) for name in self.outputs if name in wanted}
+        ends = np.cumsum(sizes)
+        return [self.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
+
+    def result(self, name, values):
+        """An output for all rows, in the datatype and with the dimensions of the configuration."""
+        values = np.asarray(values, np.float32)
+        if name in KINDS:
+            import xgboost
+
+            matrix = xgboost.DMatrix(values, nthread=1)
+            made = self.booster.predict(matrix, iteration_range=self.rounds, validate_features=False, **KINDS[name])
+        else:
+            made = self.booster.inplace_predict(values, iteration_range=self.rounds, validate_features=False)
+        entry = self.outputs[name]
+        made = made.astype(pb_utils.triton_string_to_numpy(entry["data_type"]), copy=False)
+        dims = len(entry["dims"]) + (1 if self.batched else 0)
+        return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
+
+    def part(self, results, begin, end, request):
+        """A request's rows of each output that it asks for."""
+        wanted = request.requested_output_names()
+        tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
+        return pb_utils.InferenceResponse(tensors)
