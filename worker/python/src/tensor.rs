@@ -74,13 +74,7 @@ impl Tensor {
             .ok_or_else(|| TritonModelException::new_err(format!("NumPy dtype is not supported: {}", dtype(&given))))?;
         let plain = view.plain || datatype == DataType::Bytes;
         let own = if plain { given } else { array::made_plain(&given)? };
-        Ok(Self {
-            name,
-            datatype,
-            shape: view.shape,
-            stored: Stored::Array(own.unbind()),
-            array: PyOnceLock::new(),
-        })
+        Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
     }
 
     /// The elements where the server finds them: those that are in its memory stay there, all others are copied once.
