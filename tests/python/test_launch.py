@@ -319,7 +319,9 @@ def test_auto_complete_that_fails(place):
     place.model("datatype", config=int32, answer=IO)
     place.model("nonsense", write="{")
     place.model("silent", exit=3)
-    place.model("slow", sleep=60)
+    # An interpreter that is a script, which starts the real one and waits for it.
+    script = place.interpreter("script", f'echo $$ > {place.folder}/slow; {sys.executable} "$@"; exit $?')
+    place.model("slow", sleep=60, environment=script)
     with place.server("--backend-config=python,stub-timeout-seconds=6") as server:
         outcome = loaded(server, "error", "smaller", "datatype", "nonsense", "silent", "slow")
         assert {state for state, _ in outcome.values()} == {"UNAVAILABLE"}
@@ -333,6 +335,15 @@ def test_auto_complete_that_fails(place):
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
         assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
         eventually("no process is left", 5, lambda: not server.workers())
+        group = int((place.folder / "slow").read_text())
+
+        def is_gone():
+            try:
+                return os.killpg(group, 0)
+            except ProcessLookupError:
+                return True
+
+        eventually("what the interpreter has started is ended too", 5, is_gone)
 
 
 def test_auto_complete_off(place):
