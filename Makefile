@@ -34,19 +34,25 @@ speech: build $(VENV)/ready
 	$(VENV)/bin/python examples/speech/fetch.py
 	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
 
+# Built together with the others: alone its dependencies would have other features, and be built anew.
+.PHONY: $(TARGET)/release/pharos-worker-scale
+$(TARGET)/release/pharos-worker-scale: tools
+	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
+
 # The examples of backends, where a server of this build looks for them: beside its executable.
 BACKENDS := $(TARGET)/release/backends
-example-backends: build
+example-backends: $(TARGET)/release/pharos-worker-scale
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
-	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
 # What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
+WHEELS := $(TARGET)/wheels
 python-worker: tools $(VENV)/ready
-	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build $(PROFILE) --locked --quiet -m worker/python/Cargo.toml \
-	  -i $(PYO3_PYTHON) -o $(TARGET)/wheels
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(TARGET)/wheels/pharos_worker-*.whl
+	rm -rf $(WHEELS)
+	CARGO=$(abspath worker/python/cargo-together) REAL_CARGO=$(CARGO) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build \
+	  --locked --quiet -m worker/python/Cargo.toml -i $(PYO3_PYTHON) -o $(WHEELS)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(WHEELS)/*.whl
 
 test: test-rust test-clients
 
@@ -62,9 +68,8 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "the clients of tests/requirements.txt cannot be installed: is the Python package index reachable?"; exit 1; }
 	touch $@
 
-test-clients: build python-worker $(VENV)/ready
+test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
-	$(CARGO) build $(PROFILE) --locked -p pharos-worker-scale
 	$(VENV)/bin/python tests/python/prometheus.py
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
 

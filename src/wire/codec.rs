@@ -253,7 +253,7 @@ fields!(Execute { batch, requests, inputs, outputs, released, flags, placements,
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence, details });
-fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced });
+fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced, ragged });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
@@ -468,6 +468,7 @@ mod tests {
                         timeout_us: 3,
                         outputs: vec![1],
                         traced: true,
+                        ragged: vec![(0, vec![1, 3])],
                     })),
                 },
                 BatchRequest::default(),

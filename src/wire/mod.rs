@@ -161,6 +161,8 @@ pub struct Details {
     pub outputs: Vec<u16>,
     /// It is traced.
     pub traced: bool,
+    /// The shapes of its inputs that may be ragged, by position in the configuration: their batch has one dimension.
+    pub ragged: Vec<(u16, Vec<i64>)>,
 }
 
 /// A request as a step of a sequence.

@@ -53,4 +53,5 @@ def config_of(more="", batch=8, backend="testing") -> str:
 
 def server(folder: Path, repository: Path, backends: Path, *options: str) -> Server:
     """A server with a backend directory, which serves what can be loaded."""
-    return Server(folder, [repository], [f"--backend-directory={backends}", "--exit-on-error=false", *options])
+    settings = [f"--backend-directory={backends}", "--exit-on-error=false", "--strict-readiness=false"]
+    return Server(folder, [repository], [*settings, *options])

@@ -134,7 +134,7 @@ def test_the_example_in_c_normalizes(served, protocol):
 
 
 def test_requests_of_a_batch_fail_alone(served):
-    """Sixteen requests at once, every third of which cannot be normalized; the counter counts the rows of the others."""
+    """Many requests at once, every third of which cannot be normalized; the counter counts the rows of the others."""
     before = total(served.scrape(), "RowsNormalized", ModelName="normalize") or total(served.scrape(), "RowsNormalized")
 
     def one(number):
@@ -157,7 +157,8 @@ def test_configuration_of_the_example_is_checked(tmp_path):
     """A wrong parameter and wrong tensors: the index has the library's sentence."""
     good = (EXAMPLE / "models/normalize/config.pbtxt").read_text()
     write(tmp_path / "models", "wrong_number", good.replace('"0.001"', '"little"'))
-    write(tmp_path / "models", "wrong_tensors", good.replace('"OUTPUT" data_type: TYPE_FP32', '"OUTPUT" data_type: TYPE_INT8'))
+    texts = good.replace('"OUTPUT" data_type: TYPE_FP32', '"OUTPUT" data_type: TYPE_INT8')
+    write(tmp_path / "models", "wrong_tensors", texts)
     compile(EXAMPLE / "normalize.c", place(tmp_path / "backends", "normalize"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         reasons = eventually("both are told", 20, lambda: reasons_of(running, 2))
@@ -173,14 +174,25 @@ def reasons_of(running, count: int) -> dict:
 
 
 def test_the_library_is_told_what_it_runs(served):
-    """The context of a load, in the log; structures and functions are of one size on both sides, or it would not load."""
-    line = re.search(r"model plain version 1 instance (\S+) directory (\S+) threads (\d+) name in config 1", log(served))
+    """The context of a load, in the log; structures are of one size on both sides, or it would not load."""
+    pattern = r"model plain version 1 instance (\S+) directory (\S+) threads (\d+) name in config 1"
+    line = re.search(pattern, log(served))
     assert line and line[1].startswith("plain_0") and line[2].endswith("/models/plain/1") and int(line[3]) >= 1
 
 
 def log(server) -> str:
     """All that the server has written."""
     return server.log.read_text(errors="replace")
+
+
+def test_log_lines_have_levels(served):
+    """Information, warning of two lines, error; verbose only if the server's log is."""
+    ask(served, "plain", [[1]], do="log")
+    eventually("the lines are there", 10, lambda: "a level: error" in log(served))
+    lines = re.findall(r" (\w+) (a level: .*) instance=plain_0", log(served))
+    texts = ["information", "warning", "second line", "error"]
+    levels = ["INFO", "WARN", "WARN", "ERROR"]
+    assert lines == [(level, f"a level: {text}") for level, text in zip(levels, texts)]
 
 
 def test_requests_are_seen_as_they_are(served):
@@ -326,7 +338,7 @@ def test_a_client_that_goes_away_is_noticed(served):
 
 @pytest.mark.parametrize("how", ["crash", "segfault", "exit", "hang"])
 def test_a_library_that_ends_or_hangs_costs_its_instance(served, how):
-    """The request fails, a new process takes the place; models of other processes, of the same library, notice nothing."""
+    """The request fails, a new process takes the place; another model of the same library notices nothing."""
     lost = crashes(served, "plain")
     with ThreadPoolExecutor(1) as pool:
         failed = pool.submit(refused, served, "plain", do=how)
@@ -362,13 +374,56 @@ def collect(server, model="many", **options) -> list:
 
 
 def test_any_number_of_responses(served):
-    """Some, with the last one marked or ended by the return; none; more than the credit of a request; an error among them."""
+    """Some, with the last one marked or not; none; more than the credit of a request; an error among them."""
     assert collect(served) == [(0, 0, False), (1, 1, False), (2, 2, True)]
     assert collect(served, count=2, last=0) == [(0, 0, False), (1, 1, False), (None, None, True)]
     assert collect(served, count=0) == [(None, None, True)]
     assert [turn for _, turn, _ in collect(served, count=200)] == list(range(200))
     with_error = collect(served, count=3, error_at=1)
     assert with_error[0] == (0, 0, False) and "not this one" in with_error[1] and with_error[2] == (2, 2, True)
+
+
+def test_requests_that_a_library_answers_later(served):
+    """Threads answer when the batch is over, each request with a shape of its own, from inputs that are kept; the
+    instance takes other batches meanwhile."""
+    values = [np.arange(4.0 * (1 + number)).reshape(1 + number, 4) for number in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        later = [pool.submit(ask, served, "plain", rows, ["OUT"], do="detach") for rows in values * 4]
+        others = [pool.submit(answers, served) for _ in range(20)]
+        for rows, answer in zip(values * 4, later):
+            assert answer.result().as_numpy("OUT").tolist() == rows.sum(1, keepdims=True).tolist()
+            assert answer.result().get_response()["parameters"] == {"turn": 0}
+        assert all(answer.result() for answer in others)
+    assert ask(served, "whole", [1, 2, 3], ["OUT"], do="detach").as_numpy("OUT").tolist() == [6]
+    assert refused(served, "plain", do="detach_and_fail") == "not today"
+    assert "let go of the request without answering it" in refused(served, "plain", do="detach_and_forget")
+    assert answers(served) and "sent twice" not in log(served)
+
+
+def test_responses_that_come_later(served):
+    """Those of a decoupled model, more than the credit of a request; a client that goes away is noticed."""
+    assert collect(served, do="detach", count=3) == [(1, 0, False), (2, 1, False), (3, 2, True)]
+    assert [turn for _, turn, _ in collect(served, do="detach", count=150)] == list(range(150))
+    assert "not today" in collect(served, do="detach_and_fail")[0]
+    with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
+        found = queue.Queue()
+        client.start_stream(lambda result, error: found.put(result))
+        options = {"do": "detach", "count": 100_000_000}
+        client.async_stream_infer("many", request(tritonclient.grpc, [[1]]), parameters=options)
+        found.get(timeout=10)
+        client.stop_stream(cancel_requests=True)
+    eventually("the thread sees that it has gone", 10, lambda: "the thread sees: cancelled" in log(served))
+    assert collect(served, count=1) == [(0, 0, True)]
+
+
+def test_details_are_told_to_who_wants_them(served):
+    """Correlation id as number and text, priority, time limit."""
+    with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
+        inputs, options = request(tritonclient.grpc, [[1]]), {"parameters": {"do": "details"}}
+        details = lambda **more: client.infer("plain", inputs, **options, **more).get_response().parameters["details"]
+        assert details().string_param == "0|(number)|0|0"
+        assert details(sequence_id=77, timeout=5_000_000).string_param == "77|(number)|0|5000000"
+        assert details(sequence_id="Zoë's").string_param == "0|Zoë's|0|0"
 
 
 def test_metrics_of_a_library(served):
@@ -409,7 +464,7 @@ NO_BACKENDS = {
     "half": (HALF, "has no function pharos_backend_create, pharos_backend_execute"),
     "undefined": (UNDEFINED, "cannot be loaded: undefined symbol: not_there"),
     "foreign": (None, "is made for aarch64, this server runs on x86-64"),
-    "cut": (None, "cannot be loaded: "),
+    "cut": (None, "is cut off: it has 1000 bytes and should have "),
     "text": (None, "is no shared library (no ELF file)"),
 }
 """Libraries that are no backends, and how the sentence about them ends."""
@@ -453,7 +508,7 @@ def test_a_worker_of_ones_own(tmp_path):
     """The example in Rust: a program on the worker's library, with a backend more."""
     program = binary().with_name("pharos-worker-scale")
     if not program.exists():
-        pytest.skip(f"{program} is not built: cargo build --release -p pharos-worker-scale")
+        pytest.skip(f"{program} is not built: make example-backends")
     models = ROOT / "examples/backend_rust/models"
     (tmp_path / "backends/scale").mkdir(parents=True)
     os.symlink(program, tmp_path / "backends/scale/pharos-worker-scale")

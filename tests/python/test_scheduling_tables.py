@@ -11,6 +11,9 @@ from triton_differences import SCHEDULING_DIFFERENCES, SCHEDULING_RACES
 
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]
+AGAIN = 2
+"""How often a row is tried again alone that came out otherwise: its batches depend on milliseconds, which a busy machine
+takes from some of all rows at once. A scheduler that is wrong is wrong each time."""
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +29,19 @@ def recorded():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_row(ours, recorded, name):
+def test_row(ours, recorded, name, tmp_path):
     """It is as it was on a real Triton, or as `SCHEDULING_DIFFERENCES` promises."""
     promised = {}
     for difference in SCHEDULING_DIFFERENCES:
         promised |= difference.rows.get(name, {})
     expected = [facts | promised for facts in recorded[name]]
-    assert ours[name] == expected[0] or ours[name] in expected[1:]
+    outcome = ours[name]
+    for attempt in range(AGAIN):
+        if outcome in expected:
+            break
+        row = [row for row in ROWS if row.name == name]
+        outcome = scheduling.run_ours(row, tmp_path / str(attempt))[name]
+    assert outcome == expected[0] or outcome in expected[1:]
 
 
 def test_every_row_is_recorded_and_every_difference_is_one(recorded):

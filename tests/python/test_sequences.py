@@ -501,12 +501,12 @@ def test_ten_thousand_open_sequences(sequences, grpc):
         assert asyncio.run(steps(first, {"sequence_start": True}, 1)) == {1}
         return resident(sequences.process.pid) - before
 
-    # As many before, so that what requests need for themselves is there. What the allocator takes for threads is in one of
-    # the two counts at most.
+    # As many before, so that what requests need for themselves is there. What the allocator takes for threads, or gives back
+    # of what others needed, may be in one of the two counts.
     assert asyncio.run(steps(1, {"sequence_start": True, "sequence_end": True}, 1)) == {1}
     taken = [open_from(1), open_from(1 + count)]
-    print(f"{[bytes_ // count for bytes_ in taken]} bytes for each open sequence")
-    assert 0 < min(taken) < 2048 * count
+    print(f"{[size // count for size in taken]} bytes for each open sequence")
+    assert 0 < sum(taken) < 2048 * 2 * count
     assert gauge(sequences, "pharos_sequences", "many", state="active") == 2 * count
     assert gauge(sequences, "pharos_sequence_slots_used", "many") == 2 * count
     for first in (1, 1 + count):

@@ -213,6 +213,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/load.rs", "functions that the library calls while it loads a model"),
     ("worker/src/backend/native/metrics.rs", "functions that the library records metrics with"),
     ("worker/src/backend/native/outputs.rs", "functions that the library answers with"),
+    ("worker/src/backend/native/responses.rs", "responses that the library makes, and requests that it answers later"),
+    ("worker/src/backend/native/slots.rs", "what the library is handed and gives back"),
     ("worker/src/backend/native/running.rs", "a batch that is lent to the library while it executes it"),
     ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),

@@ -11,13 +11,14 @@
  *     pharos_backend_destroy        when the instance stops
  *     pharos_backend_sequence_ended (optional) a sequence is over without its last step
  *     pharos_backend_engine         (optional) what computes, with its version, for logs
+ *     pharos_backend_wants          (optional) what it can do, and wants to be told
  *
  * and is given a table of functions to ask for inputs and to make outputs: pharos_host. Build it with
  *
  *     cc -std=c11 -O2 -shared -fPIC -I DIRECTORY_OF_THIS_FILE -o libpharos_NAME.so backend.c
  *
  * Threads. The server calls the library from one thread, one call at a time. The library may call functions of
- * pharos_host from any of its threads; those that take a batch, outputs or a response only while
+ * pharos_host from any of its threads; those that take a batch or outputs, and a response of such, only while
  * pharos_backend_execute runs (later calls fail and do no harm). What is answered is in the order of the calls. A
  * child of fork() may call none of them.
  *
@@ -111,7 +112,7 @@ enum {
 };
 
 /* Levels of log lines. */
-enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3 };
+enum { PHAROS_LOG_INFO = 1, PHAROS_LOG_WARNING = 2, PHAROS_LOG_ERROR = 3, PHAROS_LOG_VERBOSE = 4 };
 
 /* For whom a sample of a metric is, in place of a request's position. */
 enum {
@@ -124,7 +125,9 @@ enum {
 typedef struct pharos_host pharos_host;
 typedef struct pharos_batch pharos_batch;       /* valid until pharos_backend_execute returns */
 typedef struct pharos_outputs pharos_outputs;   /* the same */
-typedef struct pharos_response pharos_response; /* until it is sent or dropped, or pharos_backend_execute returns */
+typedef struct pharos_response pharos_response; /* until it is sent or dropped; see response_begin, responder_begin */
+typedef struct pharos_responder pharos_responder; /* until responder_drop */
+typedef struct pharos_kept pharos_kept;         /* until release_input */
 typedef struct pharos_metrics pharos_metrics;   /* until pharos_backend_destroy returns, as what comes of it */
 typedef struct pharos_metric pharos_metric;
 typedef struct pharos_series pharos_series;
@@ -178,6 +181,11 @@ typedef struct pharos_request {
     int32_t in_sequence;   /* 1: it is a step of a sequence. 0 for all in a model without; else: it only fills a row */
     int32_t sequence_start;
     int32_t sequence_end;
+    /* If pharos_backend_wants says PHAROS_WANTS_DETAILS, else 0 and NULL: */
+    uint64_t correlation_id;      /* the client's number of the sequence; 0: none, or a text */
+    const char *correlation_text; /* the client's text in its place; else NULL */
+    uint64_t priority;            /* 0: the model's default */
+    uint64_t timeout_us;          /* microseconds that the client lets it wait; 0: no limit */
 } pharos_request;
 
 /* A parameter of a request or response. The server's: valid until pharos_backend_execute returns. */
@@ -223,7 +231,8 @@ struct pharos_host {
     /* The reason why the last call of this thread failed that did. Valid until another one of this thread fails. */
     const char *(*last_error)(void);
 
-    /* Writes a line into the server's log, under the instance's name. */
+    /* Writes a line into the server's log, or several, under the instance's name. What the library prints is there as
+       well: standard output as information, standard error as warnings. */
     void (*log)(int32_t level, const char *message);
 
     /* -- in pharos_backend_create -------------------------------------------------------------------------------- */
@@ -321,8 +330,8 @@ struct pharos_host {
     /* Gives it up unsent. */
     void (*response_drop)(pharos_response *response);
 
-    /* Ends the responses to a request without another one. Requests that are not ended when pharos_backend_execute
-       returns are ended then. */
+    /* Ends the responses to a request without another one. Requests that are neither ended nor detached when
+       pharos_backend_execute returns are ended then. */
     pharos_code (*finish)(pharos_outputs *outputs, size_t request);
 
     /* -- metrics, at any time ------------------------------------------------------------------------------------ */
@@ -348,6 +357,37 @@ struct pharos_host {
 
     /* Sends what is gathered. The server does so itself after the load and after each batch. */
     pharos_code (*metrics_flush)(pharos_metrics *metrics);
+
+    /* -- requests that the library answers by itself, also after pharos_backend_execute, from any thread --------- */
+
+    /* Takes the answers to a request into the library's own hands; outputs over the batch are not for it. The
+       instance takes its next batch meanwhile. If the batch fails as a whole, so does the request.
+       PHAROS_INVALID_ARG: no such request, or a response is open. PHAROS_INTERNAL: it was detached before, or the
+       model has states. */
+    pharos_code (*detach)(pharos_outputs *outputs, size_t request, pharos_responder **responder);
+
+    /* Begins a response: the only one, or, in a decoupled model, one of any number. Several may be open. It is
+       filled as one of response_begin; response_send waits for a client that has read too little of the earlier
+       ones, and gives PHAROS_CANCELLED when nobody waits for it any more. */
+    pharos_code (*responder_begin)(pharos_responder *responder, pharos_response **response);
+
+    /* Ends the responses with an error. One that has ended already has no place for it. */
+    pharos_code (*responder_fail)(pharos_responder *responder, pharos_code code, const char *message);
+
+    /* Ends the responses of a decoupled model without another one. PHAROS_INTERNAL: it has had its last. */
+    pharos_code (*responder_finish)(pharos_responder *responder);
+
+    /* 1 if nobody waits for the request any more. */
+    int32_t (*responder_is_cancelled)(pharos_responder *responder);
+
+    /* Gives it back, always and once. A request that has not had its last response fails. */
+    void (*responder_drop)(pharos_responder *responder);
+
+    /* Keeps the input at a position of the batch, of all its requests, until release_input: `*data` is where it is
+       then (elsewhere than pharos_input.data if it is in memory of a client). Kept inputs take room that later
+       batches need. */
+    pharos_code (*keep_input)(const pharos_batch *batch, size_t position, const void **data, pharos_kept **kept);
+    void (*release_input)(pharos_kept *kept);
 };
 
 /* ---- The library's functions ----------------------------------------------------------------------------------- */
@@ -363,11 +403,20 @@ PHAROS_EXPORT pharos_code pharos_backend_create(const pharos_context *context, v
    error. */
 PHAROS_EXPORT pharos_code pharos_backend_execute(void *instance, const pharos_batch *batch, pharos_outputs *outputs);
 
-/* Frees the instance. */
+/* Frees the instance. When it returns, no thread of the library may call functions of pharos_host any more; requests
+   that were detached and not answered fail. */
 PHAROS_EXPORT void pharos_backend_destroy(void *instance);
 
 /* Optional. A sequence is over without a step with sequence_end: its client has gone, or was silent for too long. */
 PHAROS_EXPORT void pharos_backend_sequence_ended(void *instance, uint64_t sequence_key);
+
+/* Optional. The sum of what holds of
+   PHAROS_WANTS_DETAILS: requests shall say their correlation ids, priorities and time limits.
+   PHAROS_BEARS_CHANGES: inputs, and memory for outputs, may be a client's own shared memory, without a copy, which
+   the client may change at any moment and which is aligned to nothing in particular. Nothing may be decided twice
+   from the same bytes of it. */
+enum { PHAROS_WANTS_DETAILS = 1, PHAROS_BEARS_CHANGES = 2 };
+PHAROS_EXPORT uint32_t pharos_backend_wants(void);
 
 /* Optional. What computes, with its version: "normalize 1.0". The text lives as long as the library. */
 PHAROS_EXPORT const char *pharos_backend_engine(void);

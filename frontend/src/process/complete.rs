@@ -14,8 +14,9 @@ use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
 use tokio::process::Child;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tracing::Level;
 
-use super::{cannot_start, command, read_line, why_not_started};
+use super::{cannot_start, command, leveled, read_line, why_not_started};
 use crate::launch::Launch;
 
 /// The longest answer.
@@ -115,9 +116,11 @@ fn forward(
         let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
         while let Ok(true) = read_line(&mut reader, &mut line).await {
             let text = String::from_utf8_lossy(&line);
-            match is_error {
-                true => tracing::warn!(target: "worker", %model, "auto-complete: {}", text.trim_end()),
-                false => tracing::info!(target: "worker", %model, "auto-complete: {}", text.trim_end()),
+            match leveled(text.trim_end()) {
+                (Level::ERROR, text) => tracing::error!(target: "worker", %model, "auto-complete: {text}"),
+                (Level::DEBUG, text) => tracing::debug!(target: "worker", %model, "auto-complete: {text}"),
+                (Level::WARN, text) if is_error => tracing::warn!(target: "worker", %model, "auto-complete: {text}"),
+                (_, text) => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
             }
         }
     }))

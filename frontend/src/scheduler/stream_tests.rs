@@ -33,9 +33,13 @@ struct World {
 }
 
 async fn world() -> World {
+    world_of(CONFIG).await
+}
+
+async fn world_of(config: &str) -> World {
     let cache = Cache::new(Catalog::shipped(), Settings::new("h"));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-    let draft = Draft::from_text(CONFIG, "config.pbtxt").unwrap();
+    let draft = Draft::from_text(config, "config.pbtxt").unwrap();
     let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
     cache.model_decoupled(&series);
     let settings = (settings::of(&config), None);
@@ -56,11 +60,16 @@ async fn world() -> World {
 
 impl World {
     fn ask(&self) -> Responses {
+        let (request, checked) = self.request();
+        self.driver.stream(request, checked)
+    }
+
+    fn request(&self) -> (InferRequest, Checked) {
         let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data: vec![1].into() };
         let inputs = vec![InferInput { name: "IN".into(), tensor }];
         let mut request = InferRequest { id: "q".into(), inputs, ..InferRequest::default() };
         let checked = self.driver.config.check(&mut request).unwrap();
-        self.driver.stream(request, checked)
+        (request, checked)
     }
 
     /// What the worker has been sent since it was asked last.
@@ -83,6 +92,12 @@ impl World {
 
     fn done(&self, batch: u64, error: Option<WireError>) {
         let done = Done { error, ..done(batch) };
+        self.driver.batch_done(INSTANCE, &self.link, done);
+    }
+
+    /// The first request of a batch goes on.
+    fn open(&self, batch: u64) {
+        let done = Done { open: vec![0], ..done(batch) };
         self.driver.batch_done(INSTANCE, &self.link, done);
     }
 
@@ -255,4 +270,65 @@ async fn a_batch_that_fails_ends_its_streams() {
     assert!(next(&mut responses).await.unwrap().answer.is_ok());
     let end = next(&mut responses).await.unwrap();
     assert_eq!((end.last, end.answer.unwrap_err().message), (true, "no".to_owned()));
+}
+
+#[tokio::test]
+async fn a_request_goes_on_while_the_instance_executes_others() {
+    let mut world = world().await;
+    let mut first = world.ask();
+    world.open(0);
+    assert_eq!((world.driver.unanswered(), world.driver.is_executing(INSTANCE)), (1, true));
+    assert_eq!(world.driver.executing_since(INSTANCE), None, "the instance is free");
+    let second = world.ask();
+    let executed = |frame: &ToWorker| matches!(frame, ToWorker::Execute(_));
+    assert_eq!(world.sent().iter().filter(|frame| executed(frame)).count(), 2);
+    world.open(1);
+    world.say(response()).unwrap();
+    assert!(next(&mut first).await.unwrap().answer.is_ok());
+    drop(second);
+    let told = world.sent();
+    assert!(told.contains(&ToWorker::GivenUp(1, 0)), "{told:?}");
+    world.say(last()).unwrap();
+    assert!(next(&mut first).await.unwrap().last);
+    assert!(next(&mut first).await.is_none());
+    world.say(wire::Response { batch: 1, ..last() }).unwrap();
+    assert_eq!((world.driver.unanswered(), world.driver.is_executing(INSTANCE)), (0, false));
+    // It is known no more.
+    world.say(last()).unwrap();
+    let statistics = world.statistics();
+    let inferences = &statistics.inference_stats;
+    // That its reader had gone does not make what the model has answered to the end a failure.
+    assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (2, 0, 2));
+}
+
+#[tokio::test]
+async fn the_one_answer_of_a_request_may_come_after_its_batch() {
+    let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
+    let (request, checked) = world.request();
+    let driver = world.driver.clone();
+    let answer = tokio::spawn(async move { driver.infer(request, checked).await });
+    while world.driver.unanswered() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(world.say(wire::Response { last: true, ..response() }).is_err(), "its batch is executed");
+    world.open(0);
+    world.say(wire::Response { last: true, ..response() }).unwrap();
+    let answer = answer.await.unwrap().unwrap();
+    assert_eq!((answer.id.as_str(), answer.outputs.len()), ("q", 1));
+    assert_eq!(world.driver.unanswered(), 0);
+    let statistics = world.statistics();
+    assert_eq!((statistics.inference_stats.success.count, statistics.execution_count), (1, 1));
+}
+
+#[tokio::test]
+async fn what_goes_on_is_lost_with_its_instance() {
+    let world = world().await;
+    let mut responses = world.ask();
+    world.open(0);
+    world.say(response()).unwrap();
+    world.driver.instance_lost(INSTANCE);
+    assert!(next(&mut responses).await.unwrap().answer.is_ok());
+    let end = next(&mut responses).await.unwrap();
+    assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
+    assert_eq!(world.driver.unanswered(), 0);
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
-use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling};
+use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec};
 use pharos::tensor::{DataType, element_count};
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 
@@ -273,7 +273,18 @@ fn details_of(config: &ModelConfig, part: &Part) -> Details {
         timeout_us: request.timeout_us,
         outputs: outputs.collect(),
         traced: request.traced.is_some(),
+        ragged: ragged(config, request),
     }
+}
+
+/// The shapes of a request's inputs that may be ragged, as the model sees them.
+fn ragged(config: &ModelConfig, request: &InferRequest) -> Vec<(u16, Vec<i64>)> {
+    let inputs = (0..).zip(&config.inputs).filter(|(_, spec)| config.batches() && spec.allow_ragged_batch);
+    let shape = |(position, spec): (u16, &TensorSpec)| {
+        let input = request.inputs.get(index_of(request, &spec.name)?)?;
+        Some((position, spec.backend_shape(&input.tensor.shape, true)))
+    };
+    inputs.filter_map(shape).collect()
 }
 
 /// The steps of a batch's requests; none for a model without sequences.

@@ -30,12 +30,17 @@ uint32_t pharos_backend_abi_version(void)
     return PHAROS_BACKEND_ABI_VERSION;
 }
 
+uint32_t pharos_backend_wants(void)
+{
+    return PHAROS_WANTS_DETAILS;
+}
+
 /* Whether the two sides agree about the structures that the server fills. */
 static int sizes_agree(const pharos_context *context)
 {
     const pharos_tensor *input = context->host->config_input(context, 0);
     return context->size == sizeof(pharos_context) && context->host->size == sizeof(pharos_host) &&
-           PHAROS_HAS(context->host, metrics_flush) && input && input->size == sizeof(pharos_tensor);
+           PHAROS_HAS(context->host, release_input) && input && input->size == sizeof(pharos_tensor);
 }
 
 static pharos_series *series(instance *self, int32_t kind, const char *name, const char *dimension, const char *value)
@@ -231,6 +236,29 @@ static pharos_code describe(instance *self, const pharos_batch *batch, pharos_ou
     return PHAROS_OK;
 }
 
+/* A line of each level. */
+static pharos_code write_log(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    self->host->log(PHAROS_LOG_INFO, "a level: information");
+    self->host->log(PHAROS_LOG_WARNING, "a level: warning\na level: second line");
+    self->host->log(PHAROS_LOG_ERROR, "a level: error");
+    self->host->log(PHAROS_LOG_VERBOSE, "a level: verbose");
+    return identity(self, batch, outputs);
+}
+
+/* What a client says of a request besides its tensors. */
+static pharos_code describe_details(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_request *request = self->host->request(batch, 0);
+    char text[300];
+    snprintf(text, sizeof text, "%" PRIu64 "|%s|%" PRIu64 "|%" PRIu64, request->correlation_id,
+             request->correlation_text ? request->correlation_text : "(number)", request->priority,
+             request->timeout_us);
+    pharos_parameter parameter = pharos_text("details", text);
+    self->host->set_parameter(outputs, 0, &parameter);
+    return identity(self, batch, outputs);
+}
+
 /* Calls of everything with nothing. The process must live. */
 static pharos_code call_with_null(const pharos_host *host)
 {
@@ -267,6 +295,14 @@ static pharos_code call_with_null(const pharos_host *host)
     good += host->metric_series(NULL, NULL, 0, NULL) == PHAROS_OK;
     good += host->add_or_update(NULL, 0, 0) == PHAROS_OK;
     good += host->metrics_flush(NULL) == PHAROS_OK;
+    good += host->detach(NULL, 0, NULL) == PHAROS_OK;
+    good += host->responder_begin(NULL, NULL) == PHAROS_OK;
+    good += host->responder_fail(NULL, 0, NULL) == PHAROS_OK;
+    good += host->responder_finish(NULL) == PHAROS_OK;
+    good += host->responder_is_cancelled(NULL) != 0;
+    host->responder_drop(NULL);
+    good += host->keep_input(NULL, 0, NULL, NULL) == PHAROS_OK;
+    host->release_input(NULL);
     host->log(77, NULL);
     return good == 0 ? PHAROS_OK : PHAROS_UNKNOWN;
 }
@@ -285,6 +321,100 @@ static void *use_later(void *given)
     snprintf(text, sizeof text, "later: %d %zu %s", code, requests, self->host->last_error());
     self->host->log(PHAROS_LOG_WARNING, text);
     return NULL;
+}
+
+/* A request that a thread answers when its batch is over, and what it answers from. */
+typedef struct {
+    const pharos_host *host;
+    pharos_responder *responder;
+    pharos_kept *kept;
+    const float *values;
+    int64_t rows, width, count;
+    int batches, fails;
+} task_of_thread;
+
+/* The sums of the rows, `count` times, each time one more. */
+static void *answer_later(void *given)
+{
+    task_of_thread *task = given;
+    const pharos_host *host = task->host;
+    struct timespec wait = {0, 50 * 1000 * 1000};
+    nanosleep(&wait, NULL);
+    for (int64_t turn = 0; turn < task->count && !task->fails; turn++) {
+        int64_t shape[2] = {task->rows, 1};
+        pharos_output output = pharos_output_of(0, PHAROS_FP32, shape, task->batches ? 2 : 1);
+        pharos_response *response;
+        void *data;
+        if (host->responder_begin(task->responder, &response) != PHAROS_OK ||
+            host->response_allocate(response, &output, &data) != PHAROS_OK ||
+            host->response_allocate(response, &output, &data) != PHAROS_ALREADY_EXISTS ||
+            host->response_allocate(response, &output, NULL) != PHAROS_INVALID_ARG) {
+            host->log(PHAROS_LOG_ERROR, host->last_error());
+            break;
+        }
+        host->response_drop(response);
+        if (host->responder_begin(task->responder, &response) || host->response_allocate(response, &output, &data))
+            break;
+        for (int64_t row = 0; row < task->rows; row++) {
+            ((float *)data)[row] = (float)turn;
+            for (int64_t at = 0; at < task->width; at++)
+                ((float *)data)[row] += task->values[row * task->width + at];
+        }
+        pharos_parameter parameter = pharos_int("turn", turn);
+        host->response_set_parameter(response, &parameter);
+        pharos_code code = host->response_send(response, turn + 1 == task->count);
+        if (code == PHAROS_CANCELLED || host->responder_is_cancelled(task->responder))
+            host->log(PHAROS_LOG_INFO, "the thread sees: cancelled");
+        if (code != PHAROS_OK)
+            break;
+        if (host->response_send(response, 0) == PHAROS_OK)
+            host->log(PHAROS_LOG_ERROR, "a response was sent twice");
+    }
+    if (task->fails)
+        host->responder_fail(task->responder, PHAROS_UNAVAILABLE, "not today");
+    host->release_input(task->kept);
+    host->release_input(task->kept);
+    host->responder_drop(task->responder);
+    host->responder_drop(task->responder);
+    free(task);
+    return NULL;
+}
+
+/* Has threads answer the requests; `detach_and_forget` lets go of them. */
+static pharos_code detach(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    const pharos_host *host = self->host;
+    const pharos_input *input = host->input(batch, 0);
+    int64_t width = input->rank > 1 ? input->shape[1] : input->shape[0], row = 0;
+    for (size_t at = 0; at < host->request_count(batch); at++) {
+        task_of_thread *task = calloc(1, sizeof *task);
+        pharos_responder *again;
+        const void *data;
+        pthread_t thread;
+        pharos_code code = host->detach(outputs, at, &task->responder);
+        if (code != PHAROS_OK)
+            return code;
+        if (host->detach(outputs, at, &again) == PHAROS_OK)
+            return host->fail_batch(outputs, PHAROS_INTERNAL, "a request was detached twice");
+        if (strcmp(how, "detach_and_forget") == 0) {
+            host->responder_drop(task->responder);
+            free(task);
+            continue;
+        }
+        if ((code = host->keep_input(batch, 0, &data, &task->kept)) != PHAROS_OK)
+            return code;
+        task->host = host;
+        task->batches = self->max_batch_size > 0;
+        task->rows = task->batches ? host->request(batch, at)->rows : 1;
+        task->width = width;
+        task->values = (const float *)data + row * width;
+        task->count = self->decoupled ? number(self, batch, "count", 3) : 1;
+        task->fails = strcmp(how, "detach_and_fail") == 0;
+        row += task->rows;
+        pthread_create(&thread, NULL, answer_later, task);
+        pthread_detach(thread);
+    }
+    return PHAROS_OK;
 }
 
 /* `count` responses to each request in turn, with a parameter, an error at `error_at`; the last one ends it, or the
@@ -417,6 +547,8 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
     instance *self = created;
     const char *how = task(self, batch);
     pharos_code code;
+    if (strncmp(how, "detach", 6) == 0)
+        return detach(self, how, batch, outputs);
     if (self->decoupled)
         return respond(self, batch, outputs);
     misbehave(how);
@@ -426,6 +558,10 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
         return answer_badly(self, how, batch, outputs);
     if (strcmp(how, "describe") == 0)
         return describe(self, batch, outputs);
+    if (strcmp(how, "log") == 0)
+        return write_log(self, batch, outputs);
+    if (strcmp(how, "details") == 0)
+        return describe_details(self, batch, outputs);
     if (strcmp(how, "record") == 0)
         return record(self, batch, outputs);
     if (strcmp(how, "negative_fails") == 0)

@@ -49,9 +49,10 @@ impl Answer {
         self.responder.place()
     }
 
-    /// Whether nothing was sent so far.
-    pub(crate) fn is_open(&self) -> bool {
-        self.state.load(Ordering::Acquire) == OPEN
+    /// Whether an error may still end it: one of a model with a single response has it already when that is sent.
+    pub(crate) fn may_fail(&self) -> bool {
+        let state = self.state.load(Ordering::Acquire);
+        if self.model.config.decoupled { state < CLOSED } else { state == OPEN }
     }
 
     /// Ends the request with an error, unless it has ended.

@@ -35,6 +35,7 @@ pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
 
 /// Adds the functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }
 
@@ -109,12 +110,11 @@ impl Backend for PythonModel {
             let result = self.executed(py, &requests);
             outputs.computed();
             self.leave_a_fork();
+            let result = result.map_err(Failure::from);
             let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
-            if let Err(error) = result {
-                error::log(py, &error);
-                let message = self.model.failed(&error::shortened(py, &error));
-                let error = InferError::new(ErrorCode::Internal, Reason::Backend, message);
-                answers.iter().filter(|answer| answer.is_open()).for_each(|answer| answer.fail(error.clone()));
+            if let Err(failure) = result {
+                let error = failed(&self.model, &failure.tell(py));
+                answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
             }
             self.rescheduled = answers.into_iter().filter(|answer| answer.is_let_go()).collect();
             Ok(())
@@ -130,7 +130,7 @@ impl PythonModel {
             return Ok(returned);
         }
         let decoupled = self.model.config.decoupled;
-        self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled))
+        self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled, requests))
     }
 
     /// Sends what `execute` returned.
@@ -139,10 +139,10 @@ impl PythonModel {
         returned: &Bound<'_, PyAny>,
         requests: &Bound<'_, PyList>,
         (answers, outputs): (&[Arc<Answer>], &mut Outputs<'_>),
-    ) -> PyResult<()> {
-        let wrong = |text: String| Err(TritonModelException::new_err(text));
+    ) -> Result<(), Failure> {
+        let wrong = |text: String| Err(Failure::Wrong(text));
         if returned.is_none() {
-            return batch::reschedule(requests, answers, outputs);
+            return Ok(batch::reschedule(requests, answers, outputs)?);
         }
         if self.model.config.decoupled {
             let name = &self.model.config.name;
@@ -178,7 +178,7 @@ impl PythonModel {
             };
             answer.respond(response.py(), response.get())?;
         }
-        batch::reschedule(requests, answers, outputs)
+        Ok(batch::reschedule(requests, answers, outputs)?)
     }
 
     /// Ends a process that `execute` has forked and not ended: the connection to the server is the parent's.
@@ -186,6 +186,55 @@ impl PythonModel {
         if std::process::id() != self.process {
             eprintln!("a process forked by the model has come back from execute; it ends here");
             std::process::exit(0);
+        }
+    }
+}
+
+/// The error of every request of a batch.
+fn failed(model: &Model, message: &str) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Backend, model.failed(message))
+}
+
+/// Ends requests with an exception that has come after `execute` has returned.
+#[pyfunction]
+fn fail(py: Python<'_>, requests: &Bound<'_, PyList>, error: Bound<'_, PyAny>) -> PyResult<()> {
+    let error = PyErr::from_value(error);
+    error::log(py, &error);
+    let told = failed(model()?, &error::shortened(py, &error));
+    for request in requests.iter() {
+        if let Ok(request) = request.cast::<InferenceRequest>() {
+            request.get().fail(&told);
+        }
+    }
+    Ok(())
+}
+
+/// Why a batch has no answers.
+enum Failure {
+    /// The model has raised an exception.
+    Raised(PyErr),
+    /// It has returned something else than it should.
+    Wrong(String),
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+impl Failure {
+    /// Tells the log all of it, and gives what the client is told.
+    fn tell(self, py: Python<'_>) -> String {
+        match self {
+            Self::Raised(error) => {
+                error::log(py, &error);
+                error::shortened(py, &error)
+            }
+            Self::Wrong(text) => {
+                eprintln!("{text}");
+                text
+            }
         }
     }
 }

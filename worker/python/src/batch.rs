@@ -93,6 +93,9 @@ fn is_given(model: &Model, input: &Input<'_>) -> bool {
 /// The shape of each request's part of an input, and where it is.
 fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<(Vec<i64>, Range<usize>)>, InferError> {
     let whole = || (input.shape.to_vec(), 0..input.data.len());
+    if let Some(shapes) = ragged(model, batch, input) {
+        return cut_ragged(input, shapes);
+    }
     let rows: Vec<u64> = batch.requests.iter().map(|request| u64::from(request.rows)).collect();
     let all = rows.iter().sum::<u64>();
     if !model.config.batches() || input.shape.first().is_none_or(|first| u64::try_from(*first) != Ok(all)) {
@@ -113,6 +116,32 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<(Vec
         (shape, start..end)
     };
     Ok(starts.zip(ends.iter().copied()).zip(&rows).map(part).collect())
+}
+
+/// The shapes of each request's part of an input that may be ragged; `None` for any other.
+fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec<i64>>> {
+    let spec = model.config.inputs.get(input.index)?;
+    if !model.config.batches() || !spec.allow_ragged_batch {
+        return None;
+    }
+    let shape = |request: &pharos::wire::BatchRequest| {
+        let mut ragged = request.details.as_ref()?.ragged.iter();
+        ragged.find(|(position, _)| usize::from(*position) == input.index).map(|(_, shape)| shape.clone())
+    };
+    batch.requests.iter().map(shape).collect()
+}
+
+/// The parts of an input whose requests have these shapes.
+fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<(Vec<i64>, Range<usize>)>, InferError> {
+    let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
+    let ends = match input.datatype {
+        DataType::Bytes => cut::text_ends(input.data, counts.iter().sum(), &counts),
+        _ => Some(cut::fixed_ends(input.data.len(), &counts)),
+    };
+    let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shapes", input.name));
+    let ends = ends.ok_or_else(wrong)?;
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    Ok(shapes.into_iter().zip(starts.zip(ends.iter().copied()).map(|(start, end)| start..end)).collect())
 }
 
 /// Has the server execute those requests once more for which the model has asked that.

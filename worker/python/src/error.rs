@@ -45,10 +45,6 @@ impl TritonError {
         let reason = if code == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
         InferError::new(code, reason, self.message.clone())
     }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.message
-    }
 }
 
 #[pymethods]
@@ -130,7 +126,8 @@ fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     while !next.is_none() {
         let code = next.getattr("tb_frame")?.getattr("f_code")?;
         let file = code.getattr("co_filename")?.cast_into::<PyString>()?.to_string_lossy().into_owned();
-        if own.is_empty() || !file.starts_with(&own) {
+        // Neither this package nor what imports modules.
+        if !(file.starts_with("<frozen ") || !own.is_empty() && file.starts_with(&own)) {
             let (line, name) = (next.getattr("tb_lineno")?, code.getattr("co_name")?);
             places.push(format!("  {file}({line}): {name}\n"));
         }

@@ -32,6 +32,17 @@ fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
+/// The metrics of this process.
+///
+/// # Errors
+/// It is a fork, or runs no model.
+fn metrics() -> PyResult<&'static backend::Metrics> {
+    if is_forked() {
+        return Err(TritonModelException::new_err("a process that the model has forked cannot record metrics"));
+    }
+    Ok(model()?.runtime.metrics())
+}
+
 fn kind_of(name: &str) -> PyResult<Kind> {
     let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
     let wrong =
@@ -47,14 +58,14 @@ fn refused(error: &backend::MetricError) -> PyErr {
 #[pyfunction]
 fn add_metric(name: &str, unit: &str, dimensions: Vec<String>, kind: &str) -> PyResult<Recorder> {
     let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
-    let metric = model()?.runtime.metrics().add_metric(name, unit, &dimensions, kind_of(kind)?);
+    let metric = metrics()?.add_metric(name, unit, &dimensions, kind_of(kind)?);
     metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
 }
 
 /// A metric that is defined already.
 #[pyfunction]
 fn get_metric(name: &str, kind: &str) -> PyResult<Recorder> {
-    let metric = model()?.runtime.metrics().get_metric(name, kind_of(kind)?);
+    let metric = metrics()?.get_metric(name, kind_of(kind)?);
     metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
 }
 
@@ -72,15 +83,15 @@ fn own_series(
     let (name, description) = (name.to_owned(), description.to_owned());
     let metric = backend::Described { name, kind, description, buckets, dimensions };
     let values: Vec<&str> = values.iter().map(String::as_str).collect();
-    let series = model()?.runtime.metrics().own_series(&metric, &values).map_err(|error| refused(&error))?;
+    let series = metrics()?.own_series(&metric, &values).map_err(|error| refused(&error))?;
     Ok(Series { series, kind, value: AtomicU64::new(0f64.to_bits()) })
 }
 
 /// Sends what is gathered.
 #[pyfunction]
 fn flush(py: Python<'_>) -> PyResult<()> {
-    let model = model()?;
-    py.detach(|| model.runtime.metrics().flush());
+    let metrics = metrics()?;
+    py.detach(|| metrics.flush());
     Ok(())
 }
 

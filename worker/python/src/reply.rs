@@ -3,8 +3,10 @@
 use pharos_worker::backend::{Reply, ReplyOutput};
 use pyo3::prelude::*;
 
+use crate::error::TritonModelException;
 use crate::model::Model;
 use crate::response::InferenceResponse;
+use crate::tensor::Tensor;
 
 /// A response with the outputs that the client asks for: others that the model gives are left out, as are tensors that the
 /// configuration has no output for.
@@ -23,8 +25,24 @@ pub(crate) fn of(py: Python<'_>, model: &Model, wanted: &[u16], response: &Infer
         if !wanted.is_empty() && !wanted.iter().any(|wanted| usize::from(*wanted) == output) {
             continue;
         }
+        check(model, output, tensor, &outputs)?;
         let content = tensor.content(py, &model.runtime)?;
         outputs.push(ReplyOutput { output, datatype: tensor.datatype(), shape: tensor.shape().to_vec(), content });
     }
     Ok(Reply { outputs, parameters, error: None })
+}
+
+/// Whether the server would take an output: else it would take the worker for a broken one.
+fn check(model: &Model, output: usize, tensor: &Tensor, before: &[ReplyOutput]) -> PyResult<()> {
+    let name = tensor.name();
+    let expected = model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
+    if tensor.datatype() != expected {
+        let given = tensor.datatype();
+        let text = format!("output '{name}' is {given}, the configuration says {expected}");
+        return Err(TritonModelException::new_err(text));
+    }
+    if before.iter().any(|before| before.output == output) {
+        return Err(TritonModelException::new_err(format!("the response has the output '{name}' twice")));
+    }
+    Ok(())
 }

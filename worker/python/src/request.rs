@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameters;
 use pyo3::exceptions::PyTypeError;
@@ -115,6 +116,13 @@ impl InferenceRequest {
 
     fn answer(&self) -> Option<Arc<Answer>> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends it with an error, if it may still have one.
+    pub(crate) fn fail(&self, error: &InferError) {
+        if let Some(answer) = self.answer().filter(|answer| answer.may_fail()) {
+            answer.fail(error.clone());
+        }
     }
 
     /// The input of this name.

@@ -57,13 +57,6 @@ impl InferenceResponse {
     fn py_parameters(&self) -> String {
         parameters::to_json(&self.parameters)
     }
-
-    fn __repr__(&self, py: Python<'_>) -> String {
-        match &self.error {
-            Some(error) => format!("<InferenceResponse error '{}'>", error.bind(py).get().text()),
-            None => format!("<InferenceResponse of {} tensors>", self.tensors.len()),
-        }
-    }
 }
 
 /// The tensors of a list or another iterable.

@@ -60,7 +60,6 @@ impl Tensor {
     }
 
     fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = given.py();
         if name.is_empty() {
             return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
         }
@@ -71,7 +70,7 @@ impl Tensor {
         let given = given.clone();
         let view = array::view(&given)?;
         let datatype = datatype::of_numpy(view.kind, view.size)
-            .ok_or_else(|| TritonModelException::new_err(format!("NumPy dtype is not supported: {}", dtype(&given))))?;
+            .ok_or_else(|| TritonModelException::new_err("NumPy dtype is not supported."))?;
         let plain = view.plain || datatype == DataType::Bytes;
         let own = if plain { given } else { array::made_plain(&given)? };
         Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
@@ -116,11 +115,6 @@ impl Tensor {
             Stored::Foreign(_) => array::numpy(py, "from_dlpack")?.call1((slf,)),
         }
     }
-}
-
-/// The array's type in numpy's words.
-fn dtype(array: &Bound<'_, PyAny>) -> String {
-    array.getattr("dtype").map_or_else(|_| "unknown".to_owned(), |dtype| dtype.to_string())
 }
 
 /// Memory of the server's for an output.

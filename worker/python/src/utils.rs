@@ -32,11 +32,16 @@ fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) ->
     Ok(None)
 }
 
-/// Loads a model, or loads it again. `files` are in place of its own: `{"config": "JSON", "file:1/model.onnx": b"..."}`.
+/// Loads a model, or loads it again. `config` is a configuration in JSON in place of its own, and `files` are in place of its
+/// files: `{"file:1/model.onnx": b"..."}`.
 #[pyfunction]
-#[pyo3(signature = (model_name, files = None))]
-fn load_model(py: Python<'_>, model_name: &str, files: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    call::load(py, model_name, parameters::files(files)?)
+#[pyo3(signature = (model_name, config = "", files = None))]
+fn load_model(py: Python<'_>, model_name: &str, config: &str, files: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let mut files = parameters::files(files)?;
+    if !config.is_empty() {
+        files.push(("config".to_owned(), config.as_bytes().to_vec()));
+    }
+    call::load(py, model_name, files)
 }
 
 /// Unloads a model.

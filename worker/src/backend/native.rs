@@ -10,7 +10,9 @@ mod library;
 mod load;
 mod metrics;
 mod outputs;
+mod responses;
 mod running;
+mod slots;
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -60,7 +62,7 @@ pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backe
         return Err(load.failure(code));
     }
     let engine = functions.engine.clone().unwrap_or_else(|| library::name(path));
-    let handle = Box::new(Handle::new(context.config));
+    let handle = Box::new(Handle::new(context.config, context.runtime));
     Ok(Box::new(Native { functions, instance, handle, _metrics: metrics, engine }))
 }
 
@@ -72,6 +74,14 @@ impl Backend for Native {
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         // SAFETY: this module's contract; the handle is that of this batch.
         self.handle.run(batch, outputs, |handle| unsafe { (self.functions.execute)(self.instance, handle, handle) })
+    }
+
+    fn wants_details(&self) -> bool {
+        self.functions.wants & abi::WANTS_DETAILS != 0
+    }
+
+    fn bears_changes(&self) -> bool {
+        self.functions.wants & abi::BEARS_CHANGES != 0
     }
 
     fn sequence_ended(&mut self, key: u64) {

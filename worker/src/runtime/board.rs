@@ -108,6 +108,22 @@ impl Shared {
         }
     }
 
+    /// As [`Shared::wait`], for what the main thread does and no frame brings: who read the socket meanwhile would not see it.
+    pub(super) fn wait_for_main<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        let mut state = self.board.lock();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Some(found);
+            }
+            if state.closed.is_some() {
+                return None;
+            }
+            state.waiting += 1;
+            state = self.board.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+    }
+
     /// Takes what has come, without waiting.
     pub(super) fn poll(&self) {
         let mut state = self.board.lock();

@@ -272,13 +272,20 @@ impl Responder {
     }
 
     /// Sends a response; more may follow if it is not the last. For a model that is not decoupled the first is the last.
-    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent.
+    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent. Of an output
+    /// that is there twice the first counts, as in Triton.
     ///
     /// # Errors
     /// [`InferError::cancelled`] when nobody waits for the request any more, it has had its last response, or there is no
     /// memory for it.
-    pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
+    pub fn respond(&self, mut reply: Reply, last: bool) -> Result<(), InferError> {
         let output_start = clock::now();
+        let mut seen = Vec::new();
+        reply.outputs.retain(|output| {
+            let new = !seen.contains(&output.output);
+            seen.push(output.output);
+            new
+        });
         let last = last || !self.decoupled;
         let ends_only = last && reply.error.is_some();
         if self.decoupled && !ends_only {
@@ -320,7 +327,7 @@ impl Responder {
     fn stash(&self, reply: Reply) -> Result<Option<Reply>, InferError> {
         let mut reply = Some(reply);
         let request = self.place.1;
-        let stashed = self.shared.wait(|state| {
+        let stashed = self.shared.wait_for_main(|state| {
             let streams = match state.streams(self.place) {
                 Ok(streams) => streams,
                 Err(error) => return Some(Err(error)),

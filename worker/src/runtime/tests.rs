@@ -23,6 +23,9 @@ use crate::wire::split;
 
 const BYTES: u64 = 1 << 20;
 
+/// Between the execution of a batch and its end: long enough for a test to do something there.
+const PAUSE: Duration = Duration::from_millis(60);
+
 /// What the backend does with each request.
 #[derive(Clone, Copy)]
 enum What {
@@ -117,6 +120,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
         while let Ok(Some(frame)) = main.0.receive() {
             let ToWorker::Execute(execute) = frame else { break };
             let Executed { done, kept, .. } = instance.execute(&execute);
+            thread::sleep(PAUSE);
             sender.send(&ToFrontend::Done(done)).unwrap();
             drop(kept);
             main.0.batch_announced(execute.batch);
@@ -215,6 +219,18 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         assert_eq!((response.batch, response.last), (2, true));
         assert!(response.error.unwrap().message.contains("let go of the request"));
     }
+}
+
+#[test]
+fn an_answer_between_a_batch_and_its_end_leaves_after_it_without_a_further_frame() {
+    let mut frontend = start(What::Keep, false);
+    frontend.execute(1, b"x");
+    let (responder, input) = frontend.kept.recv().unwrap();
+    thread::sleep(PAUSE / 2);
+    let sender = thread::spawn(move || responder.respond(passed_on(&input), true));
+    assert_eq!(frontend.done().open, [0]);
+    assert_eq!(frontend.response().outputs.len(), 1);
+    sender.join().unwrap().unwrap();
 }
 
 #[test]

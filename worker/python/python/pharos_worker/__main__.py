@@ -4,6 +4,7 @@
     python3 -m pharos_worker --auto-complete OUT.json     with a description of the model on standard input
 """
 
+import os
 import signal
 import sys
 
@@ -15,8 +16,15 @@ def _print_lines_at_once():
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
+def _forget_the_working_directory():
+    """`-m` puts it first where modules are looked for: what lies where the server was started is not the model's."""
+    if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath("."):
+        del sys.path[0]
+
+
 def main():
     _print_lines_at_once()
+    _forget_the_working_directory()
     # Ctrl-C is the server's affair: it lets requests end before it ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if len(sys.argv) == 3 and sys.argv[1] == "--auto-complete":

@@ -44,7 +44,7 @@ def complete(described):
 def shortened(error):
     """An exception's type, text and places in the model, innermost first, as requests get it from the native part."""
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((own, "<frozen "))]
     places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
     text = f"{type(error).__name__}: {error}"
     return f"{text}\n\nAt:\n{places}" if places else text

@@ -1,6 +1,7 @@
 """`pb_utils.MetricFamily`: metrics with a description and labels of the model's own, shown with the server's."""
 
 import enum
+import re
 
 from pharos_worker import _native
 
@@ -9,6 +10,11 @@ class MetricKind(enum.IntEnum):
     COUNTER = 0
     GAUGE = 1
     HISTOGRAM = 2
+
+
+_NAME = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
+# The kind of each family of this process.
+_KINDS = {}
 
 
 class MetricFamily:
@@ -24,6 +30,14 @@ class MetricFamily:
             if not isinstance(value, str):
                 raise TypeError(f"the {what} of a MetricFamily must be a str, not {type(value).__name__}")
         self.name, self.description, self.kind = name, description, MetricKind(kind)
+        if not _NAME.fullmatch(name):
+            raise _native.TritonModelException(
+                f"Error when creating MetricFamily: '{name}' is no name of a metric: letters, digits, '_' and ':' only"
+            )
+        if _KINDS.setdefault(name, self.kind) is not self.kind:
+            raise _native.TritonModelException(
+                f"Error when creating MetricFamily: '{name}' is a {_KINDS[name].name.lower()} already"
+            )
 
     def Metric(self, labels=None, buckets=None):  # noqa: N802 (Triton's name)
         """The series with these labels; a histogram needs the upper ends of its buckets, ascending."""

@@ -10,9 +10,8 @@ import platform
 import re
 import sys
 import threading
-import traceback
 
-from pharos_worker import _native, logger
+from pharos_worker import _native
 
 # What runs the models of a backend that has no model.py of its own: a class of the same form.
 RUNNERS = {
@@ -52,15 +51,15 @@ class Loaded:
         self.engine = engine
         self._loop = Loop()
 
-    def settle(self, returned, decoupled):
+    def settle(self, returned, decoupled, requests):
         """What `execute` returned, if that is no list: waits for a coroutine, or leaves it to the loop if the model is
-        decoupled."""
+        decoupled. An exception then ends the requests that have not ended."""
         if not asyncio.iscoroutine(returned):
             return returned
         future = self._loop.start(returned)
         if not decoupled:
             return future.result()
-        future.add_done_callback(_tell_failure)
+        future.add_done_callback(lambda done: _tell_failure(done, requests))
         return None
 
     def finalize(self):
@@ -69,10 +68,9 @@ class Loaded:
             self.instance.finalize()
 
 
-def _tell_failure(future):
+def _tell_failure(future, requests):
     if not future.cancelled() and future.exception() is not None:
-        error = future.exception()
-        logger.whole("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        _native.fail(requests, future.exception())
 
 
 def load(described):

@@ -7,9 +7,12 @@ use std::ffi::{c_char, c_void};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
+use super::super::Received;
 use super::load::Load;
 use super::metrics::{MetricHandle, MetricsHandle, SeriesHandle};
-use super::running::{Handle, Responding};
+use super::responses::{Detached, Responding};
+use super::running::Handle;
+use super::slots::Slot;
 
 /// `PHAROS_BACKEND_ABI_VERSION`.
 pub(super) const VERSION: u32 = 1;
@@ -90,6 +93,10 @@ pub(super) struct Request {
     pub(super) in_sequence: i32,
     pub(super) sequence_start: i32,
     pub(super) sequence_end: i32,
+    pub(super) correlation_id: u64,
+    pub(super) correlation_text: *const c_char,
+    pub(super) priority: u64,
+    pub(super) timeout_us: u64,
 }
 
 /// `pharos_parameter`.
@@ -171,6 +178,14 @@ pub(super) struct Host {
     pub(super) metric_series: host_fn!((*const MetricHandle, *const *const c_char, usize, *mut *const SeriesHandle) -> Code),
     pub(super) add_or_update: host_fn!((*const SeriesHandle, f64, i64) -> Code),
     pub(super) metrics_flush: host_fn!((*const MetricsHandle) -> Code),
+    pub(super) detach: host_fn!((*const Handle, usize, *mut *const Detached) -> Code),
+    pub(super) responder_begin: host_fn!((*const Detached, *mut *const Responding) -> Code),
+    pub(super) responder_fail: host_fn!((*const Detached, Code, *const c_char) -> Code),
+    pub(super) responder_finish: host_fn!((*const Detached) -> Code),
+    pub(super) responder_is_cancelled: host_fn!((*const Detached) -> i32),
+    pub(super) responder_drop: host_fn!((*const Detached)),
+    pub(super) keep_input: host_fn!((*const Handle, usize, *mut *const c_void, *mut *const Slot<Received>) -> Code),
+    pub(super) release_input: host_fn!((*const Slot<Received>)),
 }
 
 // What a library exports. A C++ exception that leaves it ends the process in place of being undefined.
@@ -185,5 +200,11 @@ pub(super) type Execute = unsafe extern "C-unwind" fn(*mut c_void, *const Handle
 pub(super) type Destroy = unsafe extern "C-unwind" fn(*mut c_void);
 /// `pharos_backend_sequence_ended`.
 pub(super) type SequenceEnded = unsafe extern "C-unwind" fn(*mut c_void, u64);
+/// `pharos_backend_wants`.
+pub(super) type Wants = unsafe extern "C-unwind" fn() -> u32;
+/// `PHAROS_WANTS_DETAILS`.
+pub(super) const WANTS_DETAILS: u32 = 1;
+/// `PHAROS_BEARS_CHANGES`.
+pub(super) const BEARS_CHANGES: u32 = 2;
 /// `pharos_backend_engine`.
 pub(super) type Engine = unsafe extern "C-unwind" fn() -> *const c_char;

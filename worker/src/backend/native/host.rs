@@ -6,7 +6,7 @@ use std::ffi::c_char;
 use std::io::Write;
 
 use super::abi::Host;
-use super::{foreign, load, metrics, outputs, running};
+use super::{foreign, load, metrics, outputs, responses, running};
 
 /// `pharos_host`.
 pub(super) static HOST: Host = Host {
@@ -33,38 +33,46 @@ pub(super) static HOST: Host = Host {
     reschedule: outputs::reschedule,
     inputs_ready: outputs::inputs_ready,
     computed: outputs::computed,
-    response_begin: outputs::response_begin,
-    response_allocate: outputs::response_allocate,
-    response_set_parameter: outputs::response_set_parameter,
-    response_send: outputs::response_send,
-    response_send_error: outputs::response_send_error,
-    response_drop: outputs::response_drop,
+    response_begin: responses::response_begin,
+    response_allocate: responses::response_allocate,
+    response_set_parameter: responses::response_set_parameter,
+    response_send: responses::response_send,
+    response_send_error: responses::response_send_error,
+    response_drop: responses::response_drop,
     finish: outputs::finish,
     metric_add: metrics::metric_add,
     metric_get: metrics::metric_get,
     metric_series: metrics::metric_series,
     add_or_update: metrics::add_or_update,
     metrics_flush: metrics::metrics_flush,
+    detach: responses::detach,
+    responder_begin: responses::responder_begin,
+    responder_fail: responses::responder_fail,
+    responder_finish: responses::responder_finish,
+    responder_is_cancelled: responses::responder_is_cancelled,
+    responder_drop: responses::responder_drop,
+    keep_input: running::keep_input,
+    release_input: running::release_input,
 };
 
 unsafe extern "C" fn last_error() -> *const c_char {
     foreign::last_error()
 }
 
-/// Information goes to standard output, the rest to standard error: the frontend logs them as such.
+/// Writes to standard error, each line behind the character RS and the letter of its level: the frontend takes them off.
 ///
 /// # Safety
 /// This module's contract.
 unsafe extern "C" fn log(level: i32, message: *const c_char) {
     // SAFETY: the caller's promise.
     let Some(message) = (unsafe { foreign::text(message) }) else { return };
-    // Nobody is there to be told when the streams are closed.
-    let _ = match level {
-        3 => writeln!(std::io::stderr().lock(), "error: {message}"),
-        2 => writeln!(std::io::stderr().lock(), "{message}"),
-        _ => {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{message}").and_then(|()| out.flush())
-        }
+    let letter = match level {
+        2 => 'W',
+        3 => 'E',
+        4 => 'V',
+        _ => 'I',
     };
+    let lines: String = message.lines().map(|line| format!("\u{1e}{letter}{line}\n")).collect();
+    // Nobody is there to be told when the stream is closed.
+    let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }

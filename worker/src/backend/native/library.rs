@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::abi;
@@ -18,6 +19,8 @@ pub(super) struct Functions {
     pub(super) execute: abi::Execute,
     pub(super) destroy: abi::Destroy,
     pub(super) sequence_ended: Option<abi::SequenceEnded>,
+    /// What it says that it wants, in bits.
+    pub(super) wants: u32,
     /// What computes, as the library says.
     pub(super) engine: Option<String>,
 }
@@ -43,12 +46,13 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
         ));
     }
     // SAFETY: the types are those of the header of this version.
-    let (create, execute, destroy, sequence_ended, engine) = unsafe {
+    let (create, execute, destroy, sequence_ended, wants, engine) = unsafe {
         (
             library.function::<abi::Create>(c"pharos_backend_create"),
             library.function::<abi::Execute>(c"pharos_backend_execute"),
             library.function::<abi::Destroy>(c"pharos_backend_destroy"),
             library.function::<abi::SequenceEnded>(c"pharos_backend_sequence_ended"),
+            library.function::<abi::Wants>(c"pharos_backend_wants"),
             library.function::<abi::Engine>(c"pharos_backend_engine"),
         )
     };
@@ -59,7 +63,9 @@ pub(super) fn open(path: &Path) -> Result<Functions, String> {
     };
     // SAFETY: the header asks for a text that lives as long as the library; null is caught.
     let engine = engine.and_then(|engine| unsafe { super::foreign::text(engine()) });
-    Ok(Functions { create, execute, destroy, sequence_ended, engine })
+    // SAFETY: it takes nothing.
+    let wants = wants.map_or(0, |wants| unsafe { wants() });
+    Ok(Functions { create, execute, destroy, sequence_ended, wants, engine })
 }
 
 /// A library of the process.
@@ -102,7 +108,37 @@ fn check_file(path: &Path) -> Result<(), String> {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be read: {error}"),
     })?;
-    check_header(&header, own.as_deref().unwrap_or(&header))
+    check_header(&header, own.as_deref().unwrap_or(&header))?;
+    check_length(path)
+}
+
+/// What a file of 64 bits and of this byte order should have at least, by its program header; the loader would end the
+/// process where it is shorter. ELF-64 Object File Format, version 1.5: figures 2 and 6.
+fn check_length(path: &Path) -> Result<(), String> {
+    let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
+    let file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_err(unreadable)?.len();
+    let read = |at: u64, bytes: usize| {
+        let mut value = [0; 8];
+        let found = value.get_mut(..bytes).map(|value| file.read_exact_at(value, at));
+        matches!(found, Some(Ok(()))).then(|| u64::from_le_bytes(value))
+    };
+    if read(4, 2) != Some(0x0102) {
+        return Ok(());
+    }
+    let needed = || {
+        let (start, size, count) = (read(32, 8)?, read(54, 2)?, read(56, 2)?);
+        let end = |entry: u64| {
+            let entry = start.checked_add(entry * size)?;
+            read(entry.checked_add(8)?, 8)?.checked_add(read(entry.checked_add(32)?, 8)?)
+        };
+        (0..count).try_fold(64, |longest, entry| end(entry).map(|end| longest.max(end)))
+    };
+    match needed() {
+        Some(needed) if needed <= length => Ok(()),
+        Some(needed) => Err(format!("is cut off: it has {length} bytes and should have {needed} or more")),
+        None => Err(format!("is cut off: it has {length} bytes, not even a whole header")),
+    }
 }
 
 /// The first bytes of a file, as far as they say what it is for.

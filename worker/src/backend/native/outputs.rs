@@ -1,4 +1,4 @@
-//! What a library makes of a batch: outputs, errors, responses of decoupled models.
+//! What a library makes of a batch: outputs and errors.
 //!
 //! Contract for `unsafe`: that of `running`, and the header's for pointers that are passed in.
 
@@ -8,17 +8,17 @@ use std::ptr;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::tensor::{DataType, byte_size, element_count, format_shape};
 
-use super::super::{Response, run_error};
+use super::super::run_error;
 use super::abi::{self, Code, Output, Parameter};
 use super::foreign::{list, misuse, parameter, put, sized, text};
-use super::running::{Handle, Names, Responding, Running, act};
+use super::running::{Handle, Names, Running, act};
 
 /// An output that is to be made, as far as it can be made.
-struct Wanted<'a> {
-    index: usize,
-    datatype: DataType,
-    shape: &'a [i64],
-    bytes: usize,
+pub(super) struct Wanted<'a> {
+    pub(super) index: usize,
+    pub(super) datatype: DataType,
+    pub(super) shape: &'a [i64],
+    pub(super) bytes: usize,
 }
 
 /// Reads and checks what a library wants to make.
@@ -28,7 +28,7 @@ struct Wanted<'a> {
 ///
 /// # Errors
 /// There is no such output, or it cannot be like that.
-unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<Wanted<'a>, InferError> {
+pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<Wanted<'a>, InferError> {
     // SAFETY: the caller's promise.
     let output = unsafe { sized(output, "output") }?;
     let Some((name, configured)) = names.outputs.get(output.index) else {
@@ -60,14 +60,19 @@ unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<Wanted<'a>,
 ///
 /// # Errors
 /// It was before.
-fn once(allocated: &mut Vec<usize>, output: usize, names: &Names) -> Result<(), InferError> {
-    if !allocated.contains(&output) {
-        allocated.push(output);
-        return Ok(());
+pub(super) fn once(allocated: &mut Vec<usize>, output: usize, names: &Names) -> Result<(), InferError> {
+    if allocated.contains(&output) {
+        return Err(allocated_before(output, names));
     }
+    allocated.push(output);
+    Ok(())
+}
+
+/// The error of an output that is allocated a second time.
+pub(super) fn allocated_before(output: usize, names: &Names) -> InferError {
     let name = names.outputs.get(output).map_or("", |(name, _)| name.as_str());
     let text = format!("output '{name}' is allocated already");
-    Err(InferError::new(ErrorCode::AlreadyExists, Reason::Backend, text))
+    InferError::new(ErrorCode::AlreadyExists, Reason::Backend, text)
 }
 
 /// # Safety
@@ -112,7 +117,7 @@ pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) 
 ///
 /// # Safety
 /// This module's contract.
-unsafe fn described(code: Code, message: *const c_char) -> Result<InferError, InferError> {
+pub(super) unsafe fn described(code: Code, message: *const c_char) -> Result<InferError, InferError> {
     // SAFETY: the caller's promise.
     let message = unsafe { text(message) };
     abi::error_of(code, message.unwrap_or_else(|| "the backend gave no reason".to_owned()))
@@ -197,119 +202,6 @@ pub(super) unsafe extern "C" fn computed(outputs: *const Handle) {
             Ok(())
         })
     };
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_begin(
-    outputs: *const Handle,
-    request: usize,
-    response: *mut *const Responding,
-) -> Code {
-    let begin = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
-        unsafe { put(response, ptr::null()) }?;
-        let position = running.position(request)?;
-        // SAFETY: the response goes into `open`.
-        let made = unsafe { running.outputs_for_response() }?.response(position)?;
-        running.open = Some(made);
-        running.allocated_in_response.clear();
-        // SAFETY: as above.
-        unsafe { put(response, outputs.cast()) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { act(outputs, begin) }
-}
-
-/// Does something with the response that is open.
-///
-/// # Safety
-/// This module's contract.
-unsafe fn respond(
-    response: *const Responding,
-    action: impl FnOnce(&mut Running, &Names) -> Result<(), InferError>,
-) -> Code {
-    // SAFETY: the caller's promise; a response is its batch's handle.
-    unsafe { act(response.cast::<Handle>(), action) }
-}
-
-fn no_response() -> InferError {
-    misuse("no response is open: it was sent or dropped")
-}
-
-fn open(running: &mut Running) -> Result<&mut Response<'static, 'static>, InferError> {
-    running.open.as_mut().ok_or_else(no_response)
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_allocate(
-    response: *const Responding,
-    output: *const Output,
-    data: *mut *mut c_void,
-) -> Code {
-    let make = |running: &mut Running, names: &Names| {
-        // SAFETY: the caller's promise.
-        unsafe { put(data, ptr::null_mut()) }?;
-        // SAFETY: as above.
-        let wanted = unsafe { wanted(names, output) }?;
-        open(running)?;
-        once(&mut running.allocated_in_response, wanted.index, names)?;
-        let memory = open(running)?.allocate(wanted.index, wanted.datatype, wanted.shape, wanted.bytes);
-        let memory = memory.map(|memory| memory.as_mut_ptr());
-        let memory = memory.inspect_err(|_| running.allocated_in_response.retain(|index| *index != wanted.index))?;
-        // SAFETY: as above.
-        unsafe { put(data, memory.cast()) }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { respond(response, make) }
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
-    let add = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
-        let (name, value) = unsafe { parameter(given) }?;
-        open(running)?.parameter(&name, value);
-        Ok(())
-    };
-    // SAFETY: the caller's promise.
-    unsafe { respond(response, add) }
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_send(response: *const Responding, last: i32) -> Code {
-    let send = |running: &mut Running, _: &Names| {
-        let made = running.open.take().ok_or_else(no_response)?;
-        if last == 0 { made.send() } else { made.send_last() }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { respond(response, send) }
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_send_error(
-    response: *const Responding,
-    code: Code,
-    message: *const c_char,
-) -> Code {
-    let send = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
-        let error = unsafe { described(code, message) }?;
-        running.open.take().ok_or_else(no_response)?.send_error(error)
-    };
-    // SAFETY: the caller's promise.
-    unsafe { respond(response, send) }
-}
-
-/// # Safety
-/// As above.
-pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
-    // SAFETY: the caller's promise.
-    unsafe { respond(response, |running, _| running.open.take().map(drop).ok_or_else(no_response)) };
 }
 
 /// # Safety

@@ -1,34 +1,39 @@
 //! A batch while a library executes it: what it is, and what is made of it.
 //!
-//! Contract for `unsafe`: `pharos_batch`, `pharos_outputs` and `pharos_response` of an instance are one [`Handle`], which lives
-//! as long as the instance. The batch and the outputs behind it are there only while [`Handle::run`] runs, which keeps
+//! Contract for `unsafe`: `pharos_batch` and `pharos_outputs` of an instance are one [`Handle`], which lives as long as the
+//! instance. The batch and the outputs behind it are there only while [`Handle::run`] runs, which keeps
 //! them borrowed; a call at any other time finds nothing and fails. The lock lets one call at a time see them. What is
 //! handed out stays in place until then: vectors are not changed any more once something in them has been shown.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
-use pharos::infer::Parameter;
+use pharos::infer::{CorrelationId, Parameter};
 use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
 
-use super::super::{Batch, Outputs, Response, run_error};
+use super::super::{Batch, Outputs, Received, Responder, Response, Runtime, run_error};
 use super::abi::{self, Code};
-use super::foreign::{self, c_text, misuse, needed_text, outcome, reference};
+use super::foreign::{self, c_text, misuse, needed_text, outcome, put, reference};
+use super::responses::{Answer, Responding};
+use super::slots::{Pool, Slot};
 
 /// What an instance's batches are handed out as.
 pub(super) struct Handle {
-    names: Names,
+    pub(super) names: Names,
+    pub(super) runtime: Runtime,
+    /// Responses in the making.
+    pub(super) responses: Pool<Answer>,
+    /// Requests that the library answers by itself.
+    pub(super) responders: Pool<Arc<Responder>>,
+    /// Inputs that it keeps.
+    pub(super) kept: Pool<Received>,
     // The library may call from any of its threads. Held while a response waits for its client, too.
     running: Mutex<Option<Running>>,
 }
-
-/// The response that is open: the same handle.
-#[repr(transparent)]
-pub(super) struct Responding(Handle);
 
 /// What the configuration says, as it is needed for each batch.
 pub(super) struct Names {
@@ -40,7 +45,7 @@ pub(super) struct Names {
 /// The batch that is executed.
 pub(super) struct Running {
     /// Before `outputs`, from which it borrows.
-    pub(super) open: Option<Response<'static, 'static>>,
+    pub(super) open: Option<(Response<'static, 'static>, *const Responding)>,
     batch: *const Batch<'static>,
     outputs: *mut Outputs<'static>,
     inputs: Vec<abi::Input>,
@@ -68,10 +73,17 @@ struct Seen {
 }
 
 impl Handle {
-    pub(super) fn new(config: &ModelConfig) -> Self {
+    pub(super) fn new(config: &ModelConfig, runtime: &Runtime) -> Self {
         let inputs = (0..config.backend_inputs()).map(|at| c_text(config.input_name(at).unwrap_or_default()));
         let outputs = config.backend_outputs().map(|(name, datatype)| (name.to_owned(), datatype));
-        Self { names: Names { inputs: inputs.collect(), outputs: outputs.collect() }, running: Mutex::new(None) }
+        Self {
+            names: Names { inputs: inputs.collect(), outputs: outputs.collect() },
+            runtime: runtime.clone(),
+            responses: Pool::default(),
+            responders: Pool::default(),
+            kept: Pool::default(),
+            running: Mutex::new(None),
+        }
     }
 
     /// Has a library execute a batch by `call`, which is given what it is to say in the batch's and the outputs' place.
@@ -88,7 +100,7 @@ impl Handle {
         *self.lock() = Some(Running::new(batch, outputs, &self.names));
         let end = End(self);
         let code = call(self);
-        let failure = self.lock().take().and_then(|running| running.failure);
+        let failure = self.lock().as_mut().and_then(|running| running.failure.take());
         drop(end);
         match (failure, code) {
             (Some(failure), _) => Err(failure),
@@ -97,17 +109,36 @@ impl Handle {
         }
     }
 
+    /// Does something with the batch that is executed.
+    ///
+    /// # Errors
+    /// None is, or that of the action.
+    pub(super) fn call<T>(
+        &self,
+        action: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
+    ) -> Result<T, InferError> {
+        match self.lock().as_mut() {
+            Some(running) => action(running, &self.names),
+            None => Err(misuse("no batch is being executed: pharos_backend_execute has returned")),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Takes the batch from the handle, if the library's call has not come back in order.
+/// Takes the batch from the handle when the library's call has come back, in order or not.
 struct End<'h>(&'h Handle);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.lock().take();
+        let open = self.0.lock().take().and_then(|running| running.open);
+        if let Some((response, slot)) = open {
+            drop(response);
+            // SAFETY: a slot of this handle's pool.
+            let _ = self.0.responses.take(unsafe { &*slot }, "response");
+        }
     }
 }
 
@@ -203,7 +234,17 @@ impl Seen {
             shown
         });
         let parameters: Vec<_> = parameters.collect();
-        let step = request.sequence;
+        let (step, details) = (request.sequence, request.details.as_deref());
+        let correlation = details.map(|details| match &details.correlation {
+            CorrelationId::Uint(number) => (*number, ptr::null()),
+            CorrelationId::String(text) => {
+                let text = with_end(text);
+                let place = text.as_ptr();
+                texts.push(text);
+                (0, place)
+            }
+        });
+        let (correlation_id, correlation_text) = correlation.unwrap_or((0, ptr::null()));
         let shown = abi::Request {
             size: size_of::<abi::Request>(),
             id: id.as_ptr().cast(),
@@ -214,6 +255,10 @@ impl Seen {
             in_sequence: step.is_some().into(),
             sequence_start: step.is_some_and(|step| step.start).into(),
             sequence_end: step.is_some_and(|step| step.end).into(),
+            correlation_id,
+            correlation_text: correlation_text.cast(),
+            priority: details.map_or(0, |details| details.priority),
+            timeout_us: details.map_or(0, |details| details.timeout_us),
         };
         texts.push(id);
         Self { request: shown, parameters, names, _texts: texts }
@@ -277,11 +322,7 @@ unsafe fn with<T>(
     action: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
 ) -> Result<T, InferError> {
     // SAFETY: the caller's promise.
-    let handle = unsafe { reference(handle, "batch, outputs or response") }?;
-    match handle.lock().as_mut() {
-        Some(running) => action(running, &handle.names),
-        None => Err(misuse("no batch is being executed: pharos_backend_execute has returned")),
-    }
+    unsafe { reference(handle, "batch or outputs") }?.call(action)
 }
 
 /// # Safety
@@ -360,4 +401,41 @@ pub(super) unsafe extern "C" fn is_cancelled(batch: *const Handle, request: usiz
     let cancelled = |running: &mut Running, _: &Names| Ok(running.batch().is_cancelled(running.position(request)?));
     // SAFETY: the caller's promise.
     unsafe { ask(batch, false, cancelled) }.into()
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn keep_input(
+    batch: *const Handle,
+    position: usize,
+    data: *mut *const c_void,
+    kept: *mut *const Slot<Received>,
+) -> Code {
+    let keep = |running: &mut Running, _: &Names| {
+        // SAFETY: the caller's promise.
+        unsafe { (put(data, ptr::null())?, put(kept, ptr::null())?) };
+        let count = running.inputs.len();
+        let received = running.batch().received(position);
+        let received = received.ok_or_else(|| misuse(format!("there is no input {position}: {count} are given")))?;
+        let start = received.as_ptr();
+        // SAFETY: as above.
+        let home = unsafe { reference(batch, "batch") }?;
+        // SAFETY: as above.
+        unsafe { (put(data, start.cast())?, put(kept, home.kept.put(batch, received))?) };
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { act(batch, keep) }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn release_input(kept: *const Slot<Received>) {
+    let release = || {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { reference(kept, "kept") }?;
+        // SAFETY: as above.
+        unsafe { reference(slot.home, "instance") }?.kept.take(slot, "the kept input").map(drop)
+    };
+    outcome(release());
 }

@@ -1,0 +1,221 @@
+"""Python models beyond what Triton's own answers can be compared with (`test_python_tables.py` does that): where tensors are in
+memory, threads that answer late, a process that ends, forks or prints, and metrics.
+
+They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from server import Server, eventually
+
+CODE = Path(__file__).resolve().parent / "python_models"
+PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
+METRICS = """
+model_metrics:
+  counter:
+    - {name: Orders, unit: Count, dimensions: [shop]}
+  gauge:
+    - {name: Level, unit: m}
+"""
+
+has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
+has_torch = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+
+
+def model(folder, name, code, extra="", tensor="FP32", dims="[ -1 ]"):
+    """A model of this code."""
+    (folder / name / "1").mkdir(parents=True)
+    shutil.copy(CODE / f"{code}.py", folder / name / "1/model.py")
+    tensors = "".join(
+        f'{side} [ {{ name: "{ending}" data_type: TYPE_{tensor} dims: {dims} {more} }} ]\n'
+        for side, ending, more in (("input", "IN", "allow_ragged_batch: true" if "ragged" in name else ""), ("output", "OUT", ""))
+    )
+    (folder / name / "config.pbtxt").write_text(f'backend: "python"\n{tensors}{extra}')
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of all models here."""
+    folder = tmp_path_factory.mktemp("own")
+    models = folder / "models"
+    model(models, "memory", "own_memory")
+    model(models, "memory_batched", "own_memory", BATCHED)
+    model(models, "memory_ragged", "own_memory", BATCHED)
+    model(models, "process", "own_process")
+    model(models, "late", "own_late")
+    model(models, "late_stream", "own_late", DECOUPLED)
+    (folder / "metrics.yaml").write_text(METRICS)
+    with Server(folder, [models], [f"--python={PYTHON}", f"--metrics-config={folder / 'metrics.yaml'}"]) as server:
+        yield server
+
+
+def ask(server, name, values, **parameters):
+    """One request over HTTP: the output and the response's parameters."""
+    with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
+        given = http.InferInput("IN", list(values.shape), "FP32")
+        given.set_data_from_numpy(values)
+        result = client.infer(name, [given], parameters=parameters)
+        return result.as_numpy("OUT"), result.get_response().get("parameters", {})
+
+
+FLOATS = np.arange(300_000, dtype=np.float32)
+
+
+@pytest.mark.parametrize("how, expected", [
+    ("view", FLOATS), ("copy", FLOATS), ("part", FLOATS[1:]), ("strided", FLOATS[::2]), ("changed", FLOATS + 1), ("dlpack", FLOATS),
+])
+def test_inputs_are_views_of_the_servers_memory(served, how, expected):
+    """Inputs are not the array's own memory and may be written to; each form of output arrives as it was."""
+    output, given = ask(served, "memory", FLOATS, how=how)
+    np.testing.assert_array_equal(output, expected)
+    assert (given["owns"], given["writeable"]) == (False, True)
+
+
+@pytest.mark.skipif(not has_torch, reason=f"{PYTHON} does not have torch")
+def test_torch_takes_and_gives_tensors(served):
+    """By DLPack, both ways."""
+    output, _ = ask(served, "memory", FLOATS, how="torch")
+    np.testing.assert_array_equal(output, FLOATS * 2)
+
+
+def test_an_input_that_is_kept_stays_as_it_was(served):
+    """A view that outlives its request is not written over by those that come after it."""
+    first = [ask(served, "memory", np.full(1000, 1, np.float32), how="kept")[0].tolist()]
+    for value in range(2, 40):
+        first.append(ask(served, "memory", np.full(1000, value, np.float32), how="kept")[0].tolist())
+    assert first[-1] == [1000.0 * value for value in range(1, 40)]
+
+
+def test_requests_of_a_batch_have_their_own_rows(served):
+    """Four requests are executed at once and each gets its part back."""
+    before = served.statistics("memory_batched").get("execution_count", 0)
+    rows = [np.full((n + 1, 3), n, np.float32) for n in range(2)] + [np.full((1, 3), 9, np.float32)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda values: ask(served, "memory_batched", values), rows))
+    for values, (output, given) in zip(rows, answers):
+        np.testing.assert_array_equal(output, values)
+        assert given["rows"] == len(values)
+    assert served.statistics("memory_batched")["execution_count"] == before + 1
+
+
+def test_ragged_requests_keep_their_shapes(served):
+    """Inputs of different lengths in one batch."""
+    shapes = [(1, 2), (1, 5), (2, 3)]
+    values = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda given: ask(served, "memory_ragged", given), values))
+    for given, (output, _) in zip(values, answers):
+        np.testing.assert_array_equal(output, given)
+    assert served.statistics("memory_ragged")["execution_count"] == 1
+
+
+def test_a_thread_answers_after_execute(served):
+    """Each request is answered once, by a sender that was asked for when its batch was long over."""
+    values = [np.full(5, n, np.float32) for n in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(lambda given: ask(served, "late", given)[0], values))
+    for given, output in zip(values, outputs):
+        np.testing.assert_array_equal(output, given * 2)
+
+
+def test_a_thread_streams_after_execute(served):
+    """More responses than a client may leave unread."""
+    got = []
+    with grpc.InferenceServerClient(served.grpc) as client:
+        client.start_stream(lambda result, error: got.append((result, error)))
+        given = grpc.InferInput("IN", [100], "FP32")
+        given.set_data_from_numpy(np.arange(100, dtype=np.float32))
+        client.async_stream_infer("late_stream", [given])
+        eventually("100 responses", 20, lambda: len(got) == 100)
+        client.stop_stream()
+    assert [error for _, error in got if error] == []
+    assert [float(result.as_numpy("OUT")[0]) for result, _ in got] == [float(n) for n in range(100)]
+
+
+def test_exceptions_reach_the_log_whole(served):
+    """The client gets type, text and places; the log the whole traceback, as errors."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException) as raised:
+        ask(served, "process", one, do="deep")
+    assert raised.value.message().startswith(
+        "Failed to process the request(s) for model 'process_0', message: ValueError: deep down\n\nAt:\n"
+    )
+    assert re.findall(r"\(\d+\): (\w+)", raised.value.message()) == ["deeper", "deep", "execute"]
+    log = served.log.read_text()
+    assert re.search(r"ERROR Traceback \(most recent call last\):.*process_0", log)
+    assert re.search(r"ERROR     raise ValueError\(.deep down.\)", log)
+
+
+def test_what_a_model_prints_is_in_the_log_at_once(served):
+    """Standard output as information, standard error as warnings, without waiting for a buffer."""
+    ask(served, "process", np.ones(1, np.float32), do="print")
+    eventually("both lines", 5, lambda: re.search(r"INFO printed by the model", served.log.read_text()) and re.search(
+        r"WARN and to standard error", served.log.read_text()))
+
+
+def test_an_exit_in_execute_is_an_error_of_the_request(served):
+    """SystemExit is an exception like others; an interrupt is for the server."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException, match="SystemExit: 3"):
+        ask(served, "process", one, do="exit", status=3)
+    assert ask(served, "process", one, do="interrupt")[0] == one
+
+
+@pytest.mark.parametrize("how", ["os_exit", "kill"])
+def test_a_process_that_ends_costs_its_instance(served, how):
+    """The request fails, the instance comes back, and other models have noticed nothing."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException, match="died|instance"):
+        ask(served, "process", one, do=how)
+    assert ask(served, "memory", one)[0] == one
+
+    def back():
+        try:
+            return ask(served, "process", one)[0] == one
+        except http.InferenceServerException:
+            return False
+
+    eventually("the instance is back", 30, back)
+
+
+def test_a_fork_cannot_speak_to_the_server(served):
+    """A child that comes back from execute ends; what it records is nobody's."""
+    one = np.ones(1, np.float32)
+    for _ in range(5):
+        assert ask(served, "process", one, do="fork")[0] == one
+    assert ask(served, "process", one)[0] == one
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    assert "own_forked" not in shown
+    assert re.search(r"^own_parents 0(\.0)?$", shown, re.M)
+    eventually("what the child is told", 5, lambda: "forked cannot record metrics" in served.log.read_text())
+
+
+def test_defined_metrics_are_recorded(served):
+    """`pharos_worker.metrics`: add, get, add_or_update, flush; one that is not defined is refused with a hint."""
+    one = np.ones(1, np.float32)
+    ask(served, "process", one, do="record")
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    for line in ('Orders{shop="north"} 2', 'Orders{shop="south"} 3', "Level 7"):
+        assert re.search(re.escape(line) + r"(\.0)?$", shown, re.M), line
+    with pytest.raises(http.InferenceServerException, match="metrics.yaml"):
+        ask(served, "process", one, do="nobody")
+
+
+def test_an_increment_is_cheap(served):
+    """Less than 500 ns for a counter, best of five rounds."""
+    ask(served, "process", np.ones(1, np.float32), do="time")
+    found = eventually("the time", 5, lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
+    assert int(found[-1]) < 500

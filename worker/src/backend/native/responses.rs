@@ -1,0 +1,276 @@
+//! Responses that a library makes one by one: those of a decoupled model while its batch is executed, and those of requests
+//! that it answers by itself, from any thread and also after their batch is over.
+//!
+//! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's [`Handle`], which live as long
+//! as it does; the header's for pointers that are passed in.
+
+use std::ffi::{c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use pharos::error::InferError;
+
+use super::super::{Content, Reply, ReplyOutput, Responder};
+use super::abi::{Code, Output, Parameter};
+use super::foreign::{misuse, outcome, parameter, put, reference};
+use super::outputs::{Wanted, allocated_before, described, once, wanted};
+use super::running::{Handle, Names, Running, act};
+use super::slots::Slot;
+
+/// `pharos_response`.
+pub(super) type Responding = Slot<Answer>;
+/// `pharos_responder`.
+pub(super) type Detached = Slot<Arc<Responder>>;
+
+/// What a response is of.
+pub(super) enum Answer {
+    /// The batch that is executed: it is [`Running::open`].
+    OfBatch,
+    /// A request that the library answers by itself.
+    Own(Arc<Responder>, Reply),
+}
+
+const RESPONSE: &str = "the response";
+const RESPONDER: &str = "the responder";
+
+/// A slot, and the instance that it is of.
+///
+/// # Safety
+/// This module's contract.
+unsafe fn found<'a, T>(slot: *const Slot<T>, what: &str) -> Result<(&'a Slot<T>, &'a Handle), InferError> {
+    // SAFETY: the caller's promise.
+    let slot = unsafe { reference(slot, what) }?;
+    // SAFETY: as above.
+    Ok((slot, unsafe { reference(slot.home, "instance") }?))
+}
+
+/// # Safety
+/// This module's contract, as for all functions below.
+pub(super) unsafe extern "C" fn response_begin(
+    outputs: *const Handle,
+    request: usize,
+    response: *mut *const Responding,
+) -> Code {
+    let begin = |running: &mut Running, _: &Names| {
+        // SAFETY: the caller's promise.
+        unsafe { put(response, ptr::null()) }?;
+        let position = running.position(request)?;
+        // SAFETY: as above.
+        let home = unsafe { reference(outputs, "outputs") }?;
+        // SAFETY: the response goes into `open`.
+        let made = unsafe { running.outputs_for_response() }?.response(position)?;
+        let slot = home.responses.put(outputs, Answer::OfBatch);
+        running.open = Some((made, slot));
+        running.allocated_in_response.clear();
+        // SAFETY: as above.
+        unsafe { put(response, slot) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { act(outputs, begin) }
+}
+
+fn no_response() -> InferError {
+    misuse("no response is open: it was sent or dropped")
+}
+
+/// Allocates an output of the response that is open.
+fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
+    let (response, _) = running.open.as_mut().ok_or_else(no_response)?;
+    once(&mut running.allocated_in_response, wanted.index, names)?;
+    let memory = response.allocate(wanted.index, wanted.datatype, wanted.shape, wanted.bytes);
+    let memory = memory.map(|memory| memory.as_mut_ptr());
+    memory.inspect_err(|_| running.allocated_in_response.retain(|index| *index != wanted.index))
+}
+
+/// Allocates an output of a response of a request on its own.
+fn allocate_own(home: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
+    if reply.outputs.iter().any(|made| made.output == wanted.index) {
+        return Err(allocated_before(wanted.index, &home.names));
+    }
+    let mut memory = home.runtime.memory(wanted.bytes)?;
+    let start = memory.as_mut_ptr();
+    let (output, datatype, shape) = (wanted.index, wanted.datatype, wanted.shape.to_vec());
+    reply.outputs.push(ReplyOutput { output, datatype, shape, content: Content::Memory(memory) });
+    Ok(start)
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn response_allocate(
+    response: *const Responding,
+    output: *const Output,
+    data: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let make = || unsafe {
+        put(data, ptr::null_mut())?;
+        let (slot, home) = found(response, RESPONSE)?;
+        let wanted = wanted(&home.names, output)?;
+        let memory = slot.with(RESPONSE, |answer| match answer {
+            Answer::OfBatch => home.call(|running, names| allocate_open(running, names, &wanted)),
+            Answer::Own(_, reply) => allocate_own(home, reply, &wanted),
+        })?;
+        put(data, memory.cast())
+    };
+    outcome(make())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let add = || unsafe {
+        let (slot, home) = found(response, RESPONSE)?;
+        let (name, value) = parameter(given)?;
+        slot.with(RESPONSE, |answer| match answer {
+            Answer::OfBatch => home.call(|running, _| {
+                running.open.as_mut().ok_or_else(no_response)?.0.parameter(&name, value);
+                Ok(())
+            }),
+            Answer::Own(_, reply) => {
+                reply.parameters.push((name, value));
+                Ok(())
+            }
+        })
+    };
+    outcome(add())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn response_send(response: *const Responding, last: i32) -> Code {
+    let send = || {
+        // SAFETY: the caller's promise.
+        let (slot, home) = unsafe { found(response, RESPONSE) }?;
+        match home.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => home.call(|running, _| {
+                let (made, _) = running.open.take().ok_or_else(no_response)?;
+                if last == 0 { made.send() } else { made.send_last() }
+            }),
+            Answer::Own(responder, reply) => responder.respond(reply, last != 0),
+        }
+    };
+    outcome(send())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn response_send_error(
+    response: *const Responding,
+    code: Code,
+    message: *const c_char,
+) -> Code {
+    let send = || {
+        // SAFETY: the caller's promise, for each of the pointers.
+        let ((slot, home), error) = unsafe { (found(response, RESPONSE)?, described(code, message)?) };
+        match home.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => home.call(|running, _| {
+                let (made, _) = running.open.take().ok_or_else(no_response)?;
+                made.send_error(error)
+            }),
+            Answer::Own(responder, _) => responder.respond(Reply { error: Some(error), ..Reply::default() }, false),
+        }
+    };
+    outcome(send())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
+    let give_up = || {
+        // SAFETY: the caller's promise.
+        let (slot, home) = unsafe { found(response, RESPONSE) }?;
+        match home.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => home.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
+            Answer::Own(..) => Ok(()),
+        }
+    };
+    outcome(give_up());
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn detach(
+    outputs: *const Handle,
+    request: usize,
+    responder: *mut *const Detached,
+) -> Code {
+    let take = |running: &mut Running, _: &Names| {
+        // SAFETY: the caller's promise.
+        unsafe { put(responder, ptr::null()) }?;
+        let position = running.position(request)?;
+        // SAFETY: as above.
+        let home = unsafe { reference(outputs, "outputs") }?;
+        let detached = Arc::new(running.outputs()?.detach(position)?);
+        // SAFETY: as above.
+        unsafe { put(responder, home.responders.put(outputs, detached)) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { act(outputs, take) }
+}
+
+/// The responder in a slot.
+///
+/// # Safety
+/// This module's contract.
+unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *const Handle), InferError> {
+    // SAFETY: the caller's promise.
+    let slot = unsafe { reference(responder, RESPONDER) }?;
+    Ok((slot.with(RESPONDER, |responder| Ok(responder.clone()))?, slot.home))
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, response: *mut *const Responding) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let begin = || unsafe {
+        put(response, ptr::null())?;
+        let (responder, home) = responder_in(responder)?;
+        let answer = Answer::Own(responder, Reply::default());
+        put(response, reference(home, "instance")?.responses.put(home, answer))
+    };
+    outcome(begin())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn responder_fail(responder: *const Detached, code: Code, message: *const c_char) -> Code {
+    // SAFETY: the caller's promise, for each of the pointers.
+    let fail = || unsafe {
+        let ((responder, _), error) = (responder_in(responder)?, described(code, message)?);
+        responder.fail(error);
+        Ok(())
+    };
+    outcome(fail())
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn responder_finish(responder: *const Detached) -> Code {
+    // SAFETY: the caller's promise.
+    outcome(unsafe { responder_in(responder) }.and_then(|(responder, _)| responder.finish()))
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detached) -> i32 {
+    // SAFETY: the caller's promise.
+    match unsafe { responder_in(responder) } {
+        Ok((responder, _)) => responder.is_cancelled().into(),
+        Err(error) => {
+            outcome(Err(error));
+            0
+        }
+    }
+}
+
+/// # Safety
+/// As above.
+pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
+    let give_back = || {
+        // SAFETY: the caller's promise.
+        let (slot, home) = unsafe { found(responder, RESPONDER) }?;
+        home.responders.take(slot, RESPONDER).map(drop)
+    };
+    outcome(give_back());
+}
