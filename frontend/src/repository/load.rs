@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pharos::classification;
@@ -208,6 +208,7 @@ impl Repository {
 
     /// What is the same for all instances of a version in this directory.
     fn plan(self: &Arc<Self>, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+        let this: Weak<Self> = Arc::downgrade(self);
         Arc::new(Plan {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
@@ -220,7 +221,7 @@ impl Repository {
             },
             launch,
             cache: self.cache.clone(),
-            models: Arc::downgrade(self),
+            models: this,
             warmups,
             metrics: self.metrics.subscribe(),
         })
