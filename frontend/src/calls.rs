@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
-use pharos::repository::Override;
 use pharos::tensor::Tensor;
 use pharos::traced::Traced;
 use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb, WireError};
@@ -19,9 +20,29 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use crate::clock;
-use crate::repository::Repository;
 use crate::scheduler::{Driver, Streamed};
 use crate::wire::SharedLink;
+
+/// Something that is done in the background.
+pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The models that may be called.
+pub(crate) trait Models: Send + Sync {
+    /// Begins a request to one of them.
+    ///
+    /// # Errors
+    /// It cannot infer now, or the request does not fit it; it may answer any number of times, and that is one too many.
+    fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
+
+    /// Loads one, unloads one, or says whether one is ready.
+    fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>>;
+}
+
+/// The answers to a request. Dropped before the last of them, it is cancelled.
+pub(crate) trait Answers: Send {
+    /// The next one; `None` after the last. Who asks for the next has taken the one before.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
+}
 
 /// The calls of one worker. Dropped, they are cancelled.
 pub(crate) struct Calls {
@@ -31,7 +52,7 @@ pub(crate) struct Calls {
 struct Shared {
     link: SharedLink,
     driver: Arc<Driver>,
-    models: Weak<Repository>,
+    models: Weak<dyn Models>,
     // Held for a few instructions.
     under_way: Mutex<HashMap<u64, UnderWay>>,
 }
@@ -45,7 +66,7 @@ struct UnderWay {
 
 impl Calls {
     /// Those of the worker at the other end of a link, which runs an instance of this driver's.
-    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<Repository>) -> Self {
+    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>) -> Self {
         Self { shared: Arc::new(Shared { link, driver, models, under_way: Mutex::default() }) }
     }
 
@@ -72,7 +93,11 @@ impl Calls {
         let Manage { call, model, verb } = manage;
         let shared = self.shared.clone();
         self.begin(call, Arc::new(Semaphore::new(0)), async move {
-            match shared.manage(&model, verb).await {
+            let outcome = match shared.models.upgrade() {
+                Some(models) => models.manage(model, verb).await,
+                None => Err(InferError::cancelled()),
+            };
+            match outcome {
                 Ok(ready) => shared.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
                 Err(error) => shared.fail(call, error),
             }
@@ -158,24 +183,12 @@ impl Shared {
     async fn infer(
         &self,
         (call, may_be_many): (u64, bool),
-        mut request: InferRequest,
+        request: InferRequest,
         credit: &Semaphore,
     ) -> Result<(), InferError> {
         let models = self.models.upgrade().ok_or_else(InferError::cancelled)?;
-        let name = request.model_name.clone();
-        let serving = models.serving_for(&request).and_then(|serving| serving.check_ready().map(|()| serving));
-        let serving = serving.map_err(|error| refused(&name, InferError { message: not_ready(&name), ..error }))?;
-        if serving.config.decoupled && !may_be_many {
-            return Err(refused(&name, InferError::unsupported(decoupled(&name))));
-        }
-        let admitted = serving.admit(&mut request).map_err(|error| refused(&name, error))?;
-        if !serving.config.decoupled {
-            let answer = models.execute(&serving, request, admitted).await;
-            self.respond(call, Streamed { answer, last: true, empty: false });
-            return Ok(());
-        }
-        let mut responses = models.stream(&serving, request, admitted);
-        while let Some(streamed) = poll_fn(|cx| responses.poll_next(cx)).await {
+        let mut answers = models.infer(request, may_be_many)?;
+        while let Some(streamed) = poll_fn(|cx| answers.poll_next(cx)).await {
             if !streamed.last {
                 credit.acquire().await.map_err(|_| InferError::cancelled())?.forget();
             }
@@ -200,24 +213,6 @@ impl Shared {
         }
     }
 
-    async fn manage(&self, model: &str, verb: Verb) -> Result<bool, InferError> {
-        let models = self.models.upgrade().ok_or_else(InferError::cancelled)?;
-        match verb {
-            Verb::IsReady(version) => {
-                Ok(models.serving(model, &version).is_ok_and(|serving| models.is_ready(&serving)))
-            }
-            Verb::Unload(dependents) => models.unload_model(model, dependents).await.map(|()| true),
-            Verb::Load(files) => {
-                let given = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));
-                let given = given.map_err(|reason| {
-                    let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
-                    InferError::new(ErrorCode::Internal, Reason::Malformed, text)
-                })?;
-                models.load_model(model, given).await.map(|()| true)
-            }
-        }
-    }
-
     fn fail(&self, call: u64, error: InferError) {
         self.answer(Answer { call, error: Some(wire_error(error)), last: true, ..Answer::default() });
     }
@@ -235,18 +230,18 @@ impl Shared {
 }
 
 /// The error of a request that did not get as far as the model; Triton's words.
-fn refused(model: &str, error: InferError) -> InferError {
+pub(crate) fn refused(model: &str, error: InferError) -> InferError {
     let text = format!("Model {model} - Error when running inference: {}", error.message);
     InferError { message: text, ..error }
 }
 
 /// Triton's words.
-fn not_ready(model: &str) -> String {
+pub(crate) fn not_ready(model: &str) -> String {
     format!("Failed for execute the inference request. Model '{model}' is not ready.")
 }
 
 /// Triton's words.
-fn decoupled(model: &str) -> String {
+pub(crate) fn decoupled(model: &str) -> String {
     format!(
         "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled \
          transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"

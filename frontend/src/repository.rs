@@ -2,6 +2,7 @@
 //!
 //! A model that cannot be loaded never hides the others: it is listed with its reason.
 
+mod calls;
 mod change;
 mod configure;
 mod control;

@@ -21,11 +21,10 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
-use crate::calls::Calls;
+use crate::calls::{Calls, Models};
 use crate::clock;
 use crate::launch::Launch;
 use crate::process::{self, Printed};
-use crate::repository::Repository;
 use crate::scheduler::Driver;
 use crate::wire::{Link, SharedLink};
 
@@ -53,7 +52,7 @@ pub(crate) struct Plan {
     /// What each instance executes before it is ready.
     pub(crate) warmups: Vec<WarmUp>,
     /// What its workers may call.
-    pub(crate) models: Weak<Repository>,
+    pub(crate) models: Weak<dyn Models>,
     /// The text of `metrics.yaml`; it changes when the file is read again.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
 }

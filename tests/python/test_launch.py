@@ -247,11 +247,16 @@ def test_interpreters_that_cannot_be_used(place):
 def test_a_server_without_the_package(place):
     """The sentence names the interpreter of the PATH, and of --python."""
     place.model("m")
-    for options, by in (((), "of the PATH"), ((f"--python={sys.executable}",), "of --python")):
-        with place.server(*options, package=False) as server:
+    python3 = place.environment("bare") / "bin/python3"
+    for options, by in (((), "of the PATH"), ((f"--python={python3}",), "of --python")):
+        server = place.server(*options, package=False)
+        server.environment["PATH"] = f"{python3.parent}:{os.environ['PATH']}"
+        with server:
             state, reason = loaded(server, "m")["m"]
-            assert state == "UNAVAILABLE" and f"({by}) does not have; run: {Path(sys.executable).parent}" in reason, reason
-            assert reason.endswith("-m pip install pharos-worker"), reason
+            assert state == "UNAVAILABLE" and reason == (
+                f"model 'm' needs the Python package 'pharos-worker', which '{python3}' ({by}) does not have; run: {python3} -m "
+                "pip install pharos-worker"
+            )
     with place.server("--python=/nonexistent/python3") as server:
         state, reason = loaded(server, "m")["m"]
         assert "the Python interpreter '/nonexistent/python3' (of --python) does not exist" in reason
@@ -314,7 +319,9 @@ def test_auto_complete_that_fails(place):
     place.model("datatype", config=int32, answer=IO)
     place.model("nonsense", write="{")
     place.model("silent", exit=3)
-    place.model("slow", sleep=60)
+    # An interpreter that is a script, which starts the real one and waits for it.
+    script = place.interpreter("script", f'echo $$ > {place.folder}/slow; {sys.executable} "$@"; exit $?')
+    place.model("slow", sleep=60, environment=script)
     with place.server("--backend-config=python,stub-timeout-seconds=6") as server:
         outcome = loaded(server, "error", "smaller", "datatype", "nonsense", "silent", "slow")
         assert {state for state, _ in outcome.values()} == {"UNAVAILABLE"}
@@ -328,6 +335,15 @@ def test_auto_complete_that_fails(place):
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
         assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
         eventually("no process is left", 5, lambda: not server.workers())
+        group = int((place.folder / "slow").read_text())
+
+        def is_gone():
+            try:
+                return os.killpg(group, 0)
+            except ProcessLookupError:
+                return True
+
+        eventually("what the interpreter has started is ended too", 5, is_gone)
 
 
 def test_auto_complete_off(place):
@@ -372,6 +388,7 @@ def test_backend_directory(place):
     (place.repository / "executable/1/model.py").unlink()
     place.model("coded", config='backend: "code"', answer=IO)
     (place.repository / "coded/1/model.py").unlink()
+    # A real Triton 2.51 does not take a version's code for a backend either.
     place.model("own", config='backend: "inside"', answer=IO)
     with place.server(f"--backend-directory={place.backends}") as server:
         outcome = loaded(server, "nothing", "executable", "coded", "own")
@@ -383,8 +400,59 @@ def test_backend_directory(place):
         ) in outcome["nothing"][1]
         # The ordinary worker under another name: it was started, and knows no such backend.
         assert "unknown backend 'native'" in outcome["executable"][1], outcome["executable"]
-        assert outcome["coded"] == ("READY", "") == outcome["own"]
-        for model, file in (("coded", place.backends / "code/model.py"), ("own", place.repository / "own/1/model.py")):
-            for run in place.runs(model):
-                assert run["environment"]["PHAROS_PYTHON_BACKEND"] == str(file)
+        assert outcome["coded"] == ("READY", "")
+        assert outcome["own"][0] == "UNAVAILABLE" and "backend 'inside' of model 'own' is not available" in outcome["own"][1]
+        for run in place.runs("coded"):
+            assert run["environment"]["PHAROS_PYTHON_BACKEND"] == str(place.backends / "code/model.py")
         assert config(server, "coded")["input"][0]["name"] == "IN"
+
+
+MODEL = """
+import sys
+import triton_python_backend_utils as pb_utils
+import only_here
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        print("completing for", only_here.NAME)
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "PREFIX", "data_type": "TYPE_STRING", "dims": [1]})
+        return config
+
+    def execute(self, requests):
+        prefix = pb_utils.Tensor("PREFIX", __import__("numpy").array([sys.prefix], dtype=object))
+        twice = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() * 2 for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out), prefix]) for out in twice]
+"""
+
+
+def test_the_real_package_in_environments(place):
+    """A model without a configuration runs on the packages of its own environment: a folder of its own, and an archive."""
+    package = pytest.importorskip("pharos_worker", reason="the package pharos-worker is not installed")
+    numpy = pytest.importorskip("numpy")
+    home = place.environment("packed")
+    site = next(home.glob("lib/python*")) / "site-packages"
+    paths = {str(Path(module.__file__).parent.parent) for module in (package, numpy)}
+    (site / "others.pth").write_text("\n".join(paths))
+    (site / "only_here.py").write_text("NAME = 'this environment'\n")
+    with tarfile.open(place.folder / "packed.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+    packed = place.model("packed", environment="$$TRITON_MODEL_DIRECTORY/../../packed.tar.gz")
+    own = place.model("own", config=None)
+    shutil.copytree(home, own / "venv", symlinks=True)
+    outside = place.model("outside", config=None)
+    for model in (packed, own, outside):
+        (model / "1/model.py").write_text(MODEL)
+    with place.server(package=False) as server:
+        outcome = loaded(server, "packed", "own", "outside")
+        assert outcome["outside"][0] == "UNAVAILABLE" and "No module named 'only_here'" in outcome["outside"][1]
+        request = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
+        for model, prefix in (("packed", str(place.folder / "environments")), ("own", str(own / "venv"))):
+            assert outcome[model] == ("READY", "")
+            status, answer = server.infer(model, request)
+            assert status == 200, answer
+            outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+            assert outputs["OUT"] == [2, 4, 6, 8] and outputs["PREFIX"][0].startswith(prefix), outputs
+        assert "auto-complete: completing for this environment" in server.log.read_text()

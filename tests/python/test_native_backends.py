@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+import tritonclient.utils.shared_memory as shared_memory
 from tritonclient.utils import InferenceServerException
 
 import native_backends
@@ -424,6 +425,28 @@ def test_details_are_told_to_who_wants_them(served):
         assert details().string_param == "0|(number)|0|0"
         assert details(sequence_id=77, timeout=5_000_000).string_param == "77|(number)|0|5000000"
         assert details(sequence_id="Zoë's").string_param == "0|Zoë's|0|0"
+
+
+def test_memory_of_clients_is_used_in_place(served):
+    """A library that bears changes is given the client's own memory: at the client's offset, in and out."""
+    name, values = f"/pharos-native-{os.getpid()}", np.array([[1, -2, 3]], dtype=np.float32)
+    region = shared_memory.create_shared_memory_region("native", name, 4096)
+    try:
+        shared_memory.set_shared_memory_region(region, [values], offset=20)
+        with tritonclient.http.InferenceServerClient(served.http) as client:
+            client.register_system_shared_memory("native", name, 4096)
+            tensor = tritonclient.http.InferInput("IN", values.shape, "FP32")
+            tensor.set_shared_memory("native", values.nbytes, offset=20)
+            wanted = tritonclient.http.InferRequestedOutput("OUT")
+            wanted.set_shared_memory("native", values.nbytes, offset=2052)
+            answer = client.infer("plain", [tensor], outputs=[wanted], parameters={"do": "alignment"}).get_response()
+            client.unregister_system_shared_memory("native")
+        assert answer["parameters"] == {"alignment": 20}
+        written = shared_memory.get_contents_as_numpy(region, np.float32, values.shape, offset=2052)
+        assert written.tolist() == values.tolist()
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+    assert ask(served, "plain", values, do="alignment").get_response()["parameters"] == {"alignment": 0}
 
 
 def test_metrics_of_a_library(served):

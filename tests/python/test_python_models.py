@@ -22,6 +22,7 @@ CODE = Path(__file__).resolve().parent / "python_models"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
+ITERATIVE = "max_batch_size: 4\nsequence_batching { iterative_sequence: true }\n"
 METRICS = """
 model_metrics:
   counter:
@@ -57,6 +58,8 @@ def served(tmp_path_factory):
     model(models, "process", "own_process")
     model(models, "late", "own_late")
     model(models, "late_stream", "own_late", DECOUPLED)
+    model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
+    model(models, "again_stream", "own_iterative", ITERATIVE + DECOUPLED, dims="[ 1 ]")
     (folder / "metrics.yaml").write_text(METRICS)
     with Server(folder, [models], [f"--python={PYTHON}", f"--metrics-config={folder / 'metrics.yaml'}"]) as server:
         yield server
@@ -131,18 +134,36 @@ def test_a_thread_answers_after_execute(served):
         np.testing.assert_array_equal(output, given * 2)
 
 
-def test_a_thread_streams_after_execute(served):
-    """More responses than a client may leave unread."""
+def stream(server, name, values, count, request_id=""):
+    """Asks a decoupled model over a stream and waits for so many responses: their first elements."""
     got = []
-    with grpc.InferenceServerClient(served.grpc) as client:
+    with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: got.append((result, error)))
-        given = grpc.InferInput("IN", [100], "FP32")
-        given.set_data_from_numpy(np.arange(100, dtype=np.float32))
-        client.async_stream_infer("late_stream", [given])
-        eventually("100 responses", 20, lambda: len(got) == 100)
+        given = grpc.InferInput("IN", list(values.shape), "FP32")
+        given.set_data_from_numpy(values)
+        client.async_stream_infer(name, [given], request_id=request_id)
+        eventually(f"{count} responses", 20, lambda: len(got) >= count)
         client.stop_stream()
     assert [error for _, error in got if error] == []
-    assert [float(result.as_numpy("OUT")[0]) for result, _ in got] == [float(n) for n in range(100)]
+    return [float(result.as_numpy("OUT").flat[0]) for result, _ in got]
+
+
+def test_requests_are_executed_once_more(served):
+    """As often as the model says, with one response at the end or one for each time."""
+    with http.InferenceServerClient(served.http, concurrency=3) as client:
+        def count(times):
+            given = http.InferInput("IN", [1, 1], "FP32")
+            given.set_data_from_numpy(np.full((1, 1), times, np.float32))
+            return client.infer("again", [given], request_id=f"n{times}").as_numpy("OUT").item()
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(count, [1, 5, 50])) == [1, 5, 50]
+    assert stream(served, "again_stream", np.full((1, 1), 40, np.float32), 40, "s") == list(range(1, 41))
+
+
+def test_a_thread_streams_after_execute(served):
+    """More responses than a client may leave unread."""
+    assert stream(served, "late_stream", np.arange(100, dtype=np.float32), 100) == [float(n) for n in range(100)]
 
 
 def test_exceptions_reach_the_log_whole(served):

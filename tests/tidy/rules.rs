@@ -61,6 +61,7 @@ pub(crate) const HOUSES: &[House] = &[
             together(&["engine", "fake_engine"]),
             apart(&["repository"]),
             apart(&["supervisor"]),
+            apart(&["calls"]),
             apart(&["scheduler"]),
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
@@ -73,7 +74,8 @@ pub(crate) const HOUSES: &[House] = &[
         source: "worker/src/",
         floors: &[
             // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
-            together(&["instance", "backend"]),
+            // The runtime is what a backend has at all times, and ends what the instance has begun.
+            together(&["instance", "backend", "runtime"]),
             apart(&["wire", "metrics", "watch"]),
             apart(&["memory", "regions", "state"]),
             apart(&["descriptors"]),
@@ -218,6 +220,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/running.rs", "a batch that is lent to the library while it executes it"),
     ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
+    ("worker/src/runtime/bytes.rs", "inputs and memory for answers that outlive a batch"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
 ];
 

@@ -31,7 +31,7 @@ use bytes::Loans;
 pub(crate) use bytes::{Loan, LoanCell};
 pub use bytes::{Memory, Received};
 pub use calls::{Call, CallInput, Called, CalledOutput, Pending};
-pub(crate) use responder::{Collected, Stash, merge};
+pub(crate) use responder::{Collected, Sent, Stash, merge};
 pub use responder::{Content, Reply, ReplyOutput, Responder};
 
 /// The runtime, for backends: clones are the same one.

@@ -1,6 +1,7 @@
 //! Backends that are files: a shared library with the C interface of `pharos_backend.h`, an executable built on the library
-//! `pharos-worker`, or a `model.py` that serves models of its kind. Libraries and Python code are looked for in the
-//! version's directory, the model's directory and the backend's directory, in this order, as Triton does.
+//! `pharos-worker`, or a `model.py` that serves models of its kind. As in Triton libraries are looked for in the version's
+//! directory, the model's and the backend's, in this order, and the others in the backend's alone: a `model.py` of a version
+//! is the model's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,17 +39,17 @@ pub(crate) fn find(program: &Program, (model, name): (&str, &str), places: &[&Pa
         ));
     }
     let own = program.backends.as_ref().map(|directory| directory.join(name));
-    let all = || places.iter().copied().chain(own.as_deref());
+    let mut all = places.iter().copied().chain(own.as_deref());
     let file = |directory: &Path, name: &str| Some(directory.join(name)).filter(|path| path.is_file()).map(absolute);
     let library = format!("libpharos_{name}.so");
-    if let Some(path) = all().find_map(|directory| file(directory, &library)) {
+    if let Some(path) = all.find_map(|directory| file(directory, &library)) {
         return Ok(Found::Library(path));
     }
     let worker = format!("pharos-worker-{name}");
     if let Some(path) = own.as_deref().and_then(|directory| file(directory, &worker)) {
         return Ok(Found::Worker(path));
     }
-    if let Some(path) = all().find_map(|directory| file(directory, "model.py")) {
+    if let Some(path) = own.as_deref().and_then(|directory| file(directory, "model.py")) {
         return Ok(Found::Python(path));
     }
     Err(missing(program, (model, name)))

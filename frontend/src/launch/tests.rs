@@ -90,8 +90,7 @@ fn backends_are_found_in_the_order_that_is_said() {
     assert!(place.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
     for (file, expected) in [
         ("backends/mine/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
-        ("m/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/m/model.py"),
-        ("m/1/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/m/1/model.py"),
+        ("m/1/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
         ("backends/mine/pharos-worker-mine", "/backends/mine/pharos-worker-mine"),
         (
             "backends/mine/libpharos_mine.so",

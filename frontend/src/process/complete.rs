@@ -9,6 +9,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
 use tokio::process::Child;
 use tokio::task::JoinHandle;
@@ -67,12 +68,26 @@ async fn ask(launch: &Launch, model: &str, question: String, out: &Path) -> io::
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =
         command.process_group(0).kill_on_drop(true).spawn().map_err(|error| cannot_start(launch, &error))?;
+    let mut group = Group(child.id());
     let printed = [forward(child.stdout.take(), model, false), forward(child.stderr.take(), model, true)];
     let status = give_and_wait(&mut child, question).await?;
+    group.0 = None;
     for forwarded in printed.into_iter().flatten() {
         let _ = timeout(LAST_WORDS, forwarded).await;
     }
     Ok(status)
+}
+
+/// The group of a process that has not been waited for. Dropped, it is ended: an interpreter may be a script that starts one.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let pid = self.0.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if let Some(pid) = pid {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
 }
 
 async fn give_and_wait(child: &mut Child, question: String) -> io::Result<ExitStatus> {

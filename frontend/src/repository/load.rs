@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pharos::classification;
@@ -14,6 +14,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup};
 use pharos::supervisor;
+use pharos::timeline::Instant;
 
 use super::prepare::{Prepared, Version};
 use super::serving::Executor;
@@ -103,10 +104,11 @@ impl Repository {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
                 let model = ModelVersion::new(prepared.name.as_str(), number);
+                let began = clock::now();
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
                 let series = Unserved::new(&self.cache, &model, &config, go_on);
-                self.start_version((prepared, version), &model, (config, launch), series).await
+                self.start_version((prepared, version), &model, (config, launch, began), series).await
             }
         }
     }
@@ -115,10 +117,9 @@ impl Repository {
         self: &Arc<Self>,
         (prepared, version): (&Prepared, &Version),
         model: &ModelVersion,
-        (config, launch): (Arc<ModelConfig>, Launch),
+        (config, launch, began): (Arc<ModelConfig>, Launch, Instant),
         unserved: Unserved,
     ) -> Result<Serving, String> {
-        let began = clock::now();
         let directory = &version.directory;
         let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
         check_initial_states(&config, directory)?;
@@ -207,6 +208,7 @@ impl Repository {
 
     /// What is the same for all instances of a version in this directory.
     fn plan(self: &Arc<Self>, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+        let this: Weak<Self> = Arc::downgrade(self);
         Arc::new(Plan {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
@@ -219,7 +221,7 @@ impl Repository {
             },
             launch,
             cache: self.cache.clone(),
-            models: Arc::downgrade(self),
+            models: this,
             warmups,
             metrics: self.metrics.subscribe(),
         })

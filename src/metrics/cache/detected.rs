@@ -90,3 +90,62 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
         ))),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::metrics::cache::Settings;
+    use crate::metrics::catalog::Catalog;
+    use crate::metrics::channel::Definition;
+
+    fn cache() -> Cache {
+        let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \
+                    - {name: Off, unit: Count, enabled: false}\n";
+        Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("host"))
+    }
+
+    fn described(name: &str, kind: Kind, buckets: &[f64]) -> Described {
+        let (description, dimensions) = ("how long".to_owned(), vec!["shop".to_owned()]);
+        Described { name: name.to_owned(), kind, description, buckets: buckets.to_vec(), dimensions }
+    }
+
+    #[test]
+    fn a_described_metric_needs_no_definition() {
+        let cache = cache();
+        let series = |kind| {
+            let labels = vec![("shop".to_owned(), "a".to_owned())];
+            cache.resolve(&Definition { name: "waited".to_owned(), kind: Some(kind), unit: String::new(), labels })
+        };
+        assert!(matches!(series(Kind::Histogram), Err(SampleError::Undeclared(_))));
+        cache.describe(&described("waited", Kind::Histogram, &[0.5, 2.0])).unwrap();
+        series(Kind::Histogram).unwrap().add_or_update(1.0).unwrap();
+        // Described once more, by another instance or otherwise: what is there stays.
+        cache.describe(&described("waited", Kind::Gauge, &[])).unwrap();
+        assert!(matches!(series(Kind::Gauge), Err(SampleError::WrongKind { .. })));
+        let (spec, _) = cache.find("waited").unwrap();
+        assert_eq!((spec.help.as_str(), spec.buckets.as_slice()), ("how long", &[0.5, 2.0][..]));
+        cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
+        assert_eq!(cache.find("waited").unwrap().0.buckets, [0.5, 2.0]);
+    }
+
+    #[test]
+    fn what_cannot_be_a_metric_is_refused() {
+        let cache = cache();
+        for (metric, expected) in [
+            (described("a b", Kind::Gauge, &[]), "BadName"),
+            (described("a", Kind::Histogram, &[2.0, 2.0]), "BadValue"),
+            (described("a", Kind::Histogram, &[f64::NAN]), "BadValue"),
+            (described("a", Kind::Histogram, &[1.0, f64::INFINITY]), "BadValue"),
+            (Described { dimensions: vec!["le".to_owned()], ..described("a", Kind::Histogram, &[1.0]) }, "BadValue"),
+            (Described { dimensions: vec!["b".to_owned(); 2], ..described("a", Kind::Gauge, &[]) }, "BadValue"),
+            (Described { dimensions: vec!["9".to_owned()], ..described("a", Kind::Gauge, &[]) }, "BadName"),
+            (described("Off", Kind::Counter, &[]), "Disabled"),
+            (described("Orders_created", Kind::Gauge, &[]), "Collision"),
+        ] {
+            let refused = format!("{:?}", cache.describe(&metric).unwrap_err());
+            assert!(refused.starts_with(expected), "{metric:?}: {refused}");
+        }
+        assert_eq!(cache.describe(&described("Orders", Kind::Gauge, &[])), Ok(()), "met again in its series");
+    }
+}

@@ -32,7 +32,7 @@ uint32_t pharos_backend_abi_version(void)
 
 uint32_t pharos_backend_wants(void)
 {
-    return PHAROS_WANTS_DETAILS;
+    return PHAROS_WANTS_DETAILS | PHAROS_BEARS_CHANGES; /* what is in an input is read once */
 }
 
 /* Whether the two sides agree about the structures that the server fills. */
@@ -243,6 +243,14 @@ static pharos_code write_log(instance *self, const pharos_batch *batch, pharos_o
     self->host->log(PHAROS_LOG_WARNING, "a level: warning\na level: second line");
     self->host->log(PHAROS_LOG_ERROR, "a level: error");
     self->host->log(PHAROS_LOG_VERBOSE, "a level: verbose");
+    return identity(self, batch, outputs);
+}
+
+/* How far the input's address is behind a multiple of 64: 0, unless it is a client's own memory. */
+static pharos_code tell_alignment(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
+{
+    pharos_parameter parameter = pharos_int("alignment", (int64_t)((uintptr_t)self->host->input(batch, 0)->data % 64));
+    self->host->set_parameter(outputs, 0, &parameter);
     return identity(self, batch, outputs);
 }
 
@@ -560,6 +568,8 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
         return describe(self, batch, outputs);
     if (strcmp(how, "log") == 0)
         return write_log(self, batch, outputs);
+    if (strcmp(how, "alignment") == 0)
+        return tell_alignment(self, batch, outputs);
     if (strcmp(how, "details") == 0)
         return describe_details(self, batch, outputs);
     if (strcmp(how, "record") == 0)

@@ -109,7 +109,7 @@ impl Backend for PythonModel {
             outputs.inputs_ready();
             let result = self.executed(py, &requests);
             outputs.computed();
-            self.leave_a_fork();
+            self.leave_a_fork(py);
             let result = result.map_err(Failure::from);
             let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
             if let Err(failure) = result {
@@ -182,10 +182,13 @@ impl PythonModel {
     }
 
     /// Ends a process that `execute` has forked and not ended: the connection to the server is the parent's.
-    fn leave_a_fork(&self) {
+    fn leave_a_fork(&self, py: Python<'_>) {
         if std::process::id() != self.process {
             eprintln!("a process forked by the model has come back from execute; it ends here");
-            std::process::exit(0);
+            // Without what the parent has registered for its own end.
+            if py.import("os").and_then(|os| os.call_method1("_exit", (0,))).is_err() {
+                std::process::abort();
+            }
         }
     }
 }

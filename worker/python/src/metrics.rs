@@ -1,5 +1,6 @@
 //! Metrics that a model records: the handles behind `pb_utils.MetricFamily` and `pharos_worker.metrics`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pharos::metrics::catalog::Kind;
@@ -82,9 +83,9 @@ fn own_series(
     let (dimensions, values): (Vec<String>, Vec<String>) = labels.into_iter().unzip();
     let (name, description) = (name.to_owned(), description.to_owned());
     let metric = backend::Described { name, kind, description, buckets, dimensions };
-    let values: Vec<&str> = values.iter().map(String::as_str).collect();
-    let series = metrics()?.own_series(&metric, &values).map_err(|error| refused(&error))?;
-    Ok(Series { series, kind, value: AtomicU64::new(0f64.to_bits()) })
+    let texts: Vec<&str> = values.iter().map(String::as_str).collect();
+    let series = metrics()?.own_series(&metric, &texts).map_err(|error| refused(&error))?;
+    Ok(Series { series, kind, value: model()?.value(metric.name, values) })
 }
 
 /// Sends what is gathered.
@@ -129,8 +130,9 @@ impl Recorder {
 pub(crate) struct Series {
     series: backend::Series,
     kind: Kind,
-    /// What this process has recorded, as the bits of a double: a counter's sum, a gauge's value.
-    value: AtomicU64,
+    /// What this process has recorded, as the bits of a double: a counter's sum, a gauge's value. All handles of a series have
+    /// the same.
+    value: Arc<AtomicU64>,
 }
 
 impl Series {

@@ -1,7 +1,8 @@
 //! What the requests of a model share: its configuration, where its outputs stand in it, the runtime.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pharos::model::ModelConfig;
 use pharos_worker::backend::{Context, Runtime};
@@ -19,6 +20,8 @@ pub(crate) struct Model {
     outputs: HashMap<String, usize>,
     /// Whether requests may be made: between `initialize` and `finalize`.
     open: AtomicBool,
+    /// The values of the model's own metrics, by name and labels. Held while a handle is made.
+    values: Mutex<HashMap<(String, Vec<String>), Arc<AtomicU64>>>,
 }
 
 impl Model {
@@ -26,12 +29,18 @@ impl Model {
         let (config, runtime) = (context.config.clone(), context.runtime.clone());
         let outputs = config.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
         let (instance, version) = (context.instance.to_owned(), i64::try_from(context.version).unwrap_or(i64::MAX));
-        Self { config, instance, version, runtime, outputs, open: AtomicBool::new(false) }
+        Self { config, instance, version, runtime, outputs, open: AtomicBool::new(false), values: Mutex::default() }
     }
 
     /// The place of an output in the configuration.
     pub(crate) fn output(&self, name: &str) -> Option<usize> {
         self.outputs.get(name).copied()
+    }
+
+    /// The value of the series of a metric that the model describes: the bits of a double, 0 at first.
+    pub(crate) fn value(&self, name: String, labels: Vec<String>) -> Arc<AtomicU64> {
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(values.entry((name, labels)).or_default())
     }
 
     /// Says whether the model serves.

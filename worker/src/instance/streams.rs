@@ -14,6 +14,7 @@ use pharos::wire::{OutputBlock, WireError};
 use super::{Outputs, new_block, wire_error};
 use crate::backend::run_error;
 use crate::clock;
+use crate::runtime::Sent;
 
 /// A response in the making, of one request of a decoupled model. Dropped, it is not sent.
 pub struct Response<'o, 'a> {
@@ -61,7 +62,8 @@ impl<'a> Outputs<'a> {
     fn end(&mut self, request: usize, now: Instant, error: Option<WireError>) -> Result<(), InferError> {
         let place = self.streamed(request)?;
         let empty = error.is_none();
-        self.shared.send_response(place, (Vec::new(), Vec::new()), error, (true, empty), now)
+        let sent = Sent { error, last: true, empty, ..Sent::default() };
+        self.shared.send_response(place, (sent, now))
     }
 
     /// A request of a decoupled model.
@@ -152,7 +154,8 @@ impl Response<'_, '_> {
         let (outputs, parameters) = (std::mem::take(&mut self.blocks), std::mem::take(&mut self.parameters));
         let place = (self.outputs.execute.batch, self.request);
         let error = error.map(wire_error);
-        self.outputs.shared.send_response(place, (outputs, parameters), error, (last, false), self.output_start)
+        let sent = Sent { outputs, parameters, error, last, empty: false };
+        self.outputs.shared.send_response(place, (sent, self.output_start))
     }
 
     fn withdraw(&mut self) {

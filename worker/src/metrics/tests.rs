@@ -346,3 +346,37 @@ fn cost_of_a_sample() {
     time("kept series, with the batch's ids", &|| series.add_or_update(1.0));
     time("kept series, with one's id", &|| series.add_or_update_for(1.0, Requests::One(0)));
 }
+
+#[test]
+fn a_model_may_describe_its_own_metrics() {
+    let mut world = world(false);
+    let described = |name: &str, kind, dimensions: &[&str]| Described {
+        name: name.to_owned(),
+        kind,
+        description: "its own".to_owned(),
+        buckets: Vec::new(),
+        dimensions: dimensions.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let own = described("held", Kind::Gauge, &["a"]);
+    world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(2.0);
+    world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(3.0);
+    // What metrics.yaml defines is taken as it is defined there.
+    world.metrics.own_series(&described("Orders", Kind::Counter, &["shop"]), &["n"]).unwrap().add_or_update(1.0);
+    // A definition that does not know it changes nothing for it.
+    world.metrics.redefine(DEFINITION).unwrap();
+    world.metrics.own_series(&own, &["y"]).unwrap().add_or_update(4.0);
+    for (wrong, expected) in [
+        (described("held", Kind::Counter, &["a"]), "WrongKind"),
+        (described("held", Kind::Gauge, &["b"]), "WrongLabels"),
+        (described("Orders", Kind::Gauge, &["shop"]), "WrongKind"),
+        (described("QueueTime", Kind::Gauge, &["Level", "Hostname"]), "Reserved"),
+        (described("9", Kind::Gauge, &[]), "BadName"),
+    ] {
+        let refused = format!("{:?}", world.metrics.own_series(&wrong, &["x"]).err().unwrap());
+        assert!(refused.contains(expected), "{refused}");
+    }
+    let (came, dropped) = world.came();
+    let own: Vec<_> = came.iter().filter(|came| came.0 == "held").map(|came| (came.1[0].as_str(), came.2)).collect();
+    assert_eq!(own, [("a=x", 2.0), ("a=x", 3.0), ("a=y", 4.0)]);
+    assert_eq!((came.len(), dropped), (4, 0));
+}

@@ -209,9 +209,11 @@ impl Shared {
     }
 }
 
-impl Pending {
-    /// The next answer; waits for it. `None` after the last. A last response without content is given too.
-    pub fn next(&mut self) -> Option<Result<Called, InferError>> {
+/// The next answer, for which it waits; none after the last. A last response without content is given too.
+impl Iterator for Pending {
+    type Item = Result<Called, InferError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
         if self.ended {
             return None;
         }
@@ -226,7 +228,9 @@ impl Pending {
         }
         Some(self.called(answer))
     }
+}
 
+impl Pending {
     fn called(&self, answer: Answer) -> Result<Called, InferError> {
         let blocks = answer.outputs.iter().map(|output| (output.offset, output.len));
         let loan = (answer.loan != 0).then(|| Loan::new(&self.shared, answer.loan, blocks));

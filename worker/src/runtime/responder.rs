@@ -75,6 +75,18 @@ struct Stream {
     given_up: bool,
 }
 
+/// A response as it is sent.
+#[derive(Default)]
+pub(crate) struct Sent {
+    pub(crate) outputs: Vec<OutputBlock>,
+    pub(crate) parameters: Parameters,
+    pub(crate) error: Option<WireError>,
+    /// None follows.
+    pub(crate) last: bool,
+    /// It says nothing but that.
+    pub(crate) empty: bool,
+}
+
 /// What was answered on its own while the batch was executed, of a model that answers once.
 #[derive(Default)]
 pub(crate) struct Stash {
@@ -215,11 +227,9 @@ impl Shared {
     pub(crate) fn send_response(
         &self,
         place: Place,
-        (outputs, parameters): (Vec<OutputBlock>, Parameters),
-        error: Option<WireError>,
-        (last, empty): (bool, bool),
-        output_start: Instant,
+        (content, output_start): (Sent, Instant),
     ) -> Result<(), InferError> {
+        let Sent { outputs, parameters, error, last, empty } = content;
         let mut state = self.board.lock();
         let streams = state.streams(place)?;
         let stamps = streams.stamps(output_start, clock::now());
@@ -315,8 +325,8 @@ impl Responder {
             blocks.clear();
             memories.clear();
         }
-        let content = (blocks, parameters);
-        let sent = self.shared.send_response(self.place, content, error.map(wire_error), (last, false), output_start);
+        let sent = Sent { outputs: blocks, parameters, error: error.map(wire_error), last, empty: false };
+        let sent = self.shared.send_response(self.place, (sent, output_start));
         if sent.is_ok() {
             memories.into_iter().for_each(Memory::sent);
         }
@@ -373,8 +383,8 @@ impl Responder {
         if !self.decoupled {
             return self.respond(Reply { error: Some(run_error(UNANSWERED)), ..Reply::default() }, true);
         }
-        let none = (Vec::new(), Vec::new());
-        self.shared.send_response(self.place, none, None, (true, true), clock::now())
+        let end = Sent { last: true, empty: true, ..Sent::default() };
+        self.shared.send_response(self.place, (end, clock::now()))
     }
 
     /// Ends the responses with an error. One that has ended already has no place for it.

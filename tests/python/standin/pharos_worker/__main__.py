@@ -85,7 +85,7 @@ def serve(instance):
     if "refuse" in todo:
         send(b"\x02" + text(todo["refuse"]))
     else:
-        send(b"\x01" + text("stand-in") + struct.pack("<Q", 0))
+        send(b"\x01" + text("stand-in") + struct.pack("<Q?", 0, False))
     while True:
         receive()
 

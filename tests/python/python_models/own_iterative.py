@@ -1,0 +1,32 @@
+"""Has a request executed as often as it says, once more each time, and then gives the number of times; if it is decoupled, each
+time has a response."""
+
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def initialize(self, args):
+        self.decoupled = pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+        self.times = {}
+
+    def execute(self, requests):
+        responses = [self.step(request) for request in requests]
+        return None if self.decoupled else responses
+
+    def step(self, request):
+        wanted = request.inputs()[0].as_numpy()
+        times = self.times[request.request_id()] = self.times.get(request.request_id(), 0) + 1
+        again = times < wanted.flat[0]
+        if again:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full_like(wanted, times))])
+        if self.decoupled:
+            flags = 0 if again else pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(response, flags)
+            return None
+        return None if again else response

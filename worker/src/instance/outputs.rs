@@ -1,0 +1,307 @@
+//! What a backend fills: the outputs of one batch, and what becomes of each of its requests.
+
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::infer::{Parameter, Parameters};
+use pharos::model::ModelConfig;
+use pharos::tensor::{DataType, byte_size};
+use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::{Done, Execute, OutputBlock, WireError};
+
+use super::lent::Lent;
+use super::{Executed, wire_error};
+use crate::backend::{Arena, run_error};
+use crate::clock;
+use crate::metrics::Metrics;
+use crate::runtime::{Collected, Loan, Received, Responder, Shared, Stash, full, merge};
+
+/// The outputs of one batch: memory, stamps, and requests that failed.
+pub struct Outputs<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) arena: &'a Arena,
+    pub(super) config: &'a ModelConfig,
+    pub(super) execute: &'a Execute,
+    pub(super) blocks: Vec<OutputBlock>,
+    /// Offsets of blocks that are in no answer.
+    pub(super) withdrawn: Vec<u64>,
+    pub(super) failed: Vec<(u32, WireError)>,
+    pub(super) rescheduled: Vec<u32>,
+    /// The positions of the requests that are executed now; empty for all of the batch.
+    pub(super) part: Vec<u32>,
+    /// The first of `blocks` that is theirs.
+    pub(super) part_from: usize,
+    pub(super) parameters: Vec<(u32, Parameters)>,
+    /// Whether requests may be rescheduled.
+    pub(super) iterative: bool,
+    /// Requests may be answered on their own.
+    pub(super) registered: bool,
+    /// For a batch that uses memory of clients.
+    pub(super) lent: Option<Lent<'a>>,
+    pub(super) start: Instant,
+    pub(super) input_end: Option<Instant>,
+    pub(super) output_start: Option<Instant>,
+}
+
+impl<'a> Outputs<'a> {
+    pub(super) fn new(
+        shared: &'a Arc<Shared>,
+        (config, execute): (&'a ModelConfig, &'a Execute),
+        start: Instant,
+    ) -> Self {
+        Self {
+            shared,
+            arena: &shared.outputs,
+            config,
+            execute,
+            blocks: Vec::new(),
+            withdrawn: Vec::new(),
+            failed: Vec::new(),
+            rescheduled: Vec::new(),
+            part: Vec::new(),
+            part_from: 0,
+            parameters: Vec::new(),
+            iterative: config.has_iterative_sequences(),
+            registered: false,
+            lent: None,
+            start,
+            input_end: None,
+            output_start: None,
+        }
+    }
+
+    /// Has the requests known as such that may be answered on their own.
+    pub(super) fn register(&mut self) {
+        if !std::mem::replace(&mut self.registered, true) {
+            self.shared.batch_begins(self.execute, self.config.decoupled, self.start);
+            if let Some(at) = self.input_end {
+                self.shared.inputs_ready(self.execute.batch, at);
+            }
+        }
+    }
+
+    /// Takes the answers of the request at this position of the batch into the backend's own hands: what it
+    /// [responds](Responder::respond) is sent, from any thread, also after the batch is over. The instance takes its next
+    /// batch meanwhile. If the batch fails as a whole, its requests fail with it as far as they have not ended.
+    ///
+    /// # Errors
+    /// There is no such request, it has a responder already, or the model has states, which are kept when a batch is over.
+    pub fn detach(&mut self, request: usize) -> Result<Responder, InferError> {
+        if !self.config.states.is_empty() {
+            return Err(run_error("requests of a model with states are answered with their batch"));
+        }
+        self.register();
+        Responder::new(self.shared, (self.config, self.execute), u32::try_from(request).unwrap_or(u32::MAX))
+    }
+
+    /// The metrics of this process. What this thread records is for the requests of the batch, unless it says otherwise.
+    pub fn metrics(&self) -> &'a Metrics {
+        &self.shared.metrics
+    }
+
+    /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
+    ///
+    /// # Errors
+    /// The output arena is full.
+    pub fn allocate(
+        &mut self,
+        output: usize,
+        datatype: DataType,
+        shape: &[i64],
+        len: usize,
+    ) -> Result<&'a mut [u8], InferError> {
+        if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len)) {
+            let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+            let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);
+            self.blocks.push(OutputBlock {
+                output,
+                requests,
+                datatype,
+                shape,
+                offset: 0,
+                len,
+                placed: true,
+                lent: None,
+            });
+            return Ok(memory);
+        }
+        let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
+        block.requests.clone_from(&self.part);
+        self.blocks.push(block);
+        Ok(memory)
+    }
+
+    /// [`Outputs::allocate`] for a datatype of fixed size: the length follows from the shape.
+    ///
+    /// # Errors
+    /// As [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
+    pub fn allocate_fixed(
+        &mut self,
+        output: usize,
+        datatype: DataType,
+        shape: &[i64],
+    ) -> Result<&'a mut [u8], InferError> {
+        let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))?;
+        self.allocate(output, datatype, shape, len)
+    }
+
+    /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
+    /// valid until the batch is done, and is in use until then.
+    pub fn withdraw(&mut self, output: usize) {
+        for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
+            if !block.placed {
+                self.withdrawn.push(block.offset);
+            }
+        }
+    }
+
+    /// Adds a parameter to the response of one request of the batch, by its position.
+    pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
+        let request = u32::try_from(request).unwrap_or(u32::MAX);
+        merge(&mut self.parameters, request, vec![(name.to_owned(), value)]);
+    }
+
+    /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
+    /// request's last response, and leaves at once.
+    pub fn fail(&mut self, request: usize, error: InferError) {
+        if self.config.decoupled {
+            return self.fail_stream(request, error);
+        }
+        self.failed.push((self.position(request), wire_error(error)));
+    }
+
+    /// Has a request executed once more, as soon as an instance can: for the iterative sequences of
+    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. What this batch gives as its answer is
+    /// thrown away; in a decoupled model it may have had responses, but not its last.
+    ///
+    /// # Errors
+    /// The model's sequences are not iterative; Triton's text.
+    pub fn reschedule(&mut self, request: usize) -> Result<(), InferError> {
+        if !self.iterative {
+            return Err(run_error(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to \
+                 handle such a flag.",
+            ));
+        }
+        let position = self.position(request);
+        if let Err(place) = self.rescheduled.binary_search(&position) {
+            self.rescheduled.insert(place, position);
+        }
+        Ok(())
+    }
+
+    /// The position in the whole batch of a request of this part.
+    pub(super) fn position(&self, request: usize) -> u32 {
+        let whole = u32::try_from(request).unwrap_or(u32::MAX);
+        if self.part.is_empty() { whole } else { self.part.get(request).copied().unwrap_or(u32::MAX) }
+    }
+
+    /// Stamps that the inputs are where the model wants them. Not called: at once.
+    pub fn inputs_ready(&mut self) {
+        if self.input_end.is_none() {
+            let now = clock::now();
+            self.input_end = Some(now);
+            if self.registered {
+                self.shared.inputs_ready(self.execute.batch, now);
+            }
+        }
+    }
+
+    /// Stamps that the model has computed. Not called: when `execute` returns.
+    pub fn computed(&mut self) {
+        self.output_start = Some(clock::now());
+    }
+
+    /// What has come of the batch, whose inputs this is the loan of.
+    pub(super) fn executed(mut self, loan: Option<Arc<Loan>>, error: Option<InferError>) -> Executed {
+        let batch = self.execute.batch;
+        let Collected { stash, open } = match self.registered {
+            true => self.shared.batch_ends(batch, error.is_none(), &self.rescheduled),
+            false => Collected::default(),
+        };
+        let kept = self.take(stash, loan.as_ref());
+        let error = self.place(self.config, error);
+        let mut done = self.done(batch, error);
+        let own = |bytes: &&Received| bytes.loan().zip(loan.as_ref()).is_some_and(|(one, own)| Arc::ptr_eq(one, own));
+        let ours = 1 + kept.iter().filter(own).count();
+        if let Some(loan) = loan.as_ref().filter(|loan| Arc::strong_count(loan) > ours) {
+            loan.hold();
+            done.held = true;
+        }
+        done.open = open;
+        Executed { done, panicked: false, kept: (kept, loan) }
+    }
+
+    /// Adds what requests were answered with on their own. Gives what the outputs are lent from.
+    fn take(&mut self, stash: Stash, loan: Option<&Arc<Loan>>) -> Vec<Received> {
+        let Stash { outputs, parameters, failed } = stash;
+        self.failed.extend(failed);
+        for (request, parameters) in parameters {
+            merge(&mut self.parameters, request, parameters);
+        }
+        if outputs.is_empty() {
+            return Vec::new();
+        }
+        let requests: Vec<u32> = outputs.iter().map(|(request, _)| *request).collect();
+        let may_lend = self.lent.is_none();
+        match Stash::into_blocks(outputs, self.shared, (loan, may_lend)) {
+            Ok((blocks, kept)) => {
+                self.blocks.extend(blocks);
+                kept
+            }
+            Err(error) => {
+                self.failed.extend(requests.into_iter().map(|request| (request, wire_error(error.clone()))));
+                Vec::new()
+            }
+        }
+    }
+
+    fn done(mut self, batch: u64, error: Option<InferError>) -> Done {
+        let end = clock::now();
+        let input_end = self.input_end.unwrap_or(self.start);
+        let stamps = ComputeStamps {
+            start: self.start,
+            input_end,
+            output_start: self.output_start.unwrap_or(end).max(input_end),
+            end,
+        };
+        if error.is_some() {
+            let made = self.blocks.iter().filter(|block| !block.placed && block.lent.is_none());
+            self.withdrawn.extend(made.map(|block| block.offset));
+        }
+        self.arena.release(&self.withdrawn);
+        let (open, held) = (Vec::new(), false);
+        let Some(error) = error else {
+            let Self { failed, parameters, rescheduled, blocks: outputs, .. } = self;
+            return Done { batch, stamps, error: None, failed, outputs, parameters, rescheduled, open, held };
+        };
+        let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let error = Some(wire_error(error));
+        Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held }
+    }
+}
+
+/// A new block of the arena for an output, and its memory.
+pub(super) fn new_block<'m>(
+    arena: &'m Arena,
+    (output, datatype): (usize, DataType),
+    shape: &[i64],
+    len: usize,
+) -> Result<(OutputBlock, &'m mut [u8]), InferError> {
+    let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+    let (block, memory) = arena.allocate(len as u64).ok_or_else(|| full(len, arena.capacity()))?;
+    Ok((
+        OutputBlock {
+            output,
+            requests: Vec::new(),
+            datatype,
+            shape: shape.to_vec(),
+            offset: block.offset,
+            len: block.len,
+            placed: false,
+            lent: None,
+        },
+        memory,
+    ))
+}
