@@ -232,6 +232,8 @@ impl Programs {
                 }
                 command.arg("--model-repository").arg(models);
                 command.arg("--metrics-location").arg(scratch.path("pharos-logs"));
+                // The largest request has eight rows of 16 MiB.
+                command.arg(format!("--http-max-input-size={}", 256 << 20));
                 for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {
                     command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
                 }
