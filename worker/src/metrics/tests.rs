@@ -369,7 +369,7 @@ fn a_model_may_describe_its_own_metrics() {
         (described("held", Kind::Counter, &["a"]), "WrongKind"),
         (described("held", Kind::Gauge, &["b"]), "WrongLabels"),
         (described("Orders", Kind::Gauge, &["shop"]), "WrongKind"),
-        (described("QueueTime", Kind::Gauge, &["Level", "Hostname"]), "Reserved"),
+        (described("QueueTime", Kind::Gauge, &["Level", "Hostname"]), "BadName"),
         (described("9", Kind::Gauge, &[]), "BadName"),
     ] {
         let refused = format!("{:?}", world.metrics.own_series(&wrong, &["x"]).err().unwrap());
