@@ -18,6 +18,9 @@ use crate::model::Model;
 use crate::request::{InferenceRequest, SEQUENCE_END, SEQUENCE_START, Told};
 use crate::tensor::Tensor;
 
+/// One request's part of an input: its shape, and where it is in the bytes of the batch.
+type Part = (Vec<i64>, Range<usize>);
+
 /// The ways back to the clients.
 pub(crate) fn answers(
     model: &Arc<Model>,
@@ -91,7 +94,7 @@ fn is_given(model: &Model, input: &Input<'_>) -> bool {
 }
 
 /// The shape of each request's part of an input, and where it is.
-fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<(Vec<i64>, Range<usize>)>, InferError> {
+fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part>, InferError> {
     let whole = || (input.shape.to_vec(), 0..input.data.len());
     if let Some(shapes) = ragged(model, batch, input) {
         return cut_ragged(input, shapes);
@@ -132,7 +135,7 @@ fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec
 }
 
 /// The parts of an input whose requests have these shapes.
-fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<(Vec<i64>, Range<usize>)>, InferError> {
+fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<Part>, InferError> {
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let ends = match input.datatype {
         DataType::Bytes => cut::text_ends(input.data, counts.iter().sum(), &counts),

@@ -46,7 +46,7 @@ const DLPACK: [(u8, &[DataType]); 5] = [
 /// The datatype of DLPack's code and bits.
 pub(crate) fn of_dlpack(code: u8, bits: u8) -> Option<DataType> {
     let (_, datatypes) = DLPACK.iter().find(|(known, _)| *known == code)?;
-    datatypes.iter().copied().find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits % 8 == 0)
+    datatypes.iter().copied().find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits.is_multiple_of(8))
 }
 
 /// DLPack's code and bits; `None` for BYTES.

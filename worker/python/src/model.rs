@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pharos::model::ModelConfig;
 use pharos_worker::backend::{Context, Runtime};
 
+/// What counters and gauges have come to, by name and labels, as the bits of doubles.
+type Values = HashMap<(String, Vec<String>), Arc<AtomicU64>>;
+
 /// A loaded model, as its requests see it.
 pub(crate) struct Model {
     /// The configuration.
@@ -21,7 +24,7 @@ pub(crate) struct Model {
     /// Whether requests may be made: between `initialize` and `finalize`.
     open: AtomicBool,
     /// The values of the model's own metrics, by name and labels. Held while a handle is made.
-    values: Mutex<HashMap<(String, Vec<String>), Arc<AtomicU64>>>,
+    values: Mutex<Values>,
 }
 
 impl Model {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
-use pharos::tensor::push_bytes_element;
+use pharos::tensor::{DataType, push_bytes_element};
 use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
