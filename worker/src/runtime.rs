@@ -10,6 +10,7 @@ mod board;
 mod bytes;
 mod calls;
 mod responder;
+mod stash;
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -31,8 +32,9 @@ use bytes::Loans;
 pub(crate) use bytes::{Loan, LoanCell};
 pub use bytes::{Memory, Received};
 pub use calls::{Call, CallInput, Called, CalledOutput, Pending};
-pub(crate) use responder::{Collected, Sent, Stash, merge};
+pub(crate) use responder::{Collected, Sent};
 pub use responder::{Content, Reply, ReplyOutput, Responder};
+pub(crate) use stash::{Stash, merge};
 
 /// The runtime, for backends: clones are the same one.
 #[derive(Clone)]

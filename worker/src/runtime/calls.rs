@@ -10,7 +10,7 @@ use pharos::infer::Parameters;
 use pharos::tensor::DataType;
 use pharos::wire::{self, Answer, Manage, ToFrontend, Verb};
 
-use super::responder::copied;
+use super::stash::copied;
 use super::{Content, Loan, Memory, Received, Runtime, Shared};
 use crate::backend::run_error;
 
