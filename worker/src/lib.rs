@@ -1,7 +1,7 @@
 //! The worker: one process that runs one instance of one model version, for the frontend that started it.
 //!
 //! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. A backend
-//! that wants more has the [`Runtime`](backend::Runtime). The worker never serves clients and never outlives its frontend.
+//! that wants more has the [`Runtime`]. The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
