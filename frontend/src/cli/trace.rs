@@ -317,7 +317,7 @@ pub enum TraceCommand {
         #[arg(long)]
         json: bool,
     },
-    /// The traces as Chrome trace events, which https://ui.perfetto.dev opens
+    /// The traces as Chrome trace events, for Perfetto (ui.perfetto.dev)
     Chrome {
         /// Trace files
         #[arg(value_name = "FILE", required = true)]
