@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use pharos::error::{InferError, Reason};
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
 use pharos::tensor::Tensor;
 use pharos::traced::Traced;
-use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb, WireError};
+use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
@@ -209,18 +209,21 @@ impl Shared {
         });
         match lent {
             Ok(answer) => self.answer(answer),
-            Err(error) => self.answer(Answer { call, error: Some(wire_error(error)), last, ..Answer::default() }),
+            Err(error) => self.answer(Answer { call, error: Some(error.into()), last, ..Answer::default() }),
         }
     }
 
     fn fail(&self, call: u64, error: InferError) {
-        self.answer(Answer { call, error: Some(wire_error(error)), last: true, ..Answer::default() });
+        self.answer(Answer { call, error: Some(error.into()), last: true, ..Answer::default() });
     }
 
     fn answer(&self, answer: Answer) {
-        let loan = answer.loan;
+        let (call, loan, last) = (answer.call, answer.loan, answer.last);
         if !self.link.send(&ToWorker::Answer(answer)) {
             self.link.give_back(&[loan]);
+            let text = "the ids and parameters of an answer are too long for the worker that has called";
+            let error = Some(InferError::new(ErrorCode::Internal, Reason::TooLarge, text).into());
+            self.link.send(&ToWorker::Answer(Answer { call, error, last, ..Answer::default() }));
         }
     }
 
@@ -254,9 +257,4 @@ fn bytes_of(link: &SharedLink, input: &CallInput) -> Option<Bytes> {
         Some(key) => link.passed_on(key, input.offset, input.len),
         None => link.arenas.outputs.take(input.offset, input.len),
     }
-}
-
-fn wire_error(error: InferError) -> WireError {
-    let of_region = error.reason == Reason::SharedMemory;
-    WireError { code: error.code, message: error.message, of_region }
 }

@@ -1,9 +1,9 @@
 //! The frontend's view of the arenas that it shares with one worker.
 //!
 //! Contract: the frontend writes an input block between allocating it and sending the frame that names it, and leaves
-//! it alone until the batch is done, or until the worker has returned what it said it keeps; a worker leaves an output block alone between the Done that names it and the
-//! release. A worker that breaks this can change the bytes of its own answers, never anything else: offsets and lengths
-//! are checked here, against lengths that the worker cannot change.
+//! it alone until the batch is done, or until the worker has returned what it said it keeps; a worker leaves an output
+//! block alone between the Done that names it and the release. A worker that breaks this can change the bytes of its own
+//! answers, never anything else: offsets and lengths are checked here, against lengths that the worker cannot change.
 
 use std::io;
 use std::os::fd::OwnedFd;

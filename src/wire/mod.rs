@@ -326,6 +326,13 @@ impl From<WireError> for InferError {
     }
 }
 
+impl From<InferError> for WireError {
+    fn from(error: InferError) -> Self {
+        let of_region = error.reason == Reason::SharedMemory;
+        Self { code: error.code, message: error.message, of_region }
+    }
+}
+
 /// An output of a batch in the worker's arena, or in the client's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputBlock {

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use pharos::error::{InferError, Reason};
+use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::wire::{Done, Execute, Load, Loaded, WireError};
 
@@ -28,7 +28,6 @@ use crate::state::States;
 use inputs::{batch_of, batch_with};
 use lent::Lent;
 pub use outputs::Outputs;
-use outputs::new_block;
 pub use streams::Response;
 
 /// A loaded model instance.
@@ -240,13 +239,12 @@ fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'
 /// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
 const MAX_MESSAGE: usize = 4 << 10;
 
-pub(crate) fn wire_error(error: InferError) -> WireError {
-    let InferError { code, reason, mut message, .. } = error;
-    if message.len() > MAX_MESSAGE {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
-        message.push_str("...");
+pub(crate) fn wire_error(mut error: InferError) -> WireError {
+    if error.message.len() > MAX_MESSAGE {
+        error.message.truncate(error.message.floor_char_boundary(MAX_MESSAGE));
+        error.message.push_str("...");
     }
-    WireError { code, message, of_region: reason == Reason::SharedMemory }
+    error.into()
 }
 
 /// What a panic said.

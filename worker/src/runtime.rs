@@ -16,7 +16,7 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::wire::{Load, Placement, ToFrontend};
 
 use crate::backend::{load_error, run_error};
@@ -96,6 +96,19 @@ impl Shared {
     /// Sends a frame. A broken connection shows where frames are read.
     pub(crate) fn send(&self, frame: &ToFrontend) {
         let _ = self.board.sender.send(frame);
+    }
+
+    /// As [`Shared::send`], for what a model says, which may be too much for a frame.
+    ///
+    /// # Errors
+    /// It is; nothing was sent.
+    fn send_if_it_fits(&self, frame: &ToFrontend) -> Result<(), InferError> {
+        match self.board.sender.send(frame) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, error.to_string()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Memory of clients.

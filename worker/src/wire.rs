@@ -4,7 +4,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pharos::wire::{PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length};
+use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Frames that come over a socket.
@@ -58,12 +58,16 @@ impl Sender {
     /// Sends a frame, in the order of the calls.
     ///
     /// # Errors
-    /// The connection is broken.
+    /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was sent.
     pub(crate) fn send(&self, frame: &ToFrontend) -> io::Result<()> {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Writer { socket, out } = &mut *writer;
         out.clear();
         frame.encode(out);
+        if out.len() > PREFIX + MAX_FRAME {
+            let text = format!("{} bytes are more than the {MAX_FRAME} that fit into one message", out.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         socket.write_all(out)
     }
 }

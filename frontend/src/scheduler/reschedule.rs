@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use pharos::data::Data;
-use pharos::error::{ErrorCode, InferError};
+use pharos::error::InferError;
 use pharos::id::RequestId;
 use pharos::infer::{InferInput, InferRequest};
 use pharos::metrics::record;
 use pharos::tensor::Tensor;
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::{Done, WireError};
+use pharos::wire::Done;
 
 use super::{Driver, InFlight, Request, State, traced};
 use crate::clock;
@@ -32,10 +32,9 @@ impl Driver {
                 continue;
             }
             if request.reply.is_closed() {
-                done.failed.push((position, cancelled()));
+                done.failed.push((position, InferError::cancelled().into()));
             } else if !state.scheduler.reschedule(id, request.reply.is_behind()) {
-                let message = NOT_ITERATIVE.to_owned();
-                done.failed.push((position, WireError { code: ErrorCode::Internal, message, of_region: false }));
+                done.failed.push((position, InferError::internal(NOT_ITERATIVE).into()));
             } else {
                 let (_, request) = std::mem::replace(place, Request::padding(stand_in(&place.1.part)));
                 let part = &request.part;
@@ -59,11 +58,6 @@ impl Driver {
     pub(super) fn resume(&self, id: RequestId) {
         self.turn(clock::now(), |state| state.scheduler.resume(id));
     }
-}
-
-fn cancelled() -> WireError {
-    let InferError { code, message, .. } = InferError::cancelled();
-    WireError { code, message, of_region: false }
 }
 
 /// What the batch's outputs are taken apart by in the place of a request: its shapes, without its data.

@@ -141,9 +141,7 @@ impl<'a> Outputs<'a> {
         datatype: DataType,
         shape: &[i64],
     ) -> Result<&'a mut [u8], InferError> {
-        let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))?;
-        self.allocate(output, datatype, shape, len)
+        self.allocate(output, datatype, shape, fixed_size(output, datatype, shape)?)
     }
 
     /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
@@ -280,6 +278,15 @@ impl<'a> Outputs<'a> {
         let error = Some(wire_error(error));
         Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held }
     }
+}
+
+/// The bytes of an output of a fixed size.
+///
+/// # Errors
+/// The shape has a negative dimension, or the datatype is BYTES.
+pub(super) fn fixed_size(output: usize, datatype: DataType, shape: &[i64]) -> Result<usize, InferError> {
+    let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
+    len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))
 }
 
 /// A new block of the arena for an output, and its memory.

@@ -7,11 +7,12 @@
 
 use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
-use pharos::tensor::{DataType, byte_size};
+use pharos::tensor::DataType;
 use pharos::timeline::Instant;
 use pharos::wire::{OutputBlock, WireError};
 
-use super::{Outputs, new_block, wire_error};
+use super::outputs::{fixed_size, new_block};
+use super::{Outputs, wire_error};
 use crate::backend::run_error;
 use crate::clock;
 use crate::runtime::Sent;
@@ -109,9 +110,7 @@ impl Response<'_, '_> {
         datatype: DataType,
         shape: &[i64],
     ) -> Result<&mut [u8], InferError> {
-        let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))?;
-        self.allocate(output, datatype, shape, len)
+        self.allocate(output, datatype, shape, fixed_size(output, datatype, shape)?)
     }
 
     /// Adds a parameter.

@@ -88,28 +88,18 @@ impl Shared {
         }
     }
 
-    /// Waits until there is what is looked for; `None` if the connection is over before.
-    pub(super) fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
-        let mut state = self.board.lock();
-        loop {
-            if let Some(found) = look(&mut state) {
-                return Some(found);
-            }
-            if state.closed.is_some() {
-                return None;
-            }
-            if state.reading {
-                state.waiting += 1;
-                state = self.board.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.waiting -= 1;
-                continue;
-            }
-            state = self.read_one(state);
-        }
+    /// Waits until there is what is looked for, and reads the socket meanwhile if nobody else does; `None` if the connection
+    /// is over before.
+    pub(super) fn wait<T>(&self, look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        self.wait_reading(true, look)
     }
 
     /// As [`Shared::wait`], for what the main thread does and no frame brings: who read the socket meanwhile would not see it.
-    pub(super) fn wait_for_main<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    pub(super) fn wait_for_main<T>(&self, look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        self.wait_reading(false, look)
+    }
+
+    fn wait_reading<T>(&self, may_read: bool, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.board.lock();
         loop {
             if let Some(found) = look(&mut state) {
@@ -117,6 +107,10 @@ impl Shared {
             }
             if state.closed.is_some() {
                 return None;
+            }
+            if may_read && !state.reading {
+                state = self.read_one(state);
+                continue;
             }
             state.waiting += 1;
             state = self.board.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

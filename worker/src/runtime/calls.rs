@@ -99,7 +99,8 @@ impl Runtime {
     /// Has another model infer. The request is under way when this returns.
     ///
     /// # Errors
-    /// There is no memory for an input. What the other model says against it is an answer.
+    /// There is no memory for an input, or its texts are too long for a message. What the other model says against it is an
+    /// answer.
     pub fn call(&self, call: Call) -> Result<Pending, InferError> {
         let number = self.begin_call();
         let (mut inputs, mut memories, mut lent) = (Vec::new(), Vec::new(), Vec::new());
@@ -125,7 +126,7 @@ impl Runtime {
             memories.push(memory);
         }
         let (model, id) = (call.model.clone(), call.id.clone());
-        self.0.send(&ToFrontend::Call(wire::Call {
+        let frame = ToFrontend::Call(wire::Call {
             call: number,
             model: call.model,
             version: call.version,
@@ -140,7 +141,8 @@ impl Runtime {
             parameters: call.parameters,
             decoupled: call.decoupled,
             parent: call.parent,
-        }));
+        });
+        self.0.send_if_it_fits(&frame).inspect_err(|_| self.end_call(number))?;
         memories.into_iter().for_each(Memory::sent);
         Ok(Pending { shared: self.0.clone(), call: number, model, id, taken: 0, ended: false, _lent: lent })
     }
@@ -149,7 +151,7 @@ impl Runtime {
     /// `config` for its configuration as JSON, `file:PATH` for a file of its directory.
     ///
     /// # Errors
-    /// The server's reason.
+    /// The server's reason, or the files together are more than fits into a message ([`pharos::wire::MAX_FRAME`]).
     pub fn load_model(&self, name: &str, files: Vec<(String, Vec<u8>)>) -> Result<(), InferError> {
         self.manage(name, Verb::Load(files)).map(drop)
     }
@@ -172,10 +174,10 @@ impl Runtime {
 
     fn manage(&self, model: &str, verb: Verb) -> Result<Answer, InferError> {
         let call = self.begin_call();
-        self.0.send(&ToFrontend::Manage(Manage { call, model: model.to_owned(), verb }));
-        let answer = self.0.next_answer(call);
+        let frame = ToFrontend::Manage(Manage { call, model: model.to_owned(), verb });
+        let answer = self.0.send_if_it_fits(&frame).map(|()| self.0.next_answer(call));
         self.end_call(call);
-        let answer = answer.ok_or_else(InferError::cancelled)?;
+        let answer = answer?.ok_or_else(InferError::cancelled)?;
         answer.error.clone().map_or(Ok(answer), |error| Err(error.into()))
     }
 

@@ -216,7 +216,7 @@ impl Shared {
     /// Sends a response of a request of its own. Under the lock, so that none overtakes another.
     ///
     /// # Errors
-    /// The request is over.
+    /// The request is over, or its parameters are too long for a message: then it goes on without this response.
     pub(crate) fn send_response(
         &self,
         place: Place,
@@ -227,12 +227,13 @@ impl Shared {
         let streams = state.streams(place)?;
         let stamps = streams.stamps(output_start, clock::now());
         let stream = streams.stream(place.1)?;
-        stream.ended = last;
         // What only ends a request needs no credit.
-        stream.sent += u64::from(!(last && (empty || error.is_some())));
+        let credits = u64::from(!(last && (empty || error.is_some())));
         let (batch, request) = place;
         let response = wire::Response { batch, request, outputs, parameters, error, last, empty, stamps };
-        self.send(&ToFrontend::Response(response));
+        self.send_if_it_fits(&ToFrontend::Response(response))?;
+        stream.ended = last;
+        stream.sent += credits;
         state.tidy(batch);
         Ok(())
     }
@@ -291,14 +292,16 @@ impl Responder {
         });
         let last = last || !self.decoupled;
         let ends_only = last && reply.error.is_some();
-        if self.decoupled && !ends_only {
-            self.shared.wait_for_credit(self.place)?;
-        }
-        if !self.decoupled {
-            let Some(reply) = self.stash(reply)? else { return Ok(()) };
+        if self.decoupled {
+            if !ends_only {
+                self.shared.wait_for_credit(self.place)?;
+            }
             return self.send(reply, last, output_start);
         }
-        self.send(reply, last, output_start)
+        match self.stash(reply)? {
+            Some(reply) => self.send(reply, last, output_start),
+            None => Ok(()),
+        }
     }
 
     fn send(&self, reply: Reply, last: bool, output_start: Instant) -> Result<(), InferError> {

@@ -280,6 +280,18 @@ fn an_open_request_waits_for_its_reader_and_learns_that_it_is_given_up() {
 }
 
 #[test]
+fn what_does_not_fit_into_a_message_is_refused_and_costs_nothing_else() {
+    let mut frontend = start(What::Keep, false);
+    let file = || vec![("file:1/model.bin".to_owned(), vec![0; pharos::wire::MAX_FRAME])];
+    let refusal = frontend.runtime.load_model("m", file()).unwrap_err();
+    assert!(refusal.message.contains("more than the 67108864 that fit"), "{refusal}");
+    let long = Call { id: "i".repeat(pharos::wire::MAX_FRAME), ..Call::default() };
+    assert_eq!(frontend.runtime.call(long).err().unwrap().code, ErrorCode::InvalidArg);
+    let _pending = frontend.runtime.call(Call { id: "i".into(), ..Call::default() }).unwrap();
+    assert!(matches!(frontend.read(), ToFrontend::Call(call) if call.id == "i"));
+}
+
+#[test]
 fn calls_are_answered_whoever_reads_and_given_back() {
     let mut frontend = start(What::Keep, false);
     let call = || Call { model: "other".into(), id: "i".into(), decoupled: true, ..Call::default() };

@@ -84,3 +84,16 @@ def rows(requests, name):
     """The tensors of this name of all requests, and how many rows each has."""
     arrays = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
     return arrays, [len(array) for array in arrays]
+
+
+def column(made, entry, batched):
+    """An output with the dimensions of its entry in the configuration: where that has one more, each row has one element."""
+    dims = len(entry["dims"]) + (1 if batched else 0)
+    return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
+
+
+def part(results, begin, end, request):
+    """A request's rows of each output that it asks for, of the outputs of all rows by name."""
+    wanted = request.requested_output_names()
+    tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
+    return pb_utils.InferenceResponse(tensors)

@@ -101,7 +101,7 @@ class TritonPythonModel:
             failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             return [pb_utils.InferenceResponse(error=failure)]
         ends = np.cumsum(sizes)
-        return [self.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
+        return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 
     def readable(self, values):
         """Texts as texts; a column of them as the list that vectorizers take."""
@@ -116,11 +116,4 @@ class TritonPythonModel:
         entry = self.outputs[name]
         dtype = np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))
         made = made if made.dtype == dtype else made.astype(dtype)
-        dims = len(entry["dims"]) + (1 if self.batched else 0)
-        return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
-
-    def part(self, results, begin, end, request):
-        """A request's rows of each output that it asks for."""
-        wanted = request.requested_output_names()
-        tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
-        return pb_utils.InferenceResponse(tensors)
+        return files.column(made, entry, self.batched)

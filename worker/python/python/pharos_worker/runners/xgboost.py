@@ -90,7 +90,7 @@ class TritonPythonModel:
         wanted = {name for request in requests for name in request.requested_output_names()}
         results = {name: self.result(name, together) for name in self.outputs if name in wanted}
         ends = np.cumsum(sizes)
-        return [self.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
+        return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 
     def result(self, name, values):
         """An output for all rows, in the datatype and with the dimensions of the configuration."""
@@ -104,11 +104,4 @@ class TritonPythonModel:
             made = self.booster.inplace_predict(values, iteration_range=self.rounds, validate_features=False)
         entry = self.outputs[name]
         made = made.astype(pb_utils.triton_string_to_numpy(entry["data_type"]), copy=False)
-        dims = len(entry["dims"]) + (1 if self.batched else 0)
-        return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
-
-    def part(self, results, begin, end, request):
-        """A request's rows of each output that it asks for."""
-        wanted = request.requested_output_names()
-        tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
-        return pb_utils.InferenceResponse(tensors)
+        return files.column(made, entry, self.batched)
