@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use pharos::data::Data;
 use pharos::error::InferError;
 use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
@@ -10,6 +9,7 @@ use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor};
 
 use super::Engine;
+use super::apart::{Inputs, Outputs};
 use super::contents::{self, Of};
 use super::proto::infer_parameter::ParameterChoice;
 use super::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -24,6 +24,11 @@ pub(super) const FINAL_RESPONSE: &str = "triton_final_response";
 /// # Errors
 /// INVALID_ARG with the texts of spec 2.2 and 2.5.
 pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
+    decode_apart(message, Inputs::default())
+}
+
+/// As [`decode`], of a message some of whose inputs came apart from it.
+fn decode_apart(message: ModelInferRequest, inputs: Inputs) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         model_name: message.model_name,
         model_version: message.model_version,
@@ -33,7 +38,7 @@ pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
     for (key, parameter) in message.parameters {
         request_parameter(key, parameter.parameter_choice, &mut request)?;
     }
-    let mut raw = message.raw_input_contents.into_iter();
+    let mut raw = inputs.among(message.raw_input_contents).into_iter();
     let any_raw = raw.len() > 0;
     let model = &request.model_name;
     let inputs = message.inputs.into_iter().map(|tensor| input(tensor, model, any_raw, &mut raw));
@@ -47,9 +52,12 @@ pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
 }
 
 /// [`decode`], but that there is no such model is said before what is wrong with the request, as in Triton.
-pub(super) fn decode_for(message: ModelInferRequest, engine: &Engine) -> Result<InferRequest, InferError> {
+pub(super) fn decode_for(
+    (message, inputs): (ModelInferRequest, Inputs),
+    engine: &Engine,
+) -> Result<InferRequest, InferError> {
     let (model, version) = (message.model_name.clone(), message.model_version.clone());
-    decode(message).map_err(|error| engine.model_metadata(&model, &version).err().unwrap_or(error))
+    decode_apart(message, inputs).map_err(|error| engine.model_metadata(&model, &version).err().unwrap_or(error))
 }
 
 fn wrong_type(key: &str, expected: &str) -> InferError {
@@ -121,7 +129,7 @@ fn input(
     tensor: InferInputTensor,
     model: &str,
     any_raw: bool,
-    raw: &mut impl Iterator<Item = Bytes>,
+    raw: &mut impl Iterator<Item = Data>,
 ) -> Result<InferInput, InferError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
     let datatype = DataType::from_name(&datatype).ok_or_else(|| unknown_datatype(&name, &datatype))?;
@@ -144,7 +152,7 @@ fn input(
             )));
         }
         (Some(typed), false) => typed.into(),
-        (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?.into(),
+        (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?,
         // A tensor without elements has no data to give.
         (None, false) if shape.contains(&0) => Data::new(),
         (None, false) => return Err(no_data(&name, model)),
@@ -214,13 +222,39 @@ fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferEr
 
 /// Encodes a response: always raw contents, one entry for each output.
 pub fn encode(response: InferResponse) -> ModelInferResponse {
+    let (mut message, raw) = encode_apart(response);
+    message.raw_output_contents = raw.into_iter().map(Data::join).collect();
+    message
+}
+
+/// As [`encode`]; large outputs travel apart from the message if they may.
+pub(super) fn encode_for(response: InferResponse, may_be_apart: bool) -> tonic::Response<ModelInferResponse> {
+    if !may_be_apart {
+        return tonic::Response::new(encode(response));
+    }
+    let (mut message, raw) = encode_apart(response);
+    match Outputs::of(raw) {
+        Ok(outputs) => {
+            let mut response = tonic::Response::new(message);
+            response.extensions_mut().insert(outputs);
+            response
+        }
+        Err(raw) => {
+            message.raw_output_contents = raw.into_iter().map(Data::join).collect();
+            tonic::Response::new(message)
+        }
+    }
+}
+
+fn encode_apart(response: InferResponse) -> (ModelInferResponse, Vec<Data>) {
+    let mut raw = Vec::with_capacity(response.outputs.len());
     let mut message = ModelInferResponse {
         model_name: response.model_name,
         model_version: response.model_version,
         id: response.id,
         parameters: response.parameters.into_iter().map(|(key, value)| (key, parameter(value))).collect(),
         outputs: Vec::with_capacity(response.outputs.len()),
-        raw_output_contents: Vec::with_capacity(response.outputs.len()),
+        raw_output_contents: Vec::new(),
     };
     for output in response.outputs {
         message.outputs.push(InferOutputTensor {
@@ -229,9 +263,9 @@ pub fn encode(response: InferResponse) -> ModelInferResponse {
             shape: output.tensor.shape,
             ..InferOutputTensor::default()
         });
-        message.raw_output_contents.push(output.tensor.data.join());
+        raw.push(output.tensor.data);
     }
-    message
+    (message, raw)
 }
 
 /// A parameter as a message.

@@ -3,6 +3,7 @@
 //! Handlers translate between messages and the engine's verbs and decide nothing else. Every answer is counted once, by
 //! `seen::Counted`.
 
+mod apart;
 pub mod codec;
 mod contents;
 mod deadline;
@@ -171,10 +172,16 @@ where
         let request =
             request.map(|body| Paced::new(body, pace, |fault| Box::new(Status::invalid_argument(fault.to_string()))));
         if self.compress || request.headers().contains_key("grpc-encoding") {
-            self.compressing.call(request)
-        } else {
-            self.plain.call(request)
+            return self.compressing.call(request);
         }
+        if !request.uri().path().ends_with("/ModelInfer") {
+            return self.plain.call(request);
+        }
+        let mut plain = self.plain.clone();
+        Box::pin(async move {
+            let request = apart::take(request).await;
+            plain.call(request).await.map(apart::put_together)
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use pharos::region::Kind;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Engine;
+use super::apart;
 use super::codec::{self, decode_for as decode};
 use super::deadline;
 use super::logging;
@@ -140,17 +141,19 @@ impl GrpcInferenceService for Service {
 
     async fn model_infer(
         self: Arc<Self>,
-        request: Request<proto::ModelInferRequest>,
+        mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
         let seen = Seen::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
         let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
         let read = self.0.now();
         let forwarded = Forwarded::of(&request);
+        let inputs = request.extensions_mut().remove::<apart::Inputs>().unwrap_or_default();
+        let may_be_apart = request.extensions().get::<apart::MayBeApart>().is_some();
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
-            let mut request = decode(request.into_inner(), &self.0)?;
+            let mut request = decode((request.into_inner(), inputs), &self.0)?;
             request.trace = trace;
             forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
@@ -162,7 +165,7 @@ impl GrpcInferenceService for Service {
         };
         let answer = deadline::within(limit, infer).await;
         let answer = answer.inspect_err(|error| trace::refused(traced.as_ref(), seen.received, error));
-        let answer = answer.map(|response| Response::new(codec::encode(response))).map_err(|error| seen.fail(error));
+        let answer = answer.map(|response| codec::encode_for(response, may_be_apart)).map_err(|error| seen.fail(error));
         trace::carry(traced, answer)
     }
 

@@ -20,6 +20,7 @@ use tonic::{Status, Streaming};
 
 use super::Engine;
 use super::OpenStream;
+use super::apart::Inputs;
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
@@ -230,7 +231,7 @@ impl Reading {
         received: Instant,
         traced: Option<&Traced>,
     ) -> Result<(Responses, bool), InferError> {
-        let mut decoded = codec::decode_for(message, &self.engine)?;
+        let mut decoded = codec::decode_for((message, Inputs::default()), &self.engine)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
         trace::received(traced, self.engine.now(), &mut decoded);

@@ -15,7 +15,7 @@ use pharos::metrics::labels::Refused;
 use tokio::net::TcpStream;
 use tower::Service;
 
-use super::traffic::{Stream, Traffic};
+use super::traffic::{Sluice, Stream, Traffic};
 use super::watch::{Activity, Watched};
 use super::{Shared, Speaks};
 
@@ -41,10 +41,10 @@ impl Accepted {
     {
         let peer = stream.peer_addr().ok();
         let Some(stream) = self.open(stream).await else { return };
-        let traffic = Traffic::new(stream, self.activity.clone());
+        let (traffic, sluice) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
         let service = Watched { service, activity: self.activity.clone() };
         let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
-        let Err(error) = self.until_end(connection).await else { return };
+        let Err(error) = self.until_end(connection, &sluice).await else { return };
         if let Some(status) = error.downcast_ref().and_then(refusal) {
             refused(status);
         } else if is_violation(&*error) {
@@ -108,6 +108,7 @@ impl Accepted {
     async fn until_end<S, B>(
         &self,
         mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
+        sluice: &Sluice,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -121,20 +122,20 @@ impl Accepted {
             tokio::select! {
                 // The connection first: it is what is woken.
                 biased;
-                ended = connection.as_mut() => return ended,
+                ended = sluice.of(connection.as_mut()) => return ended,
                 grace = parting.as_mut() => grace,
             }
         };
         connection.as_mut().graceful_shutdown();
         match grace {
             Some(grace) if !grace.is_zero() => {
-                let ended = tokio::time::timeout(grace, connection).await;
+                let ended = tokio::time::timeout(grace, sluice.of(connection)).await;
                 ended.unwrap_or_else(|_| {
                     tracing::debug!("a connection of {} s is closed with calls in flight", limits.age.as_secs());
                     Ok(())
                 })
             }
-            _ => connection.await,
+            _ => sluice.of(connection).await,
         }
     }
 
