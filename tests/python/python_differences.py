@@ -119,7 +119,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("wrong: an output twice",),
-        "Triton takes one of two outputs of the same name.",
+        "Triton sends both, of which its HTTP client shows the last and its gRPC client the first; refused, as of all backends.",
         ("the response has the output 'OUT' twice",),
     ),
     Difference(
