@@ -69,6 +69,8 @@ def served(tmp_path_factory):
         (models / name / "ready").write_text("no")
     (models / "through/1").mkdir(parents=True)
     (models / "through/config.pbtxt").write_text(THROUGH)
+    for name in ("labels", "more_labels"):
+        model(models, name, "own_labels")
     model(models, "late", "own_late")
     model(models, "late_stream", "own_late", DECOUPLED)
     model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
@@ -247,6 +249,26 @@ def test_defined_metrics_are_recorded(served):
         assert re.search(re.escape(line) + r"(\.0)?$", shown, re.M), line
     with pytest.raises(http.InferenceServerException, match="metrics.yaml"):
         ask(served, "process", one, do="nobody")
+
+
+def test_series_of_a_family_have_labels_of_their_own(served):
+    """Those of one model and of several, whoever comes first, as with a real Triton; none is lost and none goes twice."""
+    one = np.ones(1, np.float32)
+    for name in ("labels", "more_labels", "labels"):
+        ask(served, name, one)
+    ask(served, "labels", one, labels='{"zone": "n", "who": "x"}')
+    ask(served, "more_labels", one, labels="{}")
+    ask(served, "labels", one)
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    lines = sorted(re.sub(r"\.0$", "", line) for line in shown.splitlines() if line.startswith("own_shared_total"))
+    assert lines == [
+        "own_shared_total 10",
+        'own_shared_total{version="1",who="more_labels"} 2',
+        'own_shared_total{who="labels"} 4',
+        'own_shared_total{who="x",zone="n"} 10',
+    ]
+    assert shown.count("# TYPE own_shared_total counter") == 1
+    assert "metric samples were refused: metric `own_shared_total`" not in served.log.read_text()
 
 
 def test_an_increment_is_cheap(served):
