@@ -210,13 +210,13 @@ impl Engine {
         &self.0.settings.name
     }
 
-    /// Whether a version of a model (empty: the latest) can answer.
+    /// Whether a version of a model (empty: the latest) can answer, and its code does not say otherwise.
     ///
     /// # Errors
     /// The server itself cannot answer now.
-    pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
+    pub async fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
         self.open()?;
-        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| self.0.repository.is_ready(&serving)))
+        Ok(self.0.repository.says_ready(name, version).await)
     }
 
     /// What a model takes and gives.

@@ -66,7 +66,7 @@ impl Engine {
         let message = format!("Request for unknown model: '{name}' is not found");
         Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
     }
-    pub fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
+    pub async fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
         self.known(name).map(|()| true)
     }
     pub fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {

@@ -6,7 +6,7 @@ mod warmup;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pharos::error::InferError;
@@ -72,6 +72,8 @@ struct Health {
     pid: AtomicU32,
     /// It is kept out of scheduling: requests can rely on it neither now nor later.
     passive: bool,
+    /// The connection to its process, while it is ready. Held for a moment.
+    link: Mutex<Option<SharedLink>>,
 }
 
 impl Health {
@@ -79,6 +81,15 @@ impl Health {
     fn state(&self) -> Option<InstanceState> {
         let number = usize::from(self.shown.load(Ordering::Relaxed));
         InstanceState::ALL.get(number.checked_sub(1)?).copied()
+    }
+
+    fn set_link(&self, link: Option<SharedLink>) {
+        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
+    }
+
+    /// The connection to its process, while it is ready.
+    fn link(&self) -> Option<SharedLink> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// It is ready, or is worth waiting for.
@@ -211,6 +222,7 @@ impl Instance {
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
+        self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
@@ -248,6 +260,7 @@ impl Instance {
     /// The instance takes no more work; what it had goes to the driver.
     fn gone(&self) {
         self.health.ready.store(false, Ordering::Relaxed);
+        self.health.set_link(None);
         self.driver.instance_lost(self.id);
     }
 
@@ -387,6 +400,7 @@ async fn read(
             ToFrontend::Taken(call, taken) => calls.taken(call, taken),
             ToFrontend::Abandoned(call) => calls.abandon(call),
             ToFrontend::Returned(loans) => link.give_back(&loans),
+            ToFrontend::Ready(ready) => link.says_ready(ready),
             ToFrontend::Loaded(loaded) => {
                 link.loaded(&loaded);
                 drop(events.send(Event::Loaded(loaded)));

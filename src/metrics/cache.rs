@@ -329,6 +329,8 @@ impl Cache {
             if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
                 values.push(value.clone());
                 used += 1;
+            } else if spec.open {
+                values.push(String::new());
             } else if is_host_label(dimension) {
                 values.push(self.settings.hostname.clone());
             }

@@ -157,9 +157,18 @@ pub struct MetricSpec {
     pub builtin: Option<Builtin>,
     /// No file defines it: a sample did.
     pub detected: bool,
+    /// A model has described it: a series may lack some of the labels, whose values are then empty, and one with others adds
+    /// them at the end.
+    pub open: bool,
 }
 
 impl MetricSpec {
+    /// Names and values of a series' labels. One that is open shows no empty ones: they are those that it does not have.
+    pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
+        pairs.filter(|(_, value)| !self.open || !value.is_empty())
+    }
+
     /// The definition that follows from a sample alone.
     pub(super) fn detected(name: &str, kind: Kind, unit: &str, dimensions: Vec<String>) -> Self {
         let unit = if unit.is_empty() { "unit" } else { unit };
@@ -175,6 +184,7 @@ impl MetricSpec {
             modes: Views::ALL,
             builtin: None,
             detected: true,
+            open: false,
         }
     }
 }
@@ -267,6 +277,14 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
+        Self::new(self.mode, self.specs, self.disabled)
+    }
+
+    /// The same catalog with one metric defined otherwise: the one of its name.
+    pub(super) fn with_changed(mut self, spec: MetricSpec) -> Self {
+        if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
+            *changed = spec;
+        }
         Self::new(self.mode, self.specs, self.disabled)
     }
 

@@ -307,8 +307,7 @@ fn nv_labels(model: &ModelSeries) -> Labels<'_> {
 }
 
 fn series_labels(series: &Series) -> Labels<'_> {
-    let labels = series.spec().dimensions.iter().zip(series.labels());
-    Labels::new(labels.map(|(name, value)| (name.as_str(), value.as_str())))
+    Labels::new(series.spec().labelled(series.labels()))
 }
 
 fn model_labels(model: &ModelSeries) -> Labels<'_> {

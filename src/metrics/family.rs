@@ -155,10 +155,26 @@ impl Family {
 
     /// Removes the series of these label values if it has this cell.
     pub(super) fn remove_one(&self, labels: &[String], cell: &Arc<Cell>) {
+        let labels = self.filled(labels);
         let mut members = self.write();
-        if members.get(labels).is_some_and(|series| Arc::ptr_eq(&series.cell, cell)) {
-            members.remove(labels);
+        if members.get(&labels).is_some_and(|series| Arc::ptr_eq(&series.cell, cell)) {
+            members.remove(&labels);
         }
+    }
+
+    /// Label values from before labels were added.
+    fn filled(&self, labels: &[String]) -> Box<[String]> {
+        let missing = self.spec.dimensions.len().saturating_sub(labels.len());
+        labels.iter().cloned().chain(std::iter::repeat_n(String::new(), missing)).collect()
+    }
+
+    /// The same metric with labels added at the end, which the series of now do not have.
+    fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
+        let new = Self::new(catalog, spec, &self.journal);
+        let members = self.read();
+        let members = members.iter().map(|(labels, old)| (new.filled(labels), old));
+        *new.write() = members.map(|(labels, old)| (labels.clone(), new.member(&labels, old.cell.clone()))).collect();
+        new
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Members> {
@@ -200,6 +216,17 @@ impl Registry {
         let catalog = self.catalog.clone().with_metric(spec.clone());
         let new = Arc::new(Family::new(&catalog, &spec, &self.journal));
         let families = self.families.iter().cloned().chain([new]).collect();
+        Self { catalog, families, journal: Arc::clone(&self.journal) }
+    }
+
+    /// The same families, one of them with labels added at the end: that of this definition.
+    pub(super) fn with_labels(&self, spec: MetricSpec) -> Self {
+        let catalog = self.catalog.clone().with_changed(spec.clone());
+        let family = |old: &Arc<Family>| match old.spec.name == spec.name {
+            true => Arc::new(old.widened(&catalog, &spec)),
+            false => Arc::clone(old),
+        };
+        let families = self.families.iter().map(family).collect();
         Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 

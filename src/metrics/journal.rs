@@ -53,9 +53,8 @@ pub struct Line {
 impl Line {
     /// Of the series of `spec` with these label values; `hostname` is the server's.
     pub(super) fn new(spec: &MetricSpec, labels: &[String], hostname: &str) -> Self {
-        let dimensions = spec.dimensions.iter().zip(labels).map(|(name, value)| (name.as_str(), value.as_str()));
         Self {
-            text: Text::new(spec, dimensions, hostname),
+            text: Text::new(spec, spec.labelled(labels), hostname),
             counter: spec.kind == Kind::Counter,
             yields: false,
             scale: 1.0,

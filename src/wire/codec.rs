@@ -67,6 +67,7 @@ impl ToWorker {
                 out.push(10);
                 (*batch, *request).put(out);
             }
+            Self::AskReady => out.push(11),
         });
     }
 }
@@ -111,6 +112,10 @@ impl ToFrontend {
                 out.push(9);
                 loans.put(out);
             }
+            Self::Ready(ready) => {
+                out.push(10);
+                ready.put(out);
+            }
         });
     }
 }
@@ -135,6 +140,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
                 let (batch, request) = Wire::get(input)?;
                 ToWorker::GivenUp(batch, request)
             }
+            11 => ToWorker::AskReady,
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -169,6 +175,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
             }
             8 => ToFrontend::Abandoned(Wire::get(input)?),
             9 => ToFrontend::Returned(Wire::get(input)?),
+            10 => ToFrontend::Ready(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })
@@ -257,7 +264,7 @@ fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
-fields!(Loaded { engine, memory, details });
+fields!(Loaded { engine, memory, details, asked });
 fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
 fields!(Credits { batch, request, taken, released });
@@ -594,17 +601,18 @@ mod tests {
         let given_up = ToWorker::GivenUp(7, 1);
         let frames =
             [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget, answer(), given_up];
-        for frame in frames {
+        for frame in frames.into_iter().chain([ToWorker::AskReady]) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
-        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true });
+        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true, asked: true });
         let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
         let verbs =
             [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
         let more = [ToFrontend::Taken(5, 2), ToFrontend::Abandoned(5), ToFrontend::Returned(vec![FIRST_LOAN])];
-        let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call()];
+        let frames =
+            [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
         for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);

@@ -21,7 +21,7 @@ pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb}
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -53,6 +53,9 @@ pub enum ToWorker {
     Answer(Answer),
     /// Nobody waits any more for a request that goes on after its batch ([`Done::open`]): the batch, and the position in it.
     GivenUp(u64, u32),
+    /// A client asks whether the model is ready: [`ToFrontend::Ready`] is to follow. Only for who has [`Loaded::asked`], and
+    /// only when the answer to the question before has come.
+    AskReady,
 }
 
 /// The model instance that a worker process runs.
@@ -247,6 +250,8 @@ pub enum ToFrontend {
     Abandoned(u64),
     /// Inputs that the worker kept ([`Done::held`], [`Answer::loan`]) are used by nobody any more: the batches or loans.
     Returned(Vec<u64>),
+    /// What the model says to [`ToWorker::AskReady`].
+    Ready(bool),
 }
 
 /// One of any number of responses to a request of a decoupled model, in the order in which they are to be read.
@@ -279,6 +284,8 @@ pub struct Loaded {
     pub memory: u64,
     /// Its batches are to have [`BatchRequest::details`].
     pub details: bool,
+    /// The model is to be asked whether it is ready.
+    pub asked: bool,
 }
 
 /// The outcome of one batch.

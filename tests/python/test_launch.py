@@ -22,7 +22,7 @@ IO = {
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}],
     "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]}],
 }
-HELP = "--force-reinstall pharos-worker"
+HELP = "--force-reinstall ./worker/python, in the server's source tree"
 
 
 class Place:
@@ -213,7 +213,7 @@ def test_interpreters_that_cannot_be_used(place):
         "missing": (
             missing,
             f"model 'missing' needs the Python package 'pharos-worker', which '{missing / python3}' (the model's "
-            f"EXECUTION_ENV_PATH) does not have; run: {missing / python3} -m pip install pharos-worker",
+            f"EXECUTION_ENV_PATH) does not have; run: {missing / python3} -m pip install ./worker/python, in the server's source tree",
         ),
         "broken": (broken, f"'{broken / python3}' (the model's EXECUTION_ENV_PATH) cannot import: ImportError: no numpy here"),
         "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) ends when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
@@ -225,7 +225,7 @@ def test_interpreters_that_cannot_be_used(place):
         "format_error": (format_error, f"the Python interpreter '{format_error / python3}' (the model's EXECUTION_ENV_PATH) cannot be started: Exec format error"),
         "nowhere": ("/nonexistent/env", "model 'nowhere': EXECUTION_ENV_PATH is '/nonexistent/env', which does not exist; allowed are the directory of a virtual or conda environment, and a .tar.gz"),
         "empty": (place.folder / "empty", "is no Python environment: it has neither bin/python3 nor bin/python"),
-        "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install pharos-worker, in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
+        "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install ./worker/python, in the server's source tree and in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
         "wrong": (place.folder / "wrong.tar.gz", f"model 'wrong': the environment '{place.folder}/wrong.tar.gz' cannot be used: it cannot be unpacked"),
     }
     for model, (environment, _) in expected.items():
@@ -255,7 +255,7 @@ def test_a_server_without_the_package(place):
             state, reason = loaded(server, "m")["m"]
             assert state == "UNAVAILABLE" and reason == (
                 f"model 'm' needs the Python package 'pharos-worker', which '{python3}' ({by}) does not have; run: {python3} -m "
-                "pip install pharos-worker"
+                "pip install ./worker/python, in the server's source tree"
             )
     with place.server("--python=/nonexistent/python3") as server:
         state, reason = loaded(server, "m")["m"]

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,13 @@ PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
 ITERATIVE = "max_batch_size: 4\nsequence_batching { iterative_sequence: true }\n"
+THROUGH = """platform: "ensemble"
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling {
+  step { model_name: "ready" model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }
+}
+"""
 METRICS = """
 model_metrics:
   counter:
@@ -56,12 +64,20 @@ def served(tmp_path_factory):
     model(models, "memory_batched", "own_memory", BATCHED)
     model(models, "memory_ragged", "own_memory", BATCHED)
     model(models, "process", "own_process")
+    for name in ("ready", "never_ready"):
+        model(models, name, "own_ready")
+        (models / name / "ready").write_text("no")
+    (models / "through/1").mkdir(parents=True)
+    (models / "through/config.pbtxt").write_text(THROUGH)
+    for name in ("labels", "more_labels"):
+        model(models, name, "own_labels")
     model(models, "late", "own_late")
     model(models, "late_stream", "own_late", DECOUPLED)
     model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
     model(models, "again_stream", "own_iterative", ITERATIVE + DECOUPLED, dims="[ 1 ]")
     (folder / "metrics.yaml").write_text(METRICS)
     with Server(folder, [models], [f"--python={PYTHON}", f"--metrics-config={folder / 'metrics.yaml'}"]) as server:
+        server.models = models
         yield server
 
 
@@ -235,8 +251,78 @@ def test_defined_metrics_are_recorded(served):
         ask(served, "process", one, do="nobody")
 
 
+def test_series_of_a_family_have_labels_of_their_own(served):
+    """Those of one model and of several, whoever comes first, as with a real Triton; none is lost and none goes twice."""
+    one = np.ones(1, np.float32)
+    for name in ("labels", "more_labels", "labels"):
+        ask(served, name, one)
+    ask(served, "labels", one, labels='{"zone": "n", "who": "x"}')
+    ask(served, "more_labels", one, labels="{}")
+    ask(served, "labels", one)
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    lines = sorted(re.sub(r"\.0$", "", line) for line in shown.splitlines() if line.startswith("own_shared_total"))
+    assert lines == [
+        "own_shared_total 10",
+        'own_shared_total{version="1",who="more_labels"} 2',
+        'own_shared_total{who="labels"} 4',
+        'own_shared_total{who="x",zone="n"} 10',
+    ]
+    assert shown.count("# TYPE own_shared_total counter") == 1
+    assert "metric samples were refused: metric `own_shared_total`" not in served.log.read_text()
+
+
 def test_an_increment_is_cheap(served):
     """Less than 500 ns for a counter, best of five rounds."""
     ask(served, "process", np.ones(1, np.float32), do="time")
     found = eventually("the time", 5, lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
     assert int(found[-1]) < 500
+
+
+def says_ready(server, name, told=None):
+    """Whether a model is ready, over HTTP and gRPC, when its `is_ready` has been told what to say."""
+    if told is not None:
+        (server.models / name / "ready").write_text(told)
+    status = server.get(f"/v2/models/{name}/ready")[0]
+    with grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_model_ready(name) == (status == 200)
+    return status == 200
+
+
+def test_a_model_is_asked_whether_it_is_ready(served):
+    """When a client asks and not before: a model that says no is loaded, serves, and may say yes later. Whatever is no yes is a
+    no, and the log says why."""
+    assert not says_ready(served, "never_ready")
+    assert ask(served, "never_ready", np.zeros(1, np.float32))[0] == [0]
+    for told, ready in (("yes", True), ("no", False), ("coroutine", True), ("one", False), ("unknown", False), ("yes", True)):
+        assert says_ready(served, "ready", told) == ready, told
+        assert says_ready(served, "through") == ready, f"an ensemble of it: {told}"
+    log = served.log.read_text()
+    assert "TypeError: is_ready() must return True or False, not 1" in log and "KeyError: 'unknown'" in log
+    assert served.get("/v2/health/ready")[0] == 200, "the server itself does not depend on what models say"
+    assert served.index()["never_ready"][0]["state"] == "READY"
+
+
+def test_a_model_says_while_it_executes_whether_it_is_ready(served):
+    """Its answer does not wait for a batch, and it may ask for itself."""
+    says_ready(served, "ready", "yes")
+    with ThreadPoolExecutor(1) as pool:
+        executing = pool.submit(ask, served, "ready", np.full(1, 2, np.float32))
+        time.sleep(0.5)
+        begin = time.monotonic()
+        assert says_ready(served, "ready")
+        assert time.monotonic() - begin < 1 and not executing.done()
+        assert executing.result()[1] == {"itself": True, "another": True}
+    says_ready(served, "ready", "no")
+    assert ask(served, "ready", np.zeros(1, np.float32))[1] == {"itself": False, "another": True}
+
+
+def test_a_model_that_does_not_say_in_time_is_not_ready(served):
+    """Five seconds, and what it says later counts for who asks later."""
+    assert says_ready(served, "ready", "yes")
+    (served.models / "ready/ready").write_text("slow")
+    begin = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        assert [status for status, _ in pool.map(lambda _: served.get("/v2/models/ready/ready"), range(3))] == [400] * 3
+    assert 4.5 < time.monotonic() - begin < 5.9
+    assert says_ready(served, "ready", "yes"), "shares the question that is under way, or asks again"
+

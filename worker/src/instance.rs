@@ -19,7 +19,7 @@ use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::wire::{Done, Execute, Load, Loaded, WireError};
 
-use crate::backend::{Backend, Batch, Context, Registry, Requests, load_error, run_error};
+use crate::backend::{Backend, Batch, Context, Readiness, Registry, Requests, load_error, run_error};
 use crate::clock;
 use crate::metrics::Series;
 use crate::runtime::{Loan, LoanCell, Received, Runtime};
@@ -42,6 +42,7 @@ pub(crate) struct Instance {
     instance: String,
     /// What loading has added to the resident memory, bytes.
     grown: u64,
+    readiness: Option<Readiness>,
 }
 
 impl Instance {
@@ -70,8 +71,8 @@ impl Instance {
         let states = States::new(&config, read).map_err(load_error)?;
         let grown = resident_memory().saturating_sub(before);
         runtime.metrics().flush();
-        let (state_bytes, instance) = (None, load.instance.clone());
-        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown };
+        let (state_bytes, instance, readiness) = (None, load.instance.clone(), backend.readiness());
+        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown, readiness };
         this.show_states();
         Ok(this)
     }
@@ -79,8 +80,8 @@ impl Instance {
     /// One of a backend that a test has made.
     #[cfg(test)]
     pub(crate) fn new(backend: Box<dyn Backend>, config: ModelConfig, runtime: Runtime) -> Self {
-        let (states, state_bytes, instance, grown) = (None, None, "m_0".to_owned(), 0);
-        Self { backend, config, runtime, states, state_bytes, instance, grown }
+        let (states, state_bytes, instance, grown, readiness) = (None, None, "m_0".to_owned(), 0, backend.readiness());
+        Self { backend, config, runtime, states, state_bytes, instance, grown, readiness }
     }
 
     /// Looks the metric of the states up, and records what they take now.
@@ -114,7 +115,17 @@ impl Instance {
 
     /// What the frontend is told about this instance.
     pub(crate) fn loaded(&self) -> Loaded {
-        Loaded { engine: self.backend.engine(), memory: self.grown, details: self.backend.wants_details() }
+        Loaded {
+            engine: self.backend.engine(),
+            memory: self.grown,
+            details: self.backend.wants_details(),
+            asked: self.readiness.is_some(),
+        }
+    }
+
+    /// What is to be asked whether the model is ready; given once.
+    pub(crate) fn take_readiness(&mut self) -> Option<Readiness> {
+        self.readiness.take()
     }
 
     /// Takes another text of `metrics.yaml`, which the frontend has checked.

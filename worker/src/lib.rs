@@ -133,6 +133,9 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
         Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
     };
     sender.send(&ToFrontend::Loaded(instance.loaded()))?;
+    if let Some(readiness) = instance.take_readiness() {
+        runtime.answer_for(readiness)?;
+    }
     let shared = &runtime.0;
     while let Some(frame) = shared.receive()? {
         match frame {
@@ -154,7 +157,11 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
             // Whoever read them has dealt with them.
-            ToWorker::Release(_) | ToWorker::Credits(_) | ToWorker::Answer(_) | ToWorker::GivenUp(..) => {}
+            ToWorker::Release(_)
+            | ToWorker::Credits(_)
+            | ToWorker::Answer(_)
+            | ToWorker::GivenUp(..)
+            | ToWorker::AskReady => {}
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ mod board;
 #[allow(unsafe_code)]
 mod bytes;
 mod calls;
+mod readiness;
 mod responder;
 mod stash;
 

@@ -53,7 +53,10 @@ impl Engine {
     }
 
     fn check_traceable(&self, model: &str) -> Result<(), InferError> {
-        if model.is_empty() || self.model_ready(model, "")? {
+        self.open()?;
+        let can_answer =
+            || self.0.repository.serving(model, "").is_ok_and(|serving| self.0.repository.is_ready(&serving));
+        if model.is_empty() || can_answer() {
             return Ok(());
         }
         // Not spelled as elsewhere: clients look for this.

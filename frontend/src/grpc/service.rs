@@ -104,10 +104,11 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::ModelReadyRequest>,
     ) -> Answer<proto::ModelReadyResponse> {
-        self.answer(request, |engine, asked| {
-            let ready = engine.model_ready(&asked.name, &asked.version).or_else(ready_error)?;
+        self.answer_later(request, |engine, asked| async move {
+            let ready = engine.model_ready(&asked.name, &asked.version).await.or_else(ready_error)?;
             Ok(proto::ModelReadyResponse { ready })
         })
+        .await
     }
 
     async fn server_metadata(

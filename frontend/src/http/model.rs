@@ -57,7 +57,7 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 /// 200 with an empty body, else 400, also for a model that does not exist.
 pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response {
     let pending = edge.pending(Route::ModelReady);
-    let reason = match edge.engine.model_ready(&path.model, &path.version) {
+    let reason = match edge.engine.model_ready(&path.model, &path.version).await {
         Ok(true) => return pending.finish_as(answer::empty(StatusCode::OK), None),
         Ok(false) => Reason::NotReady,
         Err(error) => error.reason,

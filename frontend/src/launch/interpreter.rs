@@ -28,11 +28,13 @@ pub(crate) struct Interpreter {
 impl Interpreter {
     /// What to run so that it has the package; `options` are further ones of pip.
     pub(crate) fn remedy(&self, options: &str) -> String {
-        let install = |python: &dyn fmt::Display| format!("{python} -m pip install {options}pharos-worker");
+        let install = |python: &dyn fmt::Display| {
+            format!("{python} -m pip install {options}./worker/python, in the server's source tree")
+        };
         match &self.archive {
             // What is unpacked is a copy.
             Some(archive) => format!(
-                "run: {}, in the environment that is packed into '{}', and pack it again",
+                "run: {} and in the environment that is packed into '{}', and pack it again",
                 install(&"python3"),
                 archive.display()
             ),

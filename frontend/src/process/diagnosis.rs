@@ -68,8 +68,7 @@ pub(crate) fn why_not_loaded(launch: &Launch, model: &str, reason: String) -> St
 
 fn another_build(interpreter: &Interpreter, model: &str, how: &str) -> String {
     format!(
-        "model '{model}': the Python package 'pharos-worker' of {interpreter} is not this server's ({how}); {}, with the \
-         package that belongs to the server",
+        "model '{model}': the Python package 'pharos-worker' of {interpreter} is not this server's ({how}); {}",
         interpreter.remedy(AGAIN)
     )
 }

@@ -33,9 +33,7 @@ impl Models for Repository {
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
-                Verb::IsReady(version) => {
-                    Ok(self.serving(&model, &version).is_ok_and(|serving| self.is_ready(&serving)))
-                }
+                Verb::IsReady(version) => Ok(self.says_ready(&model, &version).await),
                 Verb::Unload(dependents) => self.unload_model(&model, dependents).await.map(|()| true),
                 Verb::Load(files) => {
                     let given = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));

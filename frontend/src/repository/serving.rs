@@ -18,6 +18,7 @@ use super::source::Local;
 use super::{Repository, Responses};
 use crate::scheduler::{Answer, Driver};
 use crate::supervisor::Instances;
+use crate::wire::{self, SharedLink};
 
 /// A version of a model that serves.
 #[derive(Clone)]
@@ -187,6 +188,26 @@ impl Repository {
             Executor::Ensemble(of) => {
                 let responses = ensemble::Responses::begin(self, (serving, of), request, checked);
                 Responses::of_ensemble(serving, responses, classified)
+            }
+        }
+    }
+
+    /// Whether a version can answer now and its model, or those of an ensemble's members, do not say otherwise.
+    pub(crate) async fn says_ready(&self, name: &str, version: &str) -> bool {
+        let mut links = Vec::new();
+        let ready = self.serving(name, version).is_ok_and(|serving| {
+            self.collect_links(&serving, &mut links);
+            self.is_ready(&serving)
+        });
+        ready && wire::all_say_ready(&links).await
+    }
+
+    fn collect_links(&self, serving: &Serving, links: &mut Vec<SharedLink>) {
+        match &*serving.executor {
+            Executor::Instances { instances, .. } => links.extend(instances.links()),
+            Executor::Ensemble(ensemble) => {
+                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
+                members.for_each(|member| self.collect_links(&member, links));
             }
         }
     }

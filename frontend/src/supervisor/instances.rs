@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use super::{Health, Instance, Plan};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
+use crate::wire::SharedLink;
 
 /// How often an instance that is to go is looked at while it executes.
 const LOOK: Duration = Duration::from_millis(5);
@@ -216,6 +217,11 @@ impl Instances {
         let all = self.all();
         let active = all.iter().filter(|handle| !handle.health.passive);
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// The connections to those that are ready for requests now.
+    pub(crate) fn links(&self) -> Vec<SharedLink> {
+        self.all().iter().filter(|handle| !handle.health.passive).filter_map(|handle| handle.health.link()).collect()
     }
 
     /// Every instance by name, with the id of its process if it has one.

@@ -5,6 +5,7 @@
 
 mod gather;
 mod leases;
+mod readiness;
 mod regions;
 mod scatter;
 
@@ -22,9 +23,11 @@ use tokio::sync::Notify;
 
 use crate::memory::{Arenas, Lease};
 use crate::metrics::Ring;
+use readiness::Readiness;
 use regions::Regions;
 
 pub(crate) use gather::{Part, ToSend};
+pub(crate) use readiness::all_say_ready;
 
 /// The connection to one worker process.
 pub(crate) struct Link {
@@ -42,6 +45,7 @@ pub(crate) struct Link {
     next_loan: AtomicU64,
     /// The worker wants to know all that clients have said.
     details: AtomicBool,
+    readiness: Readiness,
 }
 
 #[derive(Default)]
@@ -65,6 +69,7 @@ impl Link {
             leases: Mutex::default(),
             next_loan: AtomicU64::new(FIRST_LOAN),
             details: AtomicBool::new(false),
+            readiness: Readiness::default(),
         }
     }
 
@@ -85,6 +90,7 @@ impl Link {
     /// What the worker has said about itself.
     pub(crate) fn loaded(&self, loaded: &Loaded) {
         self.details.store(loaded.details, Ordering::Relaxed);
+        self.readiness.wanted(loaded.asked);
     }
 
     /// Tells the worker about released outputs if there are so many that it should not wait for its next batch.

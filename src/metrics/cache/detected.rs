@@ -1,5 +1,6 @@
 //! Metrics that no file defines: detected by their first sample, or described by the model that records them.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::{Cache, MAX_DETECTED, SampleError};
@@ -10,6 +11,8 @@ use crate::metrics::family::Registry;
 
 /// The most buckets of a histogram that a model describes.
 const MAX_BUCKETS: usize = 1_000;
+/// The most labels that all series of such a metric have together.
+const MAX_LABELS: usize = 64;
 
 impl Described {
     /// Whether it could be a metric, whatever others there are.
@@ -31,13 +34,14 @@ impl Described {
 }
 
 impl Cache {
-    /// Registers a metric that a model describes. One that there is already stays as it is.
+    /// Registers a metric that a model describes. One that there is already stays as it is, but that one which a model has
+    /// described may get further labels.
     ///
     /// # Errors
     /// It is not allowed, collides with another, or is one too many.
     pub fn describe(&self, metric: &Described) -> Result<(), SampleError> {
-        if self.registry().catalog().find(&metric.name).is_some() {
-            return Ok(());
+        if let Some((_, spec)) = self.registry().catalog().find(&metric.name) {
+            return if spec.open && spec.kind == metric.kind { self.widen(metric) } else { Ok(()) };
         }
         if self.registry().catalog().is_disabled(&metric.name) {
             return Err(SampleError::Disabled(metric.name.clone()));
@@ -45,10 +49,34 @@ impl Cache {
         metric.check()?;
         let mut spec = MetricSpec::detected(&metric.name, metric.kind, "", metric.dimensions.clone());
         spec.help.clone_from(&metric.description);
+        spec.open = true;
         if metric.kind == Kind::Histogram {
             spec.buckets.clone_from(&metric.buckets);
         }
         self.register(spec).map(drop)
+    }
+
+    /// Adds the labels that a described metric does not have yet: each of its series may have its own, as in Triton.
+    fn widen(&self, metric: &Described) -> Result<(), SampleError> {
+        check_names(&metric.name, metric.kind, &metric.dimensions)?;
+        let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut spec) = registry.catalog().find(&metric.name).map(|(_, spec)| spec.clone()) else { return Ok(()) };
+        let new = metric.dimensions.iter().filter(|label| !spec.dimensions.contains(label));
+        let new: Vec<String> = new.cloned().collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        spec.dimensions.extend(new);
+        if spec.dimensions.len() > MAX_LABELS {
+            let (name, count) = (&spec.name, spec.dimensions.len());
+            let text =
+                format!("the series of metric `{name}` have {count} different labels together, {MAX_LABELS} at most");
+            return Err(SampleError::BadValue(text));
+        }
+        *registry = Arc::new(registry.with_labels(spec));
+        // Who holds series of it looks them up again, and has them with all labels.
+        self.generation.fetch_add(1, Ordering::Release);
+        Ok(())
     }
 
     /// Adds a metric that no file defines.
@@ -95,9 +123,11 @@ fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleEr
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::id::ModelVersion;
     use crate::metrics::cache::Settings;
     use crate::metrics::catalog::Catalog;
     use crate::metrics::channel::Definition;
+    use crate::metrics::exposition;
 
     fn cache() -> Cache {
         let text = "model_metrics:\n  counter:\n    - {name: Orders, unit: Count, dimensions: [shop]}\n    \
@@ -127,6 +157,54 @@ mod tests {
         assert_eq!((spec.help.as_str(), spec.buckets.as_slice()), ("how long", &[0.5, 2.0][..]));
         cache.reload(Catalog::parse("mode: prometheus", "m.yaml").unwrap());
         assert_eq!(cache.find("waited").unwrap().0.buckets, [0.5, 2.0]);
+    }
+
+    #[test]
+    fn series_of_a_described_metric_may_have_labels_of_their_own() {
+        let cache = Arc::new(cache());
+        let describe = |labels: &[&str]| {
+            let dimensions = labels.iter().map(|label| (*label).to_owned()).collect();
+            cache.describe(&Described { dimensions, ..described("held", Kind::Counter, &[]) })
+        };
+        let series = |labels: &[(&str, &str)]| {
+            let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            cache.resolve(&Definition {
+                name: "held".to_owned(),
+                kind: Some(Kind::Counter),
+                unit: String::new(),
+                labels,
+            })
+        };
+        let shown = || {
+            let text = exposition::render(&cache, exposition::Format::Prometheus);
+            text.lines().filter(|line| line.contains("held")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        describe(&["shop"]).unwrap();
+        let first = series(&[("shop", "a")]).unwrap();
+        first.add_or_update(1.0).unwrap();
+        let generation = cache.generation();
+        describe(&["shop", "till"]).unwrap();
+        describe(&["Hostname"]).unwrap();
+        assert_eq!(cache.generation(), generation + 2, "feeds look their series up again");
+        describe(&["till"]).unwrap();
+        describe(&[]).unwrap();
+        assert_eq!(cache.generation(), generation + 2, "nothing new");
+        series(&[("till", "2"), ("shop", "a")]).unwrap().add_or_update(2.0).unwrap();
+        series(&[]).unwrap().add_or_update(3.0).unwrap();
+        // An old handle and a new one are of one value.
+        first.add_or_update(4.0).unwrap();
+        series(&[("shop", "a")]).unwrap().add_or_update(5.0).unwrap();
+        let expected = ["held 3", "held{shop=\"a\"} 10", "held{shop=\"a\",till=\"2\"} 2"];
+        assert_eq!(shown()[2..], expected, "{:?}", shown());
+        assert!(matches!(series(&[("other", "x")]), Err(SampleError::WrongLabels { .. })), "never described");
+        // It goes with its model, also by the handle from before.
+        let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        model.own(&first);
+        cache.model_unloaded(&model);
+        assert_eq!(shown()[2..], [expected[0], expected[2]]);
+        let many: Vec<String> = (0..64).map(|at| format!("l{at}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(matches!(describe(&many), Err(SampleError::BadValue(_))));
     }
 
     #[test]

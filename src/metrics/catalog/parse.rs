@@ -342,6 +342,7 @@ impl Fields {
             modes,
             builtin,
             detected: false,
+            open: false,
         })
     }
 

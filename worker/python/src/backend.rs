@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_worker::Worker;
-use pharos_worker::backend::{Backend, Batch, Context, Outputs};
+use pharos_worker::backend::{Backend, Batch, Context, Outputs, Readiness};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyListMethods};
@@ -99,6 +99,22 @@ impl Backend for PythonModel {
 
     fn wants_details(&self) -> bool {
         true
+    }
+
+    fn readiness(&self) -> Option<Readiness> {
+        let loaded = Python::attach(|py| {
+            let asks = self.loaded.bind(py).getattr("has_is_ready").and_then(|has| has.extract()).unwrap_or(false);
+            asks.then(|| self.loaded.clone_ref(py))
+        })?;
+        Some(Box::new(move || {
+            Python::attach(|py| {
+                let said = loaded.bind(py).call_method0("is_ready").and_then(|said| said.extract());
+                said.unwrap_or_else(|error| {
+                    error::log(py, &error);
+                    false
+                })
+            })
+        }))
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {

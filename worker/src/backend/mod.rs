@@ -65,7 +65,16 @@ pub trait Backend {
     fn wants_details(&self) -> bool {
         false
     }
+
+    /// What says whether the model is ready, for a model that has a word in that: asked when a client asks for the model's
+    /// readiness, on a thread of its own and also while a batch is executed. Who says no still gets requests.
+    fn readiness(&self) -> Option<Readiness> {
+        None
+    }
 }
+
+/// Says whether a model is ready; see [`Backend::readiness`].
+pub type Readiness = Box<dyn FnMut() -> bool + Send>;
 
 /// What a backend is created from.
 pub struct Context<'a> {

@@ -102,7 +102,7 @@ impl<'a> Outputs<'a> {
     /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
     ///
     /// # Errors
-    /// The output arena is full.
+    /// The output arena is full, or the output is allocated already.
     pub fn allocate(
         &mut self,
         output: usize,
@@ -110,6 +110,10 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
+        let own = self.blocks.get(self.part_from..).unwrap_or_default();
+        if own.iter().any(|block| usize::from(block.output) == output) {
+            return Err(run_error(format!("output {output} is allocated already")));
+        }
         if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len)) {
             let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
             let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);

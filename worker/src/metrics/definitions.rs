@@ -1,6 +1,6 @@
 //! Which metrics this process may record, and what their labels are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,8 +19,8 @@ pub(super) struct Definitions {
     defaults: Defaults,
     /// By name and type, with the dimensions in the order in which the model gives their values.
     added: HashMap<(String, Kind), Arc<Named>>,
-    /// The names of those that the model itself has described: no definition is needed for them.
-    own: HashSet<String>,
+    /// Those that the model itself has described, by name, one for each list of labels: no definition is needed for them.
+    own: HashMap<String, Vec<Arc<Named>>>,
 }
 
 /// Values of dimensions that a model need not give.
@@ -46,7 +46,7 @@ impl Definitions {
     pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
-        Self { catalog: None, auto_detect, defaults, added: HashMap::new(), own: HashSet::new() }
+        Self { catalog: None, auto_detect, defaults, added: HashMap::new(), own: HashMap::new() }
     }
 
     /// Takes another definition in place of the one before. What it leaves out or switches off is recorded no more. What it
@@ -61,11 +61,15 @@ impl Definitions {
                 spec.kind == *kind && spec.dimensions.len() == named.names().len() && spec.dimensions.iter().all(same)
             }
             None => {
-                named.switch(self.auto_detect || self.own.contains(name));
+                named.switch(self.auto_detect || self.own.contains_key(name));
                 true
             }
         });
         self.added = added;
+        for (name, all) in &self.own {
+            let on = self.spec(name).is_none_or(|(_, on)| on);
+            all.iter().for_each(|named| named.switch(on));
+        }
     }
 
     /// See [`super::Metrics::add_metric`].
@@ -114,18 +118,19 @@ impl Definitions {
             return Err(SampleError::WrongKind { metric: name.clone(), expected, given }.into());
         }
         let key = (name.clone(), *kind);
-        if let Some(known) = self.added.get(&key) {
-            if known.names() == dimensions.as_slice() {
-                return Ok((Arc::clone(known), false));
-            }
-            let (metric, expected) = (name.clone(), known.names().to_vec());
+        let known = self.own.get(name).into_iter().flatten().chain(self.added.get(&key));
+        if let Some(known) = known.into_iter().find(|known| known.names() == dimensions.as_slice()) {
+            return Ok((Arc::clone(known), false));
+        }
+        if let Some(detected) = self.added.get(&key).filter(|_| !self.own.contains_key(name)) {
+            let (metric, expected) = (name.clone(), detected.names().to_vec());
             return Err(SampleError::WrongLabels { metric, expected, given: dimensions.clone() }.into());
         }
         let none = vec![None; dimensions.len()];
         let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none, AtomicBool::new(true));
         let own = Arc::new(own);
-        self.added.insert(key, Arc::clone(&own));
-        self.own.insert(name.clone());
+        self.added.entry(key).or_insert_with(|| Arc::clone(&own));
+        self.own.entry(name.clone()).or_default().push(Arc::clone(&own));
         Ok((own, true))
     }
 

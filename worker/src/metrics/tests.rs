@@ -367,7 +367,6 @@ fn a_model_may_describe_its_own_metrics() {
     world.metrics.own_series(&own, &["y"]).unwrap().add_or_update(4.0);
     for (wrong, expected) in [
         (described("held", Kind::Counter, &["a"]), "WrongKind"),
-        (described("held", Kind::Gauge, &["b"]), "WrongLabels"),
         (described("Orders", Kind::Gauge, &["shop"]), "WrongKind"),
         (described("QueueTime", Kind::Gauge, &["Level", "Hostname"]), "BadName"),
         (described("9", Kind::Gauge, &[]), "BadName"),
@@ -375,8 +374,11 @@ fn a_model_may_describe_its_own_metrics() {
         let refused = format!("{:?}", world.metrics.own_series(&wrong, &["x"]).err().unwrap());
         assert!(refused.contains(expected), "{refused}");
     }
+    // Each series may have labels of its own.
+    world.metrics.own_series(&described("held", Kind::Gauge, &["b"]), &["z"]).unwrap().add_or_update(5.0);
+    world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(6.0);
     let (came, dropped) = world.came();
     let own: Vec<_> = came.iter().filter(|came| came.0 == "held").map(|came| (came.1[0].as_str(), came.2)).collect();
-    assert_eq!(own, [("a=x", 2.0), ("a=x", 3.0), ("a=y", 4.0)]);
-    assert_eq!((came.len(), dropped), (4, 0));
+    assert_eq!(own, [("a=x", 2.0), ("a=x", 3.0), ("a=y", 4.0), ("b=z", 5.0), ("a=x", 6.0)]);
+    assert_eq!((came.len(), dropped), (6, 0));
 }

@@ -35,6 +35,8 @@ pub(super) struct State {
     waiting: usize,
     /// For the main thread.
     frames: VecDeque<ToWorker>,
+    /// It is asked whether the model is ready.
+    pub(super) asked: bool,
     /// Batches with requests that are answered on their own.
     pub(super) batches: HashMap<u64, Streams>,
     /// What has come for calls that are under way.
@@ -169,6 +171,7 @@ impl Shared {
                 None if answer.loan != 0 => self.send(&ToFrontend::Returned(vec![answer.loan])),
                 None => {}
             },
+            ToWorker::AskReady => state.asked = true,
             frame => {
                 state.stopping |= frame == ToWorker::Shutdown;
                 state.frames.push_back(frame);

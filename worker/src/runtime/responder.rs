@@ -276,20 +276,18 @@ impl Responder {
     }
 
     /// Sends a response; more may follow if it is not the last. For a model that is not decoupled the first is the last.
-    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent. Of an output
-    /// that is there twice the first counts, as in Triton.
+    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent.
     ///
     /// # Errors
     /// [`InferError::cancelled`] when nobody waits for the request any more, it has had its last response, or there is no
-    /// memory for it.
-    pub fn respond(&self, mut reply: Reply, last: bool) -> Result<(), InferError> {
+    /// memory for it; an output is there twice, and nothing is sent.
+    pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
         let output_start = clock::now();
-        let mut seen = Vec::new();
-        reply.outputs.retain(|output| {
-            let new = !seen.contains(&output.output);
-            seen.push(output.output);
-            new
-        });
+        let outputs = || reply.outputs.iter().map(|output| output.output);
+        if let Some((_, output)) = outputs().enumerate().find(|(at, output)| outputs().take(*at).any(|o| o == *output))
+        {
+            return Err(run_error(format!("output {output} is in the response twice")));
+        }
         let last = last || !self.decoupled;
         let ends_only = last && reply.error.is_some();
         if self.decoupled {

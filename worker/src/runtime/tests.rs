@@ -307,7 +307,7 @@ fn calls_are_answered_whoever_reads_and_given_back() {
     let output = AnswerOutput { name: "Y".into(), datatype: DataType::Uint8, shape: vec![4], offset: 8192, len: 4 };
     let answer = |call, loan| Answer { call, loan, version: "2".into(), ..Answer::default() };
     frontend.send(&ToWorker::Answer(Answer { outputs: vec![output], ..answer(numbers[0], FIRST_LOAN) }));
-    let error = InferError::new(ErrorCode::NotFound, pharos::error::Reason::Backend, "no such model");
+    let error = InferError::new(ErrorCode::NotFound, Reason::Backend, "no such model");
     let error = Some(crate::instance::wire_error(error));
     frontend.send(&ToWorker::Answer(Answer { error, last: true, ..answer(numbers[1], 0) }));
     assert_eq!(second.join().unwrap().message, "no such model");
@@ -321,4 +321,42 @@ fn calls_are_answered_whoever_reads_and_given_back() {
     // What comes too late is given back.
     frontend.send(&ToWorker::Answer(answer(numbers[0], FIRST_LOAN + 1)));
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_LOAN + 1]));
+}
+
+#[test]
+fn an_output_that_is_there_twice_is_refused_and_the_request_goes_on() {
+    let mut frontend = start(What::Keep, false);
+    frontend.execute(1, b"x");
+    assert_eq!(frontend.done().open, [0]);
+    let (responder, input) = frontend.kept.recv().unwrap();
+    let mut twice = passed_on(&input);
+    twice.outputs.extend(passed_on(&input).outputs);
+    let error = responder.respond(twice, true).unwrap_err();
+    assert!(error.message.contains("output 0 is in the response twice") && !responder.ended(), "{error}");
+    responder.respond(passed_on(&input), true).unwrap();
+    assert_eq!(frontend.response().outputs.len(), 1);
+}
+
+#[test]
+fn readiness_is_answered_while_a_batch_is_executed() {
+    let mut frontend = start(What::Keep, false);
+    let (say, told) = messages();
+    frontend.runtime.answer_for(Box::new(move || told.recv().unwrap())).unwrap();
+    // The batch waits for its pause, and this for the test.
+    frontend.execute(1, b"x");
+    frontend.send(&ToWorker::AskReady);
+    say.send(true).unwrap();
+    assert_eq!(frontend.read(), ToFrontend::Ready(true));
+    assert_eq!(frontend.done().open, [0]);
+    say.send(false).unwrap();
+    frontend.send(&ToWorker::AskReady);
+    assert_eq!(frontend.read(), ToFrontend::Ready(false));
+    // A panic is no yes, and the next question is answered.
+    drop(say);
+    for _ in 0..2 {
+        frontend.send(&ToWorker::AskReady);
+        assert_eq!(frontend.read(), ToFrontend::Ready(false));
+    }
+    frontend.execute(2, b"y");
+    assert_eq!(frontend.done().open, [0]);
 }

@@ -85,7 +85,7 @@ def serve(instance):
     if "refuse" in todo:
         send(b"\x02" + text(todo["refuse"]))
     else:
-        send(b"\x01" + text("stand-in") + struct.pack("<Q?", 0, False))
+        send(b"\x01" + text("stand-in") + struct.pack("<Q??", 0, False, False))
     while True:
         receive()
 

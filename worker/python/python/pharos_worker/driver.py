@@ -62,6 +62,21 @@ class Loaded:
         future.add_done_callback(lambda done: _tell_failure(done, requests))
         return None
 
+    @property
+    def has_is_ready(self):
+        """Whether the model has a word in whether it is ready."""
+        return callable(getattr(self.instance, "is_ready", None))
+
+    def is_ready(self):
+        """What the model says when a client asks whether it is ready. An exception, and what is neither True nor False, is
+        told in the log and means no, as with Triton."""
+        said = self.instance.is_ready()
+        if asyncio.iscoroutine(said):
+            said = self._loop.start(said).result()
+        if not isinstance(said, bool):
+            raise TypeError(f"is_ready() must return True or False, not {said!r}")
+        return said
+
     def finalize(self):
         """The model's last word, before the process ends."""
         if callable(getattr(self.instance, "finalize", None)):
@@ -83,8 +98,6 @@ def load(described):
         raise AttributeError(f"Python model {module.__file__} does not implement `execute` method.")
     if callable(getattr(instance, "initialize", None)):
         instance.initialize(arguments(described, config))
-    if callable(getattr(instance, "is_ready", None)) and instance.is_ready() is False:
-        raise RuntimeError(f"model '{described['name']}' says that it is not ready: is_ready() returned False")
     return Loaded(instance, engine(module))
 
 
