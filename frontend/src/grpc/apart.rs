@@ -400,7 +400,7 @@ mod tests {
     fn outputs_are_in_the_answer() {
         let head = ModelInferResponse { model_name: "m".into(), id: "7".into(), ..ModelInferResponse::default() };
         let raw: [Data; 3] =
-            [vec![1; 70_000].into(), Data::new(), vec![vec![2; 9].into(), vec![3; 9000].into()].into()];
+            [vec![1; 70_000].into(), Data::new(), vec![Bytes::from(vec![2; 9]), Bytes::from(vec![3; 9000])].into()];
         let outputs = Outputs::of(raw.to_vec()).unwrap();
         let mut response = Response::new(Body::new(Frames(cut(&framed(&head, 0), &[]), None)));
         response.extensions_mut().insert(outputs);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
+use bytes::Bytes;
 use pharos::infer::InferOutput;
 use proptest::prelude::*;
 use prost::Message as _;
