@@ -40,9 +40,14 @@ impl Cache {
     /// # Errors
     /// It is not allowed, collides with another, or is one too many.
     pub fn describe(&self, metric: &Described) -> Result<(), SampleError> {
-        if let Some((_, spec)) = self.registry().catalog().find(&metric.name) {
-            return if spec.open && spec.kind == metric.kind { self.widen(metric) } else { Ok(()) };
+        if self.registry().catalog().find(&metric.name).is_none() {
+            self.register_described(metric)?;
         }
+        // Also when it is new: another model may have been quicker, with other labels.
+        self.widen(metric)
+    }
+
+    fn register_described(&self, metric: &Described) -> Result<(), SampleError> {
         if self.registry().catalog().is_disabled(&metric.name) {
             return Err(SampleError::Disabled(metric.name.clone()));
         }
@@ -58,9 +63,11 @@ impl Cache {
 
     /// Adds the labels that a described metric does not have yet: each of its series may have its own, as in Triton.
     fn widen(&self, metric: &Described) -> Result<(), SampleError> {
-        check_names(&metric.name, metric.kind, &metric.dimensions)?;
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut spec) = registry.catalog().find(&metric.name).map(|(_, spec)| spec.clone()) else { return Ok(()) };
+        let known = registry.catalog().find(&metric.name).map(|(_, spec)| spec);
+        let open = |spec: &&MetricSpec| spec.open && spec.kind == metric.kind;
+        let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
+        check_names(&metric.name, metric.kind, &metric.dimensions)?;
         let new = metric.dimensions.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
         if new.is_empty() {
@@ -176,7 +183,7 @@ mod tests {
             })
         };
         let shown = || {
-            let text = exposition::render(&cache, exposition::Format::Prometheus);
+            let text = exposition::render(&cache, exposition::Format::Text);
             text.lines().filter(|line| line.contains("held")).map(str::to_owned).collect::<Vec<_>>()
         };
         describe(&["shop"]).unwrap();
