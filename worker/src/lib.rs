@@ -133,9 +133,7 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
         Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
     };
     sender.send(&ToFrontend::Loaded(instance.loaded()))?;
-    if let Some(readiness) = instance.take_readiness() {
-        runtime.answer_for(readiness)?;
-    }
+    instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_for(readiness))?;
     let shared = &runtime.0;
     while let Some(frame) = shared.receive()? {
         match frame {

@@ -63,13 +63,11 @@ impl Cache {
 
     /// Adds the labels that a described metric does not have yet: each of its series may have its own, as in Triton.
     fn widen(&self, metric: &Described) -> Result<(), SampleError> {
-        let known = self.registry().catalog().find(&metric.name).map(|(_, spec)| spec.clone());
-        if !known.is_some_and(|spec| spec.open && spec.kind == metric.kind) {
-            return Ok(());
-        }
-        check_names(&metric.name, metric.kind, &metric.dimensions)?;
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut spec) = registry.catalog().find(&metric.name).map(|(_, spec)| spec.clone()) else { return Ok(()) };
+        let known = registry.catalog().find(&metric.name).map(|(_, spec)| spec);
+        let open = |spec: &&MetricSpec| spec.open && spec.kind == metric.kind;
+        let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
+        check_names(&metric.name, metric.kind, &metric.dimensions)?;
         let new = metric.dimensions.iter().filter(|label| !spec.dimensions.contains(label));
         let new: Vec<String> = new.cloned().collect();
         if new.is_empty() {
