@@ -56,6 +56,8 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             // The start-up order, which main reads aloud.
             apart(&["start"]),
+            // Falls back to the ordinary edges.
+            apart(&["torchserve"]),
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
             together(&["engine", "fake_engine"]),
@@ -67,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
             apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
-            apart(&["clock", "cli"]),
+            apart(&["clock", "cli", "client"]),
         ],
     },
     House {
