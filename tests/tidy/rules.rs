@@ -180,9 +180,14 @@ pub(crate) const BANS: &[Ban] = &[
     },
     Ban {
         within: &["frontend/src/", "worker/src/"],
-        except: &["frontend/src/http", "frontend/src/log/lines.rs", "frontend/src/repository/objects/secrets.rs"],
+        except: &[
+            "frontend/src/http",
+            "frontend/src/log/lines.rs",
+            "frontend/src/repository/objects/secrets.rs",
+            "frontend/src/torchserve",
+        ],
         paths: &["serde_json"],
-        advice: "JSON values are private to frontend::http, its log and Triton's file of credentials (and to the core's readers and renderers)",
+        advice: "JSON values are private to frontend::http, frontend::torchserve, the log and Triton's file of credentials (and to the core's readers and renderers)",
     },
     Ban {
         within: &["src/", "frontend/src/", "worker/src/"],

@@ -1,3 +1,5 @@
+//! Archives of all forms, whole, broken and hostile.
+
 use std::fs::File;
 use std::io::{Cursor, Write};
 

@@ -1,3 +1,5 @@
+//! What wins over what, and what the engine is told.
+
 use std::fs;
 use std::path::PathBuf;
 

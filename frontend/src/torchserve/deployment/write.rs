@@ -81,7 +81,7 @@ fn scheduling(deployment: &Deployment) -> String {
             format!(
                 "sequence_batching {{ max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
                  max_queue_delay_microseconds: {delay} }} }}",
-                sequence.most
+                sequence.most.max(deployment.batch_size)
             )
         }
     }

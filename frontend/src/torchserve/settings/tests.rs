@@ -1,3 +1,5 @@
+//! What configurations mean.
+
 use std::time::Duration;
 
 use super::*;
