@@ -43,7 +43,7 @@ class TritonPythonModel:
         self.output = _only(config, "output")
         self.batch = config.get("max_batch_size", 0)
         self.decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self.iterative = bool(config.get("sequence_batching", {}).get("iterative_sequence"))
+        self.iterative = _iterative(config.get("sequence_batching"))
         _enter(self.settings.directory)
         self.service = self._load(int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None)
         self.exchange, self.context = exchange, self.service.context
@@ -224,6 +224,16 @@ def _only(config, side):
             f"a model of the backend torchserve has one {side}, the configuration has {len(names)}: {', '.join(names)}"
         )
     return names[0]
+
+
+def _iterative(sequences):
+    """Whether the server executes requests again and again, of a configuration's `sequence_batching`."""
+    if sequences is not None and "oldest" not in sequences:
+        raise pb_utils.TritonModelException(
+            "sequence_batching of a model of the backend torchserve must have the strategy 'oldest': any other puts empty "
+            "requests into batches, which no handler can tell from others"
+        )
+    return bool(sequences and sequences.get("iterative_sequence"))
 
 
 def _enter(directory):

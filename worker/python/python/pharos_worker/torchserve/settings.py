@@ -113,7 +113,7 @@ def complete(config, settings):
 def scheduling(keys, batch):
     """How requests wait: as batches, or by the sequences that they belong to."""
     if keys.get("continuousBatching"):
-        return {"sequence_batching": {"iterative_sequence": True}}
+        return {"sequence_batching": {"iterative_sequence": True, "oldest": {"max_candidate_sequences": max(batch, 1)}}}
     if keys.get("sequenceBatching"):
         idle = keys.get("sequenceMaxIdleMSec", 0) or IDLE_MS
         oldest = {"max_candidate_sequences": max(keys.get("maxNumSequence", 1), batch, 1)}
