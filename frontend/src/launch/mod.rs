@@ -1,8 +1,8 @@
 //! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
 //! Looks at files, unpacks environments, and starts no worker itself.
 //!
-//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`,
-//! `torchserve` and `xgboost` need the Python package; any other name is looked for as [`backends`] says.
+//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `torchserve`
+//! and `xgboost` need the Python package; any other name is looked for as [`backends`] says.
 
 mod archive;
 pub(crate) mod backends;
