@@ -25,7 +25,7 @@ impl Home {
         life: Life,
         listeners: &mut Vec<JoinHandle<()>>,
     ) -> Result<Self, String> {
-        plan.tell();
+        plan.begin();
         let start = Start {
             engine: engine.clone(),
             settings: plan.settings.clone(),
