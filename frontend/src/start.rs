@@ -114,7 +114,7 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let (phase, life) = watch::channel(Phase::Serving);
     let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
     let home = match plan {
-        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners).await?),
+        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners)?),
         None => None,
     };
     let loaded = tokio::select! {
