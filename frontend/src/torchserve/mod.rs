@@ -3,6 +3,8 @@
 
 pub mod archive;
 pub mod beside;
+mod command;
+mod configuration;
 pub mod deployment;
 pub mod failure;
 pub mod form;
@@ -10,8 +12,11 @@ pub mod form;
 #[cfg(not(test))]
 mod grpc;
 mod ids;
+mod initial;
 #[cfg(not(test))]
 mod listen;
+mod options;
+mod pid;
 pub mod properties;
 pub mod refused;
 #[cfg_attr(test, allow(dead_code))]
@@ -19,19 +24,24 @@ pub mod registry;
 #[cfg(not(test))]
 mod rest;
 pub mod settings;
+pub mod snapshot;
 pub mod token;
 pub mod ways;
+mod workplace;
 pub mod yaml;
 
 use std::sync::Arc;
 
 pub use archive::{Archive, Unpacked, open};
+pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
+pub use initial::{Initial, initial};
 #[cfg(not(test))]
 pub use listen::{Start, serve};
 pub use refused::Refused;
 pub use registry::Registry;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
+pub use snapshot::Kind;
 pub use yaml::ModelYaml;
 
 /// Where lines about requests go, each without its time: `/127.0.0.1:1 "GET /ping HTTP/1.1" 200 3`.
