@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import torchserve_models as models
-from server import EXIT_SECONDS, binary, eventually, free_ports
+from peers import free_ports
+from server import binary, eventually
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
@@ -42,7 +43,10 @@ class Home:
         return f"{name}-{version}.mar"
 
     def __enter__(self):
-        environment = {**os.environ, "LOG_LOCATION": str(self.folder / "logs"), "METRICS_LOCATION": str(self.folder / "logs")}
+        # Where the file is that says which server runs.
+        own = self.folder / "tmp"
+        own.mkdir(exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(own), "LOG_LOCATION": str(self.folder / "logs"), "METRICS_LOCATION": str(self.folder / "logs")}
         with (self.folder / "out").open("wb") as out:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder)
         eventually("the server has started", 30, self.has_started)
@@ -56,7 +60,7 @@ class Home:
     def __exit__(self, *_):
         self.process.terminate()
         try:
-            self.process.wait(EXIT_SECONDS)
+            self.process.wait(35)
         finally:
             self.process.kill()
 

@@ -17,6 +17,10 @@ class Shown:
         return [self.one(row, context, index) for index, row in enumerate(data)]
 
     def one(self, row, context, index):
+        if context.get_request_header(index, "explain") == "True":
+            return "explained"
+        if context.get_request_header(index, "describe") == "True":
+            return {"says": "I am shown"}
         body = row.get("body")
         text = bytes(body).decode("latin1") if isinstance(body, (bytes, bytearray)) else body
         if isinstance(text, str):
@@ -49,9 +53,3 @@ class Shown:
         shown = {key: [type(value).__name__, value if isinstance(value, (dict, list)) else str(value)] for key, value in row.items()}
         headers = context.get_all_request_header(index) or {}
         return {"data": shown, "headers": {name: value for name, value in headers.items() if isinstance(value, str)}, "id": context.get_request_id(index)}
-
-    def describe_handle(self):
-        return {"says": "I am shown"}
-
-    def explain_handle(self, data, target):
-        return "explained"
