@@ -446,3 +446,61 @@ def test_ping_tells_of_workers_that_do_not_come_back(tmp_path):
         eventually("it is given up", 30, lambda: server.ask("GET", "/ping")[0] == 500)
         assert json.loads(server.ask("GET", "/ping")[2]) == {"status": "Unhealthy"}
         assert server.manage("GET", "/models")[1]["models"][0]["modelName"] == "fails"
+
+
+def test_one_address_may_serve_everything(tmp_path):
+    server = Home(tmp_path, ["load_models=m-1.0.mar"])
+    text = (tmp_path / "config.properties").read_text()
+    for port in (server.management, server.metrics):
+        text = text.replace(f"http://{HOST}:{port}", f"http://{HOST}:{server.inference}")
+    (tmp_path / "config.properties").write_text(text)
+    server.archive("m")
+    with server:
+        eventually("m answers", 30, lambda: server.predict("m", b"pid")[0] == 200)
+        for path in ("/ping", "/models/m", "/metrics", "/v1/models/m", "/v2/models/m/ready", "/v2/models/m"):
+            assert server.ask("GET", path)[0] == 200, path
+        assert server.ask("POST", "/models/m/invoke", b"bytes")[2] == b"\x00\xff"
+        assert json.loads(server.ask("GET", "/v2/models/m")[2])["versions"] == ["1.0"]
+
+
+def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
+    home.archive("ticket", yaml="useJobTicket: true\n")
+    home.register("ticket-1.0.mar")
+    answers = []
+    clients = [threading.Thread(target=lambda: answers.append(home.predict("ticket", b"sleep 1"))) for _ in range(3)]
+    [client.start() for client in clients]
+    [client.join() for client in clients]
+    assert sorted(status for status, _ in answers) == [200, 503, 503]
+    assert home.predict("ticket", b"pid")[0] == 200
+    assert home.manage("DELETE", "/models/ticket")[0] == 200
+
+
+def test_requests_of_a_sequence_go_to_one_worker(home):
+    home.archive("sequence", yaml="sequenceBatching: true\nmaxNumSequence: 4\nminWorkers: 2\nsequenceMaxIdleMSec: 60000\n")
+    home.register("sequence-1.0.mar", "&initial_workers=2")
+    name = "ts_request_sequence_id"
+    ask = lambda headers: home.ask("POST", "/predictions/sequence", b"pid", headers)[::2]
+    answers = {ask({name: "a", "ts_request_sequence_start": "true"})} | {ask({name: "a"}) for _ in range(5)}
+    assert len(answers) == 1 and next(iter(answers))[0] == 200, answers
+    assert home.ask("POST", "/predictions/sequence", b"pid")[0] == 200, "a sequence of its own"
+    requests = [message((1, "sequence"), body("pid"), (4, "b")) for _ in range(3)] + [message((1, "sequence"), body("pid"))]
+    channel = grpc.insecure_channel(f"{HOST}:{home.grpc}")
+    found = [fields(part) for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=30)]
+    assert len({part[1][0] for part in found[:3]}) == 1
+    assert [part[2] for part in found[:3]] == [[b"b"]] * 3
+    status = fields(found[3][3][0])
+    assert (status[1], status[2]) == ([13], [b"Parameter sequenceId is required.\nBadRequestException.()"])
+    assert home.manage("DELETE", "/models/sequence")[0] == 200
+
+
+def test_requests_share_a_batch(home):
+    home.register("batched-1.0.mar")
+    answers = []
+    clients = [threading.Thread(target=lambda: answers.append(home.predict("batched", b"pid"))) for _ in range(3)]
+    began = time.monotonic()
+    [client.start() for client in clients]
+    [client.join() for client in clients]
+    assert time.monotonic() - began < 5 and [status for status, _ in answers] == [200] * 3
+    statistics = json.loads(home.ask("GET", "/v2/models/batched/stats")[2])["model_stats"][0]
+    assert statistics["inference_count"] == 3 and statistics["execution_count"] < 3
+    assert home.manage("DELETE", "/models/batched")[0] == 200
