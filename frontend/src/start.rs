@@ -3,6 +3,7 @@
 mod home;
 mod listen;
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -317,8 +318,16 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         onnxruntime,
         python: workers.python.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
+        hidden: hidden_variables(workers),
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
+}
+
+/// The variables that workers do not get.
+fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
+    let Some(pattern) = &workers.worker_hidden_variables else { return Vec::new() };
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.to_str().is_some_and(|name| pattern.is_match(name))).collect()
 }
 
 /// This machine's name, for labels.

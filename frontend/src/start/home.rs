@@ -25,7 +25,7 @@ impl Home {
         life: Life,
         listeners: &mut Vec<JoinHandle<()>>,
     ) -> Result<Self, String> {
-        plan.tell();
+        plan.begin();
         let start = Start {
             engine: engine.clone(),
             settings: plan.settings.clone(),
@@ -44,9 +44,8 @@ impl Home {
         let _ = std::io::stdout().flush();
         let (registry, settings) = (self.registry.clone(), self.settings.clone());
         tokio::spawn(async move {
-            for (url, reason) in registry.load_at_start().await {
-                tracing::error!("'{url}' is not served: {reason}");
-            }
+            // What cannot be registered is told there.
+            drop(registry.load_at_start().await);
             let mut changes = registry.changes();
             changes.mark_unchanged();
             save(&settings, Kind::Startup, &registry);
