@@ -7,7 +7,7 @@ use super::{Asked, Registry};
 use crate::torchserve::{LoadModels, ModelProperties};
 
 /// What an archive's file may end with.
-const ENDINGS: [&str; 2] = [".mar", ".tar.gz"];
+const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
 impl Registry {
     /// Registers what is to be there at the start. The workers start in the background. Gives what could not be registered,
