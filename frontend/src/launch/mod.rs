@@ -1,8 +1,8 @@
 //! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
 //! Looks at files, unpacks environments, and starts no worker itself.
 //!
-//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn` and
-//! `xgboost` need the Python package; any other name is looked for as [`backends`] says.
+//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `torchserve`
+//! and `xgboost` need the Python package; any other name is looked for as [`backends`] says.
 
 mod archive;
 pub(crate) mod backends;
@@ -23,7 +23,7 @@ use backends::Found;
 pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
 /// The backends of the Python package.
-pub(crate) const PYTHON: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
+pub(crate) const PYTHON: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
 
 /// Triton's parameter that names a model's environment.
 pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
@@ -53,6 +53,8 @@ pub(crate) struct Launch {
     pub(crate) arguments: Vec<OsString>,
     /// Variables that are set or, without a value, removed.
     pub(crate) variables: Vec<(&'static str, Option<OsString>)>,
+    /// Further variables that are removed.
+    pub(crate) hidden: Vec<OsString>,
     /// If the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
     /// What was unpacked for it stays as long as this.
@@ -71,6 +73,11 @@ impl Launch {
 /// # Errors
 /// There is none, or it cannot be used; the text names the model, what was looked at, and what to do.
 pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
+    let launch = of_backend(program, model)?;
+    Ok(Launch { hidden: program.hidden.clone(), ..launch })
+}
+
+fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     if ORDINARY.contains(&model.backend) {
         return Ok(native(program, program.worker.clone(), Vec::new()));
     }
@@ -106,6 +113,7 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
         executable: interpreter.path.clone(),
         arguments: vec!["-m".into(), "pharos_worker".into()],
         variables,
+        hidden: Vec::new(),
         interpreter: Some(interpreter),
         _unpacked: unpacked,
     })
