@@ -206,9 +206,10 @@ def test_context_and_answers():
     context = Context("m", "/m", {}, 2, None, "1", True, None, {})
     assert context.get_request_id() is None
     context.request_ids = {0: "a"}
-    context.request_processor = [RequestProcessor({"x": "1"}), RequestProcessor({})]
+    context.request_processor = [RequestProcessor({"X-Own": "1"}), RequestProcessor({})]
     assert (context.get_request_id(0), context.get_request_id(3)) == ("a", None)
-    assert (context.get_request_header(0, "x"), context.get_all_request_header(1)) == ("1", {})
+    assert [context.get_request_header(0, name) for name in ("X-Own", "x-own", "own")] == ["1", "1", None]
+    assert context.get_all_request_header(1) == {}
     context.set_all_response_status(202, "Later")
     context.set_response_status(404, "No", 1)
     assert [context.get_response_status(at) for at in range(2)] == [(202, "Later"), (404, "No")]

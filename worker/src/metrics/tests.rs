@@ -179,6 +179,7 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
 fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
     let mut world = world(true);
     let metrics = world.metrics.clone();
+    let many = format!("{},b", "x".repeat(8000));
     let record = |name, kind, dimensions: &[(&str, &str)], value, ids| {
         metrics.record_loose(&Loose { name, unit: "ms", kind, dimensions }, value, ids);
     };
@@ -186,7 +187,7 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
     // By name; what the worker knows may be left out, and what TorchServe appends need not be defined.
     record("HandlerTime", Kind::Gauge, &model, 1.0, Requests::Ids("a,b"));
     record("Orders", Kind::Gauge, &[("shop", "x"), model[0], model[1]], 2.0, Requests::None);
-    record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&format!("{},b", "x".repeat(8000))));
+    record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&many));
     // By position, with any names; and where neither fits.
     record("Orders", Kind::Counter, &[("store", "y"), ("of", "z")], 3.0, Requests::Ids("a"));
     record("Orders", Kind::Counter, &[("a", "b"), ("c", "d"), ("e", "f")], 3.0, Requests::None);
