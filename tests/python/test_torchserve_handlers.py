@@ -239,6 +239,22 @@ def test_errors_have_torchserves_codes(served, what, more, text):
     assert do(served, "told", "echo")[0]
 
 
+@pytest.mark.parametrize("told", [
+    "{", "5", '{"parts": 5}', '{"parts": [{"name": "body"}]}', '{"parts": [{"name": "body", "length": 9}]}', '{"parts": []}',
+    '{"parts": [{"name": "body", "length": "1"}]}', '{"parts": [{"name": [], "length": 1}]}', '{"headers": 5, "parts": []}',
+])  # fmt: skip
+def test_a_request_that_cannot_be_understood_costs_no_other(served, told):
+    def one(at):
+        try:
+            return ask(served, "spread", b"x", told if at == 0 else None)[0][0]
+        except InferenceServerException as error:
+            return error.message()
+
+    answers = together(3, one)
+    assert answers[0].startswith("HTTP 400: the request's parameter 'torchserve' has not the agreed form"), answers[0]
+    assert [json.loads(answer)["body"] for answer in answers[1:]] == [["bytearray", "78"]] * 2
+
+
 @pytest.mark.parametrize("kind", ["exit", "kill"])
 def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
     def serves():
@@ -545,6 +561,18 @@ def test_handlers_that_torchserve_has(tmp_path):
         shares = np.exp(found) / np.exp(found).sum()
         assert shares.tolist() == pytest.approx(probabilities[0], rel=1e-5)
         assert "its serializedFile is" in server.log.read_text()
+
+
+def test_metrics_that_nobody_has_defined(tmp_path):
+    models.model(tmp_path / "models", "measured", "measured")
+    (tmp_path / "metrics.yaml").write_text(METRICS.replace("- {name: Own,", "- {name: Other,"))
+    options = [f"--python={PYTHON}", f"--metrics-config={tmp_path / 'metrics.yaml'}", "--metrics-mode=both"]
+    with Server(tmp_path, [tmp_path / "models"], [*options, "--model-metrics-auto-detect"]) as server:
+        measure(server, "the-id", do="all")
+        assert (of(server, "Undeclared"), of(server, "Own", ModelName="x", Level="y")) == (1, 9)
+        eventually("the lines are written", 10, lambda: lines(server, "Undeclared"))
+        assert lines(server, "Undeclared") == [("Count", "1.0", "ModelName:measured,Level:Model", "the-id")]
+        assert lines(server, "Own") == [("tokens/s", "9.0", "ModelName:x,Level:y", "null")]
 
 
 @pytest.mark.parametrize("found, text", [

@@ -80,7 +80,7 @@ class TritonPythonModel:
                 self.loop.start(self._answer_later(request))
             return None if self.decoupled else [None] * len(requests)
         items = [self._items(request) for request in requests]
-        everything = [item for some in items for item in some]
+        everything = [item for some in items for item in some if not item.refused]
         together = [item for item in everything if not item.alone]
         try:
             for group in [together] + [[item] for item in everything if item.alone]:
@@ -167,7 +167,8 @@ class TritonPythonModel:
         try:
             items = self.inbox.items(request)
             for item in items:
-                await self._run_later(item)
+                if not item.refused:
+                    await self._run_later(item)
             response = self.exchange.answer(self.output, self.batch > 0, items)
         except SystemExit as error:
             _leave(error)

@@ -58,13 +58,24 @@ class Inbox:
         self._sequence = (context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end)
 
     def items(self, request):
-        """The items of a request: one, or one for each row of a KServe client's."""
+        """The items of a request: one, or one for each row of a KServe client's. What cannot be understood is refused alone, or
+        a client could have the requests of others refused."""
+        try:
+            return self._items(request)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            item = Item(request, request.request_id(), {}, {})
+            item.refused = Refused(400, f"the request's parameter '{PARAMETER}' has not the agreed form: {error!r}")
+            return [item]
+
+    def _items(self, request):
         bodies = pb_utils.get_input_tensor_by_name(request, self._tensor).as_numpy().ravel().tolist()
         told = json.loads(request.parameters()).get(PARAMETER)
         if told is None:
             headers = {"body": {"content-type": ""}}
             return [self._item(request, {"body": bytearray(body)}, dict(headers)) for body in bodies]
         told = json.loads(told)
+        if len(bodies) != 1:
+            raise ValueError(f"a request with this parameter has one element, not {len(bodies)}")
         data, headers = self._parts(bodies[0], told.get("parts") or [])
         headers.update(told.get("headers") or {})
         for flag in ("describe", "explain"):
@@ -97,6 +108,8 @@ class Inbox:
             data[name] = self._decoded(whole[at : at + length], kind)
             headers[name] = {"content-type": kind}
             at += length
+        if at != len(whole):
+            raise ValueError(f"the parts have {at} bytes, the body {len(whole)}")
         return data, headers
 
     def _decoded(self, content, kind):
