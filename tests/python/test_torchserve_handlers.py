@@ -547,6 +547,8 @@ def test_handlers_that_torchserve_has(tmp_path):
         (repository / name / "config.pbtxt").write_text('backend: "torchserve" max_batch_size: 4\n')
     models.write(repository / "base/1", "base", network(tmp_path, handler="base_handler", **state))
     (repository / "base/config.pbtxt").write_text('backend: "torchserve"\n' + parameter("envelope", "body"))
+    code = b"import torch\n\n\ndef handle(data, context):\n    return None if data is None else [torch.arange(3)] * len(data)\n"
+    models.model(repository, "tensor", "function", files={"function.py": code})
     models.write(repository / "wrong/1", "wrong", network(tmp_path, handler="base_handler", serializedFile="network.py"))
     (repository / "wrong/config.pbtxt").write_text('backend: "torchserve"\n')
     pictures = (np.arange(24.0).reshape(2, 3, 2, 2) / 24).tolist()
@@ -560,6 +562,9 @@ def test_handlers_that_torchserve_has(tmp_path):
         found = json.loads(ask(server, "base", *bodies[0])[0][0])
         shares = np.exp(found) / np.exp(found).sum()
         assert shares.tolist() == pytest.approx(probabilities[0], rel=1e-5)
+        (tmp_path / "answer.pt").write_bytes(ask(server, "tensor", b"")[0][0])
+        read = [PYTHON, "-c", "import torch; print(torch.load('answer.pt').tolist())"]
+        assert subprocess.run(read, cwd=tmp_path, capture_output=True, text=True).stdout == "[0, 1, 2]\n"
         assert "its serializedFile is" in server.log.read_text()
 
 

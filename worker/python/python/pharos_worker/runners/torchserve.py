@@ -18,6 +18,8 @@ from pharos_worker.runners import files
 
 ENGINE = None
 """What runs the model, for logs and the served configuration; known once a handler is loaded."""
+MOST_RUNNING = 10_000
+"""Requests that go on, of which a worker keeps in mind that it knows them."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 AGAIN = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -96,7 +98,11 @@ class TritonPythonModel:
     def _items(self, request):
         if request.request_id() in self.running:
             return [self.inbox.continued(request)]
-        return self.inbox.items(request)
+        items = self.inbox.items(request)
+        if self.iterative and len(items) > 1:
+            for item in items:
+                item.refused = self.exchange.Refused(400, "a request to a model with continuousBatching has one element")
+        return items
 
     def _run(self, items):
         """Has the handler answer items of one batch, until each has its last part."""
@@ -141,6 +147,9 @@ class TritonPythonModel:
             self._send_part(item, item.body)
             if self.iterative and item.request.request_id():
                 self.running[item.id] = True
+                if len(self.running) > MOST_RUNNING:
+                    # Of a client that has gone: it does not come again.
+                    del self.running[next(iter(self.running))]
                 item.request.set_release_flags(AGAIN)
                 item.body = None
             else:
