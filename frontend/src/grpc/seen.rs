@@ -114,7 +114,7 @@ fn transport_reason(code: Code) -> Reason {
 
 /// A service that stamps and counts the calls of the one within.
 #[derive(Clone)]
-pub(super) struct Counted<S> {
+pub(crate) struct Counted<S> {
     pub(super) engine: Engine,
     pub(super) restricted: Arc<Restrictions>,
     pub(super) access: Access,
@@ -259,6 +259,19 @@ fn api(route: Route) -> Option<Api> {
         | Route::CudaSharedMemoryUnregister => Api::SharedMemory,
         Route::TraceSetting => Api::Trace,
         Route::LogSettings => Api::Logging,
+        // TorchServe's have tokens of their own.
+        Route::Ping
+        | Route::Predict
+        | Route::StreamPredict
+        | Route::Explain
+        | Route::ModelList
+        | Route::ModelDescribe
+        | Route::ModelRegister
+        | Route::ModelScale
+        | Route::ModelSetDefault
+        | Route::ModelUnregister
+        | Route::Token
+        | Route::ApiDescription => return None,
         Route::Reflection | Route::Metrics | Route::Unknown => return None,
     })
 }
