@@ -264,9 +264,8 @@ def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
             return None
 
     eventually("it serves", 30, serves)
-    # It is executed a second time, unless the instance waits before it is started again.
     text = refused(served, "packed", "ends", kind=kind)
-    assert "died twice" in text or "no instance of the model is left" in text
+    assert text == "the worker of model 'packed' version 1 died while it executed this request", "it has no second try"
     eventually("it serves again", 30, serves)
 
 
@@ -483,6 +482,7 @@ def test_metrics_of_older_handlers(served):
     before = of(served, "Calls")
     measure(served, "id-store", do="store")
     assert of(served, "Calls") == before + 10 and of(served, "Stored") == 7
+    assert "the metric 'Errors' cannot take the value 'not a number'" in served.log.read_text()
 
 
 def test_times_are_the_handlers_own(served):
