@@ -84,17 +84,17 @@ def of_class(found) -> dict:
     return {"bases": bases, "methods": methods, "properties": sorted(properties)}
 
 
-def of_module(name: str):
-    """What a module has of its own, or why it cannot be imported."""
+def of_module(name: str, of_its_own: bool):
+    """What a module has, or has of its own, or why it cannot be imported."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
         return f"cannot be imported: {error.name or error}"
     found = {}
     for key, value in vars(module).items():
-        if key.startswith("_") or getattr(value, "__module__", name) != name:
+        if key.startswith("_") or (of_its_own and getattr(value, "__module__", name) != name):
             continue
-        if inspect.isclass(value):
+        if inspect.isclass(value) and str(value.__module__).startswith("ts."):
             found[key] = of_class(value)
         elif inspect.isroutine(value):
             found[key] = {"function": parameters(value)}
@@ -124,7 +124,7 @@ def show(kind: str) -> dict:
         from pharos_worker import torchserve
 
         torchserve.activate()
-    return {name: of_module(name) for name in MODULES}
+    return {name: of_module(name, kind != "pharos") for name in MODULES}
 
 
 def asked(python: str, *arguments, **environment) -> dict:
