@@ -40,8 +40,24 @@ def reason_for(name: str):
 
 
 def plain(outcome: dict) -> dict:
-    """An outcome without what each server may have its own way."""
-    return json.loads(json.dumps(outcome))
+    """An outcome without what is chance in TorchServe: the order of families in a scrape, and of the entries of a map in a
+    message."""
+    found = json.loads(json.dumps(outcome))
+    for answer in found["answers"]:
+        if answer.get("headers", {}).get("content-type", "").startswith("text/plain"):
+            answer["body"] = sorted(answer["body"].splitlines())
+        answer["answers"] = [in_order(message) for message in answer.get("answers", [])]
+    return found
+
+
+def in_order(message: dict) -> dict:
+    """A message; what it says of several inputs is in alphabetical order."""
+    text = message.get("prediction", "")
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return message
+    return message | {"prediction": json.dumps(said, sort_keys=True, indent=2)} if isinstance(said, dict) else message
 
 
 def difference(name: str, ours: dict, theirs: dict) -> str:
