@@ -1,6 +1,7 @@
 //! Auto-complete by the model's own code: what it is asked, and what of its answer counts.
 //!
-//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over. What
+//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over (and the
+//! number of instances, of archives of TorchServe). What
 //! the configuration says stays, whatever the answer says; Triton leaves that to `pb_utils.ModelConfig` and takes the lists
 //! of inputs and outputs of the answer whole.
 
@@ -115,6 +116,7 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
+    workers(config, &answer);
     let model = config.name.as_str();
     config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
     config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
@@ -136,6 +138,14 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         config.model_transaction_policy = Some(policy);
     }
     Ok(())
+}
+
+/// An archive of TorchServe says itself how many workers it wants; other models leave that to the configuration.
+fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig) {
+    let count = answer.instance_group.first().map_or(0, |group| group.count);
+    if config.backend == "torchserve" && config.instance_group.is_empty() && count > 1 {
+        config.instance_group.push(proto::ModelInstanceGroup { count, ..Default::default() });
+    }
 }
 
 /// What inputs and outputs have in common here.

@@ -24,14 +24,18 @@ const fn known(
     Known { backend, platform, files, endings }
 }
 
+/// How the names of archives of TorchServe end.
+const ARCHIVE: &str = ".mar";
+
 /// Where a model does not say what it is, the first whose file is there.
-const BACKENDS: [Known; 7] = [
+const BACKENDS: [Known; 8] = [
     known("onnxruntime", "onnxruntime_onnx", &["model.onnx"], &[".onnx"]),
     known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
     known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
     known("python", "", &["model.py"], &[".py"]),
     known("sklearn", "", &["model.joblib", "model.pkl"], &[".joblib"]),
     known("xgboost", "", &["model.json", "model.ubj"], &[".ubj"]),
+    known("torchserve", "", &[], &[ARCHIVE]),
     known("builtin", "", &[], &[]),
 ];
 
@@ -96,6 +100,11 @@ fn is_there(file: &str, completion: &Completion<'_>) -> bool {
     completion.files.iter().any(|name| name == file)
 }
 
+/// Whether a version has an archive of TorchServe, which may have any name.
+fn has_archive(completion: &Completion<'_>) -> bool {
+    completion.files.iter().any(|name| name.ends_with(ARCHIVE))
+}
+
 fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<&'static str, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
@@ -105,7 +114,8 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     let named = config.default_model_filename.as_str();
     let row = BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion)));
     let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
-    row.or_else(by_ending).map(|row| row.backend).ok_or_else(|| {
+    let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
+    row.or_else(by_ending).or_else(by_archive).map(|row| row.backend).ok_or_else(|| {
         let mut files: Vec<&str> = BACKENDS.iter().flat_map(|row| row.files).copied().collect();
         files.dedup();
         ConfigError::new(format!(

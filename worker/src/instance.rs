@@ -131,6 +131,7 @@ impl Instance {
     pub(crate) fn execute(&mut self, execute: &Execute) -> Executed {
         let arrived = clock::now();
         let Self { backend, config, states, .. } = self;
+        let timed = (!backend.records_its_times()).then_some(arrived);
         let runtime = self.runtime.clone();
         let shared = &runtime.0;
         // Memory is handed back to the system only when there is time for it.
@@ -166,7 +167,7 @@ impl Instance {
         let mut executed = outputs.executed(loan.into_loan(), error);
         executed.panicked = panicked;
         self.record_states(bytes);
-        runtime.metrics().batch_executed(&executed.done, arrived);
+        runtime.metrics().batch_executed(&executed.done, timed);
         executed
     }
 }

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, RECORDED_BY_WORKER, STATE_BYTES};
+use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES};
 pub use pharos::metrics::channel::Described;
 use pharos::metrics::channel::PushError;
 use pharos::timeline::Instant;
@@ -63,6 +63,21 @@ impl From<MetricError> for InferError {
     fn from(error: MetricError) -> Self {
         InferError::new(ErrorCode::Unavailable, Reason::Backend, error.to_string())
     }
+}
+
+/// A metric as TorchServe's handlers name it with each sample: what the definition says about a metric of this name, whatever
+/// its type, holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Loose<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its unit, if nobody has defined it.
+    pub unit: &'a str,
+    /// Its type, if nobody has defined it.
+    pub kind: Kind,
+    /// Names and values of its dimensions. They belong to the defined ones by name if all of these names are defined, else
+    /// by position; the host may be left out.
+    pub dimensions: &'a [(&'a str, &'a str)],
 }
 
 /// The metrics of this process. Cheap to clone; for any thread.
@@ -159,6 +174,25 @@ impl Metrics {
         Metric::new(self.clone(), named).series(values)
     }
 
+    /// Records a sample of a metric that need not have been added. One that nobody has defined is detected with the dimensions
+    /// of its first sample if metrics are detected; else the sample is dropped and counted.
+    pub fn record_loose(&self, sample: &Loose<'_>, value: f64, requests: Requests<'_>) {
+        let found = lock(&self.0.definitions).loose(sample);
+        let series = found.and_then(|(named, values)| {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            Metric::new(self.clone(), named).series(&values)
+        });
+        match series {
+            Ok(series) => series.add_or_update_for(value, requests),
+            Err(error) => self.sink().drop_sample(&error),
+        }
+    }
+
+    /// The metrics of models that `metrics.yaml` defines.
+    pub fn of_models(&self) -> Vec<MetricSpec> {
+        lock(&self.0.definitions).of_models()
+    }
+
     /// Sends what [`Coalesced`] handles have gathered. When it returns, everything that this thread recorded before is
     /// committed: the frontend takes it into its cache whatever happens to this process.
     pub fn flush(&self) {
@@ -173,9 +207,9 @@ impl Metrics {
     }
 
     /// One batch that had come at `arrived` is done: TorchServe's `HandlerTime` (in the backend) and `PredictionTime` (with
-    /// the work around it), in milliseconds, for successes only.
-    pub(crate) fn batch_executed(&self, done: &Done, arrived: Instant) {
-        if done.error.is_none() {
+    /// the work around it), in milliseconds, for successes only. `None`: the backend records them itself.
+    pub(crate) fn batch_executed(&self, done: &Done, arrived: Option<Instant>) {
+        if let Some(arrived) = arrived.filter(|_| done.error.is_none()) {
             let times = lock(&self.0.times);
             let end = done.stamps.end;
             for (series, start) in [(&times.handler, done.stamps.start), (&times.prediction, arrived)] {

@@ -1,8 +1,8 @@
 //! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
 //! Looks at files, unpacks environments, and starts no worker itself.
 //!
-//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn` and
-//! `xgboost` need the Python package; any other name is looked for as [`backends`] says.
+//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `torchserve`
+//! and `xgboost` need the Python package; any other name is looked for as [`backends`] says.
 
 mod archive;
 pub(crate) mod backends;
@@ -23,7 +23,7 @@ use backends::Found;
 pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
 /// The backends of the Python package.
-pub(crate) const PYTHON: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
+pub(crate) const PYTHON: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
 
 /// Triton's parameter that names a model's environment.
 pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";

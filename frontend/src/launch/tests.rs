@@ -83,7 +83,7 @@ fn backends_are_found_in_the_order_that_is_said() {
     assert_eq!(
         place.chosen("mine", None),
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, tract, python, pytorch, \
-         sklearn, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
+         sklearn, torchserve, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
     );
     place.file("backends/other/pharos-worker-other", 0o755);
     place.file("backends/nothing/readme", 0o644);

@@ -19,7 +19,7 @@ use crate::request::InferenceRequest;
 use crate::response::InferenceResponse;
 
 /// The names of backends whose models are run by Python.
-const NAMES: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
+const NAMES: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
 
 /// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
 static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
@@ -99,6 +99,10 @@ impl Backend for PythonModel {
 
     fn wants_details(&self) -> bool {
         true
+    }
+
+    fn records_its_times(&self) -> bool {
+        self.model.config.backend == "torchserve"
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {

@@ -24,6 +24,7 @@ mod sender;
 mod strings;
 mod tensor;
 mod utils;
+mod yaml;
 
 use pyo3::prelude::*;
 
@@ -44,5 +45,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("WIRE_VERSION", pharos::wire::VERSION)?;
     utils::register(module)?;
     metrics::register(module)?;
+    yaml::register(module)?;
     backend::register(module)
 }

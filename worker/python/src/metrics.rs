@@ -19,6 +19,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(add_metric, module)?)?;
     module.add_function(wrap_pyfunction!(get_metric, module)?)?;
     module.add_function(wrap_pyfunction!(own_series, module)?)?;
+    module.add_function(wrap_pyfunction!(record, module)?)?;
+    module.add_function(wrap_pyfunction!(defined, module)?)?;
     module.add_function(wrap_pyfunction!(flush, module)?)?;
     module.add_function(wrap_pyfunction!(forked, module)?)
 }
@@ -86,6 +88,36 @@ fn own_series(
     let texts: Vec<&str> = values.iter().map(String::as_str).collect();
     let series = metrics()?.own_series(&metric, &texts).map_err(|error| refused(&error))?;
     Ok(Series { series, kind, value: model()?.value(metric.name, values) })
+}
+
+/// Records a sample of a metric as TorchServe's handlers give it: `metric` is its name, unit and type, `request_ids` are
+/// joined by commas, empty for none.
+#[pyfunction]
+fn record(
+    metric: (String, String, String),
+    dimensions: Vec<(String, String)>,
+    value: f64,
+    request_ids: &str,
+) -> PyResult<()> {
+    if is_forked() {
+        return Ok(());
+    }
+    let (name, unit, kind) = metric;
+    let dimensions: Vec<(&str, &str)> = dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let sample = backend::Loose { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };
+    let requests = if request_ids.is_empty() { backend::Requests::None } else { backend::Requests::Ids(request_ids) };
+    metrics()?.record_loose(&sample, value, requests);
+    Ok(())
+}
+
+/// A metric's type, name, unit and dimensions.
+type Defined = (&'static str, String, String, Vec<String>);
+
+/// What `metrics.yaml` defines for models.
+#[pyfunction]
+fn defined() -> PyResult<Vec<Defined>> {
+    let specs = metrics()?.of_models().into_iter();
+    Ok(specs.map(|spec| (spec.kind.as_str(), spec.name, spec.unit, spec.dimensions)).collect())
 }
 
 /// Sends what is gathered.

@@ -28,7 +28,7 @@ use crate::memory::{Flags, OutputArena};
 use crate::runtime::LoanCell;
 
 pub use crate::instance::{Outputs, Response};
-pub use crate::metrics::{Coalesced, Described, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::metrics::{Coalesced, Described, Loose, Metric, MetricError, Metrics, Requests, Series};
 pub use crate::runtime::{
     Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
 };
@@ -59,6 +59,11 @@ pub trait Backend {
     /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
     /// the configuration are kept, and dropped, by the runtime.
     fn sequence_ended(&mut self, _key: u64) {}
+
+    /// Whether it records TorchServe's `HandlerTime` and `PredictionTime` itself; else the runtime does.
+    fn records_its_times(&self) -> bool {
+        false
+    }
 
     /// Whether its batches are to say all that clients have said
     /// ([`BatchRequest::details`](pharos::wire::BatchRequest::details)).

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, WorkerLabel};
+use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, Section, WorkerLabel};
 use pharos::metrics::channel::{Definition, Described};
+use pharos::metrics::emitter::prometheus_name;
+use pharos::metrics::legacy;
 
-use super::MetricError;
+use super::{Loose, MetricError};
 use super::handles::Named;
 
 /// The definition of the metrics, and what the model has made of it.
@@ -22,6 +24,9 @@ pub(super) struct Definitions {
     /// The names of those that the model itself has described: no definition is needed for them.
     own: HashSet<String>,
 }
+
+/// What TorchServe appends to the dimensions of each sample, whether the metric has them or not.
+const APPENDED: [&str; 2] = ["ModelName", "Level"];
 
 /// Values of dimensions that a model need not give.
 struct Defaults {
@@ -127,6 +132,66 @@ impl Definitions {
         self.added.insert(key, Arc::clone(&own));
         self.own.insert(name.clone());
         Ok((own, true))
+    }
+
+    /// See [`super::Metrics::record_loose`]; also the values of its dimensions in the order of [`Named::names`].
+    pub(super) fn loose(&mut self, sample: &Loose<'_>) -> Result<(Arc<Named>, Vec<String>), MetricError> {
+        let name = prometheus_name(sample.name);
+        let (named, declared) = match self.spec(&name).map(|(spec, _)| (spec.kind, spec.dimensions.clone())) {
+            Some((kind, declared)) => (self.get(&name, kind)?, declared),
+            None => {
+                let named = match self.added.iter().find(|((known, _), _)| *known == *name) {
+                    Some((_, known)) => Arc::clone(known),
+                    None => self.detect(&name, sample)?,
+                };
+                let declared = named.names().to_vec();
+                (named, declared)
+            }
+        };
+        let Some(values) = self.by_name(sample, &declared).or_else(|| self.by_position(sample, &declared)) else {
+            let given = sample.dimensions.iter().map(|(name, _)| (*name).to_owned()).collect();
+            return Err(SampleError::WrongLabels { metric: name.into_owned(), expected: declared, given }.into());
+        };
+        let of = |name: &String| declared.iter().position(|other| other == name).and_then(|at| values.get(at));
+        let values = named.names().iter().map(|name| of(name).map_or_else(String::new, |value| (*value).to_owned()));
+        let values = values.collect();
+        Ok((named, values))
+    }
+
+    /// The values of declared dimensions if the sample gives each that the worker does not know, and no others than those that
+    /// TorchServe appends to all samples.
+    fn by_name<'a>(&'a self, sample: &Loose<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
+        let given = |name: &str| sample.dimensions.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
+        let known = |name: &str| declared.iter().any(|other| other == name) || APPENDED.contains(&name);
+        if !sample.dimensions.iter().all(|(name, _)| known(name)) {
+            return None;
+        }
+        declared.iter().map(|name| given(name).or_else(|| self.defaults.of(name))).collect()
+    }
+
+    /// As it always was in TorchServe.
+    fn by_position<'a>(&'a self, sample: &Loose<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
+        let (name, unit, request_ids) = (sample.name, sample.unit, "");
+        let (dimensions, hostname) = (sample.dimensions.to_vec(), Some(self.defaults.hostname.as_str()));
+        let line = legacy::Line { name, unit, value: 0.0, dimensions, kind: None, hostname, request_ids };
+        legacy::align(&line, declared, &self.defaults.hostname)
+    }
+
+    /// A metric that nobody has defined, as its first sample has it, with `Hostname` behind its dimensions.
+    fn detect(&mut self, name: &str, sample: &Loose<'_>) -> Result<Arc<Named>, MetricError> {
+        let mut names: Vec<String> =
+            sample.dimensions.iter().map(|(name, _)| prometheus_name(name).into_owned()).collect();
+        if !names.iter().any(|name| name == "Hostname") {
+            names.push("Hostname".to_owned());
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.add(name, legacy::unit_name(sample.unit), &names, sample.kind)
+    }
+
+    /// The metrics of models that the definition has.
+    pub(super) fn of_models(&self) -> Vec<MetricSpec> {
+        let specs = self.catalog.iter().flat_map(Catalog::iter).map(|(_, spec)| spec);
+        specs.filter(|spec| spec.section == Section::Model && spec.builtin.is_none()).cloned().collect()
     }
 
     /// See [`super::Metrics::get_metric`].

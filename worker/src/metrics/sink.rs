@@ -33,6 +33,8 @@ pub enum Requests<'a> {
     One(usize),
     /// This id.
     Id(&'a str),
+    /// These ids, with commas between them.
+    Ids(&'a str),
     /// No request.
     None,
 }
@@ -120,6 +122,18 @@ impl Sink {
                 self.given.clear();
                 push_request_id(&mut self.given, 0, id);
                 cut(&self.given)
+            }
+            Requests::Ids(ids) => {
+                self.given.clear();
+                for (position, id) in ids.split(',').enumerate() {
+                    let before = self.given.len();
+                    push_request_id(&mut self.given, position, id);
+                    if self.given.len() > MAX_IDS {
+                        self.given.truncate(before);
+                        break;
+                    }
+                }
+                &self.given
             }
             Requests::None => "",
         };

@@ -161,13 +161,13 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
         open: vec![],
         held: false,
     };
-    world.metrics.batch_executed(&done(None), Instant(0));
+    world.metrics.batch_executed(&done(None), Some(Instant(0)));
     series.add_or_update(7.0);
     world.metrics.batch_begins(&requests(&["first", &"x".repeat(8000)]));
     let failed = pharos::wire::WireError { code: ErrorCode::Internal, message: String::new(), of_region: false };
     series.add_or_update(8.0);
     series.add_or_update_for(9.0, Requests::One(1));
-    world.metrics.batch_executed(&done(Some(failed)), Instant(0));
+    world.metrics.batch_executed(&done(Some(failed)), Some(Instant(0)));
     let ids = ["", "a,,c%2Cd", "c%2Cd", "", "", "its%2Cown", "", "", "a,,c%2Cd", "", "first"];
     let (all, dropped) = world.came();
     let found: Vec<&str> = all.iter().map(|(.., id)| id.as_str()).collect();
@@ -287,7 +287,7 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
             open: Vec::new(),
             held: false,
         };
-        world.metrics.batch_executed(&done, Instant(0));
+        world.metrics.batch_executed(&done, Some(Instant(0)));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
         world.metrics.redefine(&time(labels)).unwrap();

@@ -17,6 +17,7 @@ from pharos_worker import _native
 RUNNERS = {
     "pytorch": "pharos_worker.runners.pytorch",
     "sklearn": "pharos_worker.runners.sklearn",
+    "torchserve": "pharos_worker.runners.torchserve",
     "xgboost": "pharos_worker.runners.xgboost",
 }
 

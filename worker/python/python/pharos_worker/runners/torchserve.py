@@ -1,0 +1,254 @@
+"""Serves what was packed for TorchServe: a handler with its model, as a `.mar`, a `.tar.gz` or a directory.
+
+The model has one input and one output of texts, the body of a request and that of its answer; `torchserve/exchange.py` says
+what goes beside them. A handler gets the requests of a batch together. One that sends parts of its answers needs a model
+that is decoupled; one with `context.stopping_criteria` has a request again and again until it says that it is enough.
+"""
+
+import copy
+import logging
+import os
+import sys
+
+import triton_python_backend_utils as pb_utils
+
+from pharos_worker import torchserve
+from pharos_worker.driver import Loop
+from pharos_worker.runners import files
+
+ENGINE = None
+"""What runs the model, for logs and the served configuration; known once a handler is loaded."""
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+AGAIN = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+
+class TritonPythonModel:
+    """One instance: a handler."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config):
+        torchserve.activate()
+        from pharos_worker.torchserve import settings
+
+        found = settings.of(pb_utils.get_model_dir(), auto_complete_model_config.as_dict())
+        return settings.complete(auto_complete_model_config, found)
+
+    def initialize(self, args):
+        torchserve.activate()
+        from pharos_worker.torchserve import exchange, settings
+
+        global ENGINE
+        config = files.configuration(args)
+        self.settings = settings.of(pb_utils.get_model_dir(), config)
+        self.output = _only(config, "output")
+        self.batch = config.get("max_batch_size", 0)
+        self.decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self.iterative = _iterative(config.get("sequence_batching"))
+        _enter(self.settings.directory)
+        self.service = self._load(int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None)
+        self.exchange, self.context = exchange, self.service.context
+        self.inbox = exchange.Inbox(_only(config, "input"), self.context, self.settings.decode_input_request)
+        self.loop = Loop() if self.service.is_async else None
+        self.running = {}
+        ENGINE = f"handler '{self.settings.handler}' of TorchServe"
+
+    def _load(self, gpu):
+        from ts.model_loader import TsModelLoader
+
+        from pharos_worker.torchserve.server_metrics import ServerMetrics
+
+        given = self.settings
+        metrics = ServerMetrics(given.name)
+        places = (given.name, given.directory, given.handler, gpu, max(self.batch, 1), given.envelope or None)
+        try:
+            service = TsModelLoader().load(*places, given.limit_max_image_pixels, metrics)
+        except MemoryError:
+            raise pb_utils.TritonModelException("System out of memory") from None
+        except RuntimeError as error:
+            if "CUDA" in str(error):
+                raise pb_utils.TritonModelException(f"System out of memory: {error}") from error
+            raise
+        # Configurations say it where an archive does not, or where it was registered under another name.
+        model = service.context.manifest.setdefault("model", {})
+        model.setdefault("modelName", given.name)
+        model.setdefault("modelVersion", given.version)
+        return service
+
+    def execute(self, requests):
+        if self.loop is not None:
+            for request in requests:
+                self.loop.start(self._answer_later(request))
+            return None if self.decoupled else [None] * len(requests)
+        items = [self._items(request) for request in requests]
+        everything = [item for some in items for item in some]
+        together = [item for item in everything if not item.alone]
+        try:
+            for group in [together] + [[item] for item in everything if item.alone]:
+                self._run(group)
+        except SystemExit as error:
+            _leave(error)
+        if not self.decoupled:
+            return [self.exchange.answer(self.output, self.batch > 0, some) for some in items]
+        for some in items:
+            self._send_last(some)
+        return None
+
+    def _items(self, request):
+        if request.request_id() in self.running:
+            return [self.inbox.continued(request)]
+        return self.inbox.items(request)
+
+    def _run(self, items):
+        """Has the handler answer items of one batch, until each has its last part."""
+        while items:
+            processors, ids = [item.processor for item in items], dict(enumerate(item.id for item in items))
+            self.context.cl_socket = Parts(self, items)
+            try:
+                results = self.service.run(processors, [item.data for item in items], ids)
+                bodies = [self.exchange.encoded(result) for result in results]
+                goes_on = self._goes_on(items, results)
+            except self.exchange.Refused as refused:
+                for item in items:
+                    item.refused = refused
+                    self.running.pop(item.id, None)
+                return
+            for item, body in zip(items, bodies):
+                item.body = body
+            items = self._continued(items, goes_on)
+
+    def _goes_on(self, items, results):
+        """For each item whether the handler wants it once more."""
+        criteria = self.context.stopping_criteria
+        if not criteria:
+            return [False] * len(items)
+        stops = [criteria[at](result) for at, result in enumerate(results)]
+        if not self.decoupled and not all(stop is None or stop for stop in stops):
+            logging.error("a handler with stopping_criteria answers in parts: %s", Parts.NEEDED)
+            raise self.exchange.Refused(503, "Prediction failed")
+        return [stop is not None and not stop and not item.request.is_cancelled() for item, stop in zip(items, stops)]
+
+    def _continued(self, items, goes_on):
+        """Sends a part to those that go on; gives them with what the handler gets then, unless the server does that."""
+        left = []
+        for item, again in zip(items, goes_on):
+            stream = item.processor.get_response_headers().get("ts_stream_next")
+            if not again:
+                self.running.pop(item.id, None)
+                if stream == "true":
+                    item.processor.add_response_property("ts_stream_next", "false")
+                item.told = self.exchange.told(item.processor)
+                continue
+            self._send_part(item, item.body)
+            if self.iterative and item.request.request_id():
+                self.running[item.id] = True
+                item.request.set_release_flags(AGAIN)
+                item.body = None
+            else:
+                item.data = {}
+                left.append(item)
+        return left
+
+    def _send_part(self, item, body):
+        item.processor.add_response_property("ts_stream_next", "true")
+        item.body, item.told = body, self.exchange.told(item.processor)
+        response = self.exchange.answer(self.output, self.batch > 0, [item])
+        item.request.get_response_sender().send(response)
+
+    def _send_last(self, items):
+        if items[0].body is None and items[0].refused is None:
+            # The server executes the request once more.
+            return
+        response = self.exchange.answer(self.output, self.batch > 0, items)
+        items[0].request.get_response_sender().send(response, FINAL)
+
+    async def _answer_later(self, request):
+        """Answers a request with a handler that is an `async def`, which has a context for each."""
+        sender = request.get_response_sender()
+        try:
+            items = self.inbox.items(request)
+            for item in items:
+                await self._run_later(item)
+            response = self.exchange.answer(self.output, self.batch > 0, items)
+        except SystemExit as error:
+            _leave(error)
+        except Exception:
+            logging.exception("the handler's answer cannot be sent")
+            refused = self.exchange.Refused(503, "Prediction failed")
+            response = pb_utils.InferenceResponse(error=self.exchange.error_of(refused))
+        sender.send(response, FINAL)
+
+    async def _run_later(self, item):
+        context = copy.copy(self.context)
+        context.metrics = copy.copy(self.context.metrics)
+        context.cl_socket = Parts(self, [item])
+        self.service.begin(context, [item.processor], {0: item.id})
+        try:
+            results = await self.service.run_async(context, [item.data])
+            item.body = self.exchange.encoded(results[0])
+        except self.exchange.Refused as refused:
+            item.refused = refused
+            return
+        if item.processor.get_response_headers().get("ts_stream_next") == "true":
+            item.processor.add_response_property("ts_stream_next", "false")
+        item.told = self.exchange.told(item.processor)
+
+
+class Parts:
+    """What `send_intermediate_predict_response` sends parts by: the context's `cl_socket`."""
+
+    NEEDED = (
+        "the model must be decoupled: 'streaming: true' in model-config.yaml, or 'model_transaction_policy { decoupled: "
+        "true }' in config.pbtxt"
+    )
+
+    def __init__(self, model, items):
+        self._model, self._items = model, items
+
+    def send_part(self, results, places, message, code, context):
+        """Sends a part to the requests at these places of the batch."""
+        model = self._model
+        if not model.decoupled:
+            raise RuntimeError(f"parts of an answer cannot be sent: {self.NEEDED}")
+        if results is None or code != 200:
+            raise model.exchange.Refused(code if code != 200 else 503, message)
+        for place in places:
+            item = self._items[place]
+            item.processor = context.request_processor[place]
+            model._send_part(item, model.exchange.encoded(results[place]))
+
+
+def _only(config, side):
+    names = files.names(config, side)
+    if len(names) != 1:
+        raise pb_utils.TritonModelException(
+            f"a model of the backend torchserve has one {side}, the configuration has {len(names)}: {', '.join(names)}"
+        )
+    return names[0]
+
+
+def _iterative(sequences):
+    """Whether the server executes requests again and again, of a configuration's `sequence_batching`."""
+    if sequences is not None and "oldest" not in sequences:
+        raise pb_utils.TritonModelException(
+            "sequence_batching of a model of the backend torchserve must have the strategy 'oldest': any other puts empty "
+            "requests into batches, which no handler can tell from others"
+        )
+    return bool(sequences and sequences.get("iterative_sequence"))
+
+
+def _enter(directory):
+    """Handlers find their files and modules where TorchServe has them: in the working directory, and first on the path. What
+    they log is printed."""
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([directory, torchserve.HOME, *([before] if before else [])])
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+
+
+def _leave(error):
+    """`sys.exit` in a handler ends the process, as it does under TorchServe."""
+    print(f"the handler has ended the process: {error!r}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.code if isinstance(error.code, int) else 1)

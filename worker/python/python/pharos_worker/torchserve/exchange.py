@@ -1,0 +1,164 @@
+"""From requests of the server to what a handler is given, and from what it returns to answers.
+
+What TorchServe's endpoints say of a request is in its parameter `torchserve`, a JSON text:
+`{"headers": {NAME: VALUE}, "parts": [{"name", "content_type", "length"}, ...], "describe": false, "explain": false}`. A
+request without is one of a KServe client: its elements are the bodies of as many requests. What is to be said of an answer
+beside its body is in the parameter of the same name: `{"status", "reason", "content_type", "headers"}`.
+"""
+
+import io
+import json
+import logging
+import sys
+import uuid
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from ts.context import RequestProcessor
+from ts.service import Refused
+
+logger = logging.getLogger(__name__)
+
+PARAMETER = "torchserve"
+_START = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+_END = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+_CODES = {
+    400: pb_utils.TritonError.INVALID_ARG,
+    404: pb_utils.TritonError.NOT_FOUND,
+    409: pb_utils.TritonError.ALREADY_EXISTS,
+    501: pb_utils.TritonError.UNSUPPORTED,
+    503: pb_utils.TritonError.UNAVAILABLE,
+    507: pb_utils.TritonError.UNAVAILABLE,
+}
+
+
+class Item:
+    """What a handler sees as one request."""
+
+    __slots__ = ("request", "id", "data", "processor", "alone", "body", "told", "refused")
+
+    def __init__(self, request, identity, data, headers, alone=False):
+        self.request = request
+        self.id = identity
+        self.data = data
+        self.processor = RequestProcessor(headers)
+        self.alone = alone
+        """Not in a batch with others: handlers look at the first request of a batch to see whether to describe or explain."""
+        self.body = None
+        self.told = None
+        self.refused = None
+
+
+class Inbox:
+    """Makes items of requests."""
+
+    def __init__(self, tensor, context, decode):
+        self._tensor = tensor
+        self._decode = decode
+        self._sequence = (context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end)
+
+    def items(self, request):
+        """The items of a request: one, or one for each row of a KServe client's."""
+        bodies = pb_utils.get_input_tensor_by_name(request, self._tensor).as_numpy().ravel().tolist()
+        told = json.loads(request.parameters()).get(PARAMETER)
+        if told is None:
+            headers = {"body": {"content-type": ""}}
+            return [self._item(request, {"body": bytearray(body)}, dict(headers)) for body in bodies]
+        told = json.loads(told)
+        data, headers = self._parts(bodies[0], told.get("parts") or [])
+        headers.update(told.get("headers") or {})
+        for flag in ("describe", "explain"):
+            if told.get(flag):
+                headers[flag] = "True"
+        return [self._item(request, data, headers)]
+
+    def continued(self, request):
+        """The item of a request that goes on: the handler has its data."""
+        return self._item(request, {}, {})
+
+    def _item(self, request, data, headers):
+        identity = request.request_id() or str(uuid.uuid4())
+        sequence = request.correlation_id()
+        if sequence:
+            flags = request.flags()
+            names = self._sequence
+            headers.setdefault(names[0], str(sequence))
+            for flag, name in ((_START, names[1]), (_END, names[2])):
+                if flags & flag:
+                    headers.setdefault(name, "true")
+        alone = headers.get("describe") == "True" or headers.get("explain") == "True"
+        return Item(request, identity, data, headers, alone)
+
+    def _parts(self, body, parts):
+        data, headers, at = {}, {}, 0
+        whole = memoryview(body)
+        for part in parts:
+            name, kind, length = part["name"], part.get("content_type") or "", part["length"]
+            data[name] = self._decoded(whole[at : at + length], kind)
+            headers[name] = {"content-type": kind}
+            at += length
+        return data, headers
+
+    def _decoded(self, content, kind):
+        try:
+            if self._decode and kind == "application/json":
+                return json.loads(bytes(content))
+            if self._decode and kind.startswith("text"):
+                return str(content, "utf-8")
+        except ValueError as error:
+            logger.warning("a part of a request is no %s (%s); the handler is given its bytes", kind, error)
+        return bytearray(content)
+
+
+def encoded(value):
+    """What a handler returned for a request, as the body of an answer."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        file = io.BytesIO()
+        torch.save(value, file)
+        return file.getvalue()
+    try:
+        return json.dumps(value, indent=2).encode()
+    except (TypeError, ValueError) as error:
+        logger.warning("what the handler returned cannot be sent: %s", error)
+        raise Refused(503, "Unsupported model output data type.") from None
+
+
+def told(processor):
+    """What is to be said of an answer beside its body, as a JSON text; None if that goes without saying."""
+    status, reason = processor.get_response_status_code(), processor.get_response_status_phrase()
+    headers = dict(processor.get_response_headers())
+    content_type = headers.pop("content-type", None)
+    if status in (None, 200) and not reason and not content_type and not headers:
+        return None
+    return json.dumps({
+        "status": 200 if status is None else status,
+        "reason": reason or "",
+        "content_type": content_type or "",
+        "headers": {str(name): str(value) for name, value in headers.items()},
+    })
+
+
+def answer(tensor, batched, items):
+    """The response to a request, of its items."""
+    refused = next((item.refused for item in items if item.refused), None)
+    if refused:
+        return pb_utils.InferenceResponse(error=error_of(refused))
+    bodies = np.empty((len(items), 1) if batched else (1,), np.object_)
+    bodies.flat = [item.body for item in items]
+    beside = {PARAMETER: items[0].told} if items[0].told else None
+    return pb_utils.InferenceResponse([pb_utils.Tensor(tensor, bodies)], None, beside)
+
+
+def error_of(refused):
+    """A refusal as the server's error; the text says which status TorchServe's endpoints give it, but for 503."""
+    code = refused.code
+    text = refused.message if code == 503 else f"HTTP {code}: {refused.message}"
+    known = _CODES.get(code, pb_utils.TritonError.INVALID_ARG if 400 <= code < 500 else pb_utils.TritonError.INTERNAL)
+    return pb_utils.TritonError(str(text), known)

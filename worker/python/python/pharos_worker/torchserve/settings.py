@@ -1,0 +1,123 @@
+"""What a model's configuration and its archive say about how it is run."""
+
+import dataclasses
+import os
+
+from pharos_worker.runners import files
+from pharos_worker.torchserve import archive
+
+# Keys of model-config.yaml that say something to the server, with the types that are understood.
+KEYS = {
+    "minWorkers": int,
+    "batchSize": int,
+    "maxBatchDelay": int,
+    "jobQueueSize": int,
+    "maxNumSequence": int,
+    "sequenceMaxIdleMSec": int,
+    "sequenceBatching": bool,
+    "continuousBatching": bool,
+    "streaming": bool,
+}
+STREAMS = b"send_intermediate_predict_response"
+DELAY_MS = 100
+QUEUE = 100
+IDLE_MS = 1000
+
+
+@dataclasses.dataclass
+class Settings:
+    """Of one model."""
+
+    directory: str
+    """Where the files of the archive are."""
+    manifest: dict
+    """Its manifest; empty if it has none."""
+    lock: object = None
+    """What keeps an unpacked archive where it is."""
+    handler: str = ""
+    name: str = ""
+    version: str = ""
+    envelope: str = ""
+    limit_max_image_pixels: bool = True
+    decode_input_request: bool = True
+
+
+def of(version, config):
+    """The settings of the model in a version's directory; parameters of the configuration before the archive."""
+    from ts import model_loader
+
+    directory, lock = archive.unpacked(version)
+    manifest = model_loader.read_manifest(directory) or {}
+    model = manifest.get("model") or {}
+    return Settings(
+        directory=directory,
+        manifest=manifest,
+        lock=lock,
+        handler=files.parameter(config, "torchserve_handler") or model.get("handler", ""),
+        name=files.parameter(config, "torchserve_model_name") or config.get("name", ""),
+        version=files.parameter(config, "torchserve_model_version") or model.get("modelVersion", ""),
+        envelope=files.parameter(config, "torchserve_envelope"),
+        limit_max_image_pixels=files.switch(config, "torchserve_limit_max_image_pixels", True),
+        decode_input_request=files.switch(config, "torchserve_decode_input_request", True),
+    )
+
+
+def frontend_keys(settings):
+    """What model-config.yaml says to the server. What is of another type than it should be is told and left out."""
+    from ts import service
+
+    given = service.yaml_config(settings.directory, settings.manifest)
+    keys = {}
+    for name, kind in KEYS.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            keys[name] = value
+        else:
+            print(f"model-config.yaml: {name} is {value!r}, it must be {kind.__name__}; it is left out")
+    return keys
+
+
+def streams(directory):
+    """Whether code in an archive sends parts of answers."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name), "rb") as file:
+                    if STREAMS in file.read():
+                        return True
+    return False
+
+
+def complete(config, settings):
+    """Fills in a `ModelConfig` by what an archive says."""
+    keys, given = frontend_keys(settings), config.as_dict()
+    if not given["input"] and not given["output"] and not given["max_batch_size"]:
+        config.set_max_batch_size(max(keys.get("batchSize", 1), 1))
+    if not given["input"]:
+        config.add_input({"name": "data", "data_type": "TYPE_STRING", "dims": [1]})
+    if not given["output"]:
+        config.add_output({"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]})
+    if not any(name in given for name in ("dynamic_batching", "sequence_batching", "ensemble_scheduling")):
+        given.update(scheduling(keys, given["max_batch_size"]))
+    continuous = keys.get("continuousBatching", False)
+    streaming = keys.get("streaming", continuous or streams(settings.directory))
+    if streaming and not given.get("model_transaction_policy"):
+        config.set_model_transaction_policy({"decoupled": True})
+    if keys.get("minWorkers", 1) > 1 and given.get("instance_group"):
+        given["instance_group"][0]["count"] = keys["minWorkers"]
+    return config
+
+
+def scheduling(keys, batch):
+    """How requests wait: as batches, or by the sequences that they belong to."""
+    if keys.get("continuousBatching"):
+        return {"sequence_batching": {"iterative_sequence": True, "oldest": {"max_candidate_sequences": max(batch, 1)}}}
+    if keys.get("sequenceBatching"):
+        idle = keys.get("sequenceMaxIdleMSec", 0) or IDLE_MS
+        oldest = {"max_candidate_sequences": max(keys.get("maxNumSequence", 1), batch, 1)}
+        return {"sequence_batching": {"max_sequence_idle_microseconds": idle * 1000, "oldest": oldest}}
+    delay = keys.get("maxBatchDelay", DELAY_MS) * 1000 if batch > 1 else 0
+    policy = {"max_queue_size": keys.get("jobQueueSize", QUEUE)}
+    return {"dynamic_batching": {"max_queue_delay_microseconds": delay, "default_queue_policy": policy}}

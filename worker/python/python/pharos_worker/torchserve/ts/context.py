@@ -1,0 +1,139 @@
+"""What a handler is told of its model and of the requests of a batch, and how it answers them beside the body."""
+
+import os
+
+
+class Context:
+    """One for a model, for as long as it is loaded; what belongs to a batch is exchanged with each."""
+
+    def __init__(
+        self,
+        model_name,
+        model_dir,
+        manifest,
+        batch_size,
+        gpu,
+        mms_version,
+        limit_max_image_pixels=True,
+        metrics=None,
+        model_yaml_config=None,
+    ):
+        self.model_name = model_name
+        self.manifest = manifest
+        self._system_properties = {
+            "model_dir": model_dir,
+            "gpu_id": gpu,
+            "batch_size": batch_size,
+            "server_name": "MMS",
+            "server_version": mms_version,
+            "limit_max_image_pixels": limit_max_image_pixels,
+        }
+        self.request_ids = None
+        self.request_processor = None
+        self.metrics = metrics
+        self.model_yaml_config = model_yaml_config
+        self.stopping_criteria = None
+        self.cl_socket = None
+        self.header_key_sequence_id = os.getenv("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
+        self.header_key_sequence_start = os.getenv("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
+        self.header_key_sequence_end = os.getenv("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+
+    @property
+    def system_properties(self):
+        """Where the model is, and how it is run."""
+        return self._system_properties
+
+    def get_request_id(self, idx=0):
+        """The id of a request of the batch; None if there is none at this place."""
+        return None if self.request_ids is None else self.request_ids.get(idx)
+
+    def get_request_header(self, idx, key):
+        """A header of a request; None if it has none of this name."""
+        return self.request_processor[idx].get_request_property(key)
+
+    def get_all_request_header(self, idx):
+        """The headers of a request: a dictionary."""
+        return self.request_processor[idx].get_request_properties()
+
+    def set_response_content_type(self, idx, value):
+        """Says what the answer to a request is."""
+        self.set_response_header(idx, "content-type", value)
+
+    def get_response_content_type(self, idx):
+        """What the answer to a request was said to be."""
+        return self.get_response_headers(idx).get("content-type")
+
+    def get_response_status(self, idx):
+        """The status of the answer to a request, and its phrase."""
+        processor = self.request_processor[idx]
+        return processor.get_response_status_code(), processor.get_response_status_phrase()
+
+    def set_response_status(self, code=200, phrase="", idx=0):
+        """Sets the status of the answer to a request."""
+        if self.request_processor is not None and self.request_processor[idx] is not None:
+            self.request_processor[idx].report_status(code, reason_phrase=phrase)
+
+    def set_all_response_status(self, code=200, phrase=""):
+        """Sets the status of all answers of the batch."""
+        for processor in self.request_processor:
+            processor.report_status(code, reason_phrase=phrase)
+
+    def get_response_headers(self, idx):
+        """The headers that the answer to a request will have: a dictionary."""
+        return self.request_processor[idx].get_response_headers()
+
+    def set_response_header(self, idx, key, value):
+        """Gives the answer to a request a header."""
+        self.request_processor[idx].add_response_property(key, value)
+
+    def get_sequence_id(self, idx):
+        """The id of the sequence that a request belongs to."""
+        return self.request_processor[idx].get_request_property(self.header_key_sequence_id)
+
+    def __eq__(self, other):
+        return isinstance(other, Context) and self.__dict__ == other.__dict__
+
+    __hash__ = None
+
+
+class RequestProcessor:
+    """The headers of a request, and what was said about its answer."""
+
+    def __init__(self, request_header):
+        self._request_header = request_header
+        self._response_header = {}
+        self._status_code = 200
+        self._reason_phrase = None
+
+    def get_request_property(self, key):
+        """A header of the request."""
+        return self._request_header.get(key)
+
+    def get_request_properties(self):
+        """All headers of the request."""
+        return self._request_header
+
+    def report_status(self, code, reason_phrase=None):
+        """Sets the status of the answer."""
+        self._status_code = code
+        self._reason_phrase = reason_phrase
+
+    def get_response_status_code(self):
+        """The status of the answer."""
+        return self._status_code
+
+    def get_response_status_phrase(self):
+        """The phrase of the answer's status."""
+        return self._reason_phrase
+
+    def add_response_property(self, key, value):
+        """Gives the answer a header."""
+        self._response_header[key] = value
+
+    def get_response_headers(self):
+        """All headers of the answer."""
+        return self._response_header
+
+    def get_response_header(self, key):
+        """A header of the answer."""
+        return self._response_header.get(key)

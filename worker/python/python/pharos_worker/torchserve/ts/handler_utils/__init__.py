@@ -1,0 +1,1 @@
+"""What handlers of large models and of micro-batches use."""

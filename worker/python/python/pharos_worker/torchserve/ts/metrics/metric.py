@@ -1,0 +1,56 @@
+"""A sample that is kept, as handlers of older releases have it."""
+
+import socket
+import time
+from collections import OrderedDict
+
+from ts.metrics import sink
+from ts.metrics.caching_metric import CachingMetric
+from ts.metrics.metric_type_enum import MetricTypes
+
+
+class Metric:
+    """A metric with one value. Its `str()` is a line in TorchServe's form, which has no type."""
+
+    def __init__(self, name, value, unit, dimensions, request_id=None, metric_method=None):
+        self.metric_type = MetricTypes.COUNTER
+        self.dimensions = dimensions
+        self.dimension_names = [dimension.name for dimension in dimensions]
+        self.dimension_values = [dimension.value for dimension in dimensions]
+        self._caching_metric = CachingMetric(name, unit, self.dimension_names, self.metric_type)
+        self.name = self._caching_metric.metric_name
+        self.unit = self._caching_metric.unit
+        self.metric_method = metric_method
+        self.value = value
+        self.request_id = request_id
+
+    def update(self, value):
+        """Records another sample, at once."""
+        self._caching_metric.add_or_update(value, self.dimension_values, self.request_id)
+
+    def reset(self):
+        """Records a sample of 0."""
+        self.update(0)
+
+    def emit(self):
+        """Records the value. Nobody has said of which type the metric is: what counts is a counter, all else a gauge."""
+        kind = "counter" if self.unit == "Count" else "gauge"
+        sink.record((self.name, self.unit, kind), self._pairs(), self.value, self.request_id or "")
+
+    def _pairs(self):
+        return [(str(dimension.name), str(dimension.value)) for dimension in self.dimensions]
+
+    def __str__(self):
+        return sink.line((self.name, self.unit, ""), self._pairs(), self.value, self.request_id)
+
+    def to_dict(self):
+        """As JSON has it."""
+        return OrderedDict(
+            MetricName=self.name,
+            Value=self.value,
+            Unit=self.unit,
+            Dimensions=self.dimensions,
+            Timestamp=int(time.time()),
+            HostName=socket.gethostname(),
+            RequestId=self.request_id,
+        )

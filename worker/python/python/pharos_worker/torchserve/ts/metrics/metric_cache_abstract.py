@@ -1,0 +1,100 @@
+"""The calls by which handlers record metrics: `context.metrics`."""
+
+import abc
+
+from ts.metrics import metric_cache_errors as errors
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+
+TIMES = ("ms", "s")
+SIZES = ("MB", "kB", "GB", "B")
+
+
+class MetricCacheAbstract(abc.ABC):
+    """Metrics by type and name, and the requests that samples belong to.
+
+    In all calls `idx` is a request's place in the batch (None: all of them), and `dimensions` is a list of `Dimension`, or
+    None; the model's name and `Level:Model` are appended to it where they are missing, in the caller's list as well.
+    """
+
+    def __init__(self, config_file_path):
+        self.cache = {}
+        self.store = []
+        self.request_ids = None
+        self.model_name = None
+        self.config_file_path = config_file_path
+
+    def set_request_ids(self, request_ids):
+        """Says whom samples are for: a dictionary of places to ids, or a text."""
+        self.request_ids = request_ids
+
+    def add_metric(self, name, value, unit, idx=None, dimensions=None, metric_type=MetricTypes.COUNTER):
+        """Records a sample of any metric."""
+        self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
+
+    def add_counter(self, name, value, idx=None, dimensions=None):
+        """Counts."""
+        self._record((name, "count", MetricTypes.COUNTER), value, self._get_req(idx), dimensions)
+
+    def add_time(self, name, value, idx=None, unit="ms", dimensions=None, metric_type=MetricTypes.GAUGE):
+        """Records a time, in `ms` or `s`."""
+        if unit not in TIMES:
+            raise errors.MetricsCacheValueError(f"the unit for a timed metric should be one of {list(TIMES)}")
+        self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
+
+    def add_size(self, name, value, idx=None, unit="MB", dimensions=None, metric_type=MetricTypes.GAUGE):
+        """Records a size, in `MB`, `kB`, `GB` or `B`."""
+        if unit not in SIZES:
+            raise ValueError(f"The unit for size based metric is one of {list(SIZES)}")
+        self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
+
+    def add_percent(self, name, value, idx=None, dimensions=None, metric_type=MetricTypes.GAUGE):
+        """Records a share of 100."""
+        self._record((name, "percent", metric_type), value, self._get_req(idx), dimensions)
+
+    def add_error(self, name, value, dimensions=None):
+        """Counts an error, which belongs to no request."""
+        self._record((name, "", MetricTypes.COUNTER), value, None, dimensions)
+
+    def _record(self, metric, value, request_ids, dimensions):
+        name, unit, metric_type = metric
+        dimensions = self._add_default_dims(request_ids, [] if dimensions is None else dimensions)
+        named = self._get_or_add_metric(name, unit, dimensions, metric_type)
+        named.record(value, [(item.name, item.value) for item in dimensions], request_ids or "")
+
+    def _get_req(self, idx):
+        """The id of the request at a place of the batch; those of all, with commas between them, if there is no such."""
+        ids = self.request_ids
+        if isinstance(ids, dict):
+            return ids[idx] if idx is not None and idx in ids else ",".join(ids.values())
+        return ids
+
+    def _add_default_dims(self, request_ids, dimensions):
+        names = [dimension.name for dimension in dimensions]
+        if request_ids is not None and "ModelName" not in names:
+            dimensions.append(Dimension("ModelName", self.model_name))
+        if "Level" not in names:
+            dimensions.append(Dimension("Level", "Error" if request_ids is None else "Model"))
+        return dimensions
+
+    def _get_or_add_metric(self, metric_name, unit, dimensions, metric_type):
+        known = self.cache.get(metric_type, {}).get(metric_name)
+        names = [dimension.name for dimension in dimensions]
+        return known or self.add_metric_to_cache(metric_name, unit, names, metric_type)
+
+    @staticmethod
+    def _check_type(variable, expected_type, helper_text):
+        if not isinstance(variable, expected_type):
+            raise errors.MetricsCacheTypeError(helper_text)
+
+    @abc.abstractmethod
+    def initialize_cache(self):
+        """Adds the metrics that are defined."""
+
+    @abc.abstractmethod
+    def get_metric(self, metric_name, metric_type=MetricTypes.COUNTER):
+        """A metric that is defined or was added."""
+
+    @abc.abstractmethod
+    def add_metric_to_cache(self, metric_name, unit, dimension_names=(), metric_type=MetricTypes.COUNTER):
+        """Adds a metric; records nothing."""

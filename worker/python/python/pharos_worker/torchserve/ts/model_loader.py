@@ -1,0 +1,128 @@
+"""Finds a handler's entry point, and has it load its model."""
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import uuid
+
+from ts.service import Service
+from ts.utils.util import list_classes_from_module
+
+ENVELOPES = ("body", "json", "kserve", "kservev2")
+
+
+class ModelLoaderFactory:
+    """Gives the one loader there is."""
+
+    @staticmethod
+    def get_model_loader():
+        """The loader."""
+        return TsModelLoader()
+
+
+class TsModelLoader:
+    """Loads models from directories that hold what an archive holds."""
+
+    def load(
+        self,
+        model_name,
+        model_dir,
+        handler=None,
+        gpu_id=None,
+        batch_size=None,
+        envelope=None,
+        limit_max_image_pixels=True,
+        metrics_cache=None,
+    ):
+        """A service whose handler is initialized. `handler` is a module, `module:function`, or one of `ts.torch_handler`."""
+        if metrics_cache is not None:
+            # What is recorded while the model is loaded is for no request, and yet no error.
+            metrics_cache.set_request_ids(str(uuid.uuid4()))
+        manifest = read_manifest(model_dir)
+        handler = handler or ((manifest or {}).get("model") or {}).get("handler")
+        if not handler:
+            raise ValueError(f"model '{model_name}' names no handler, and neither does {model_dir}/MAR-INF/MANIFEST.json")
+        entry_point, initialize = entry_points(handler)
+        if envelope:
+            entry_point = envelope_class(envelope)(entry_point).handle
+        places = (model_name, model_dir, manifest or default_manifest(model_name, handler))
+        service = Service(*places, entry_point, gpu_id, batch_size, limit_max_image_pixels, metrics_cache)
+        initialize(service.context)
+        return service
+
+
+def read_manifest(model_dir):
+    """The manifest in a model's directory; None if there is none."""
+    path = os.path.join(model_dir, "MAR-INF", "MANIFEST.json")
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def default_manifest(model_name, handler):
+    """That of a directory without one."""
+    return {"runtime": "python", "model": {"modelName": model_name, "modelVersion": "1.0", "handler": handler}}
+
+
+def entry_points(handler):
+    """What is called with each batch, and what is called once with the context."""
+    path, _, function = handler.partition(":")
+    module = handler_module(path)
+    entry = getattr(module, function or "handle", None)
+    if entry is not None:
+        return entry, functools.partial(entry, None)
+    if function:
+        raise ValueError(f"the handler '{handler}' names a function that {module.__file__} does not have")
+    classes = list_classes_from_module(module)
+    if len(classes) > 1:
+        # Such as a model's network beside its handler.
+        classes = [member for member in classes if hasattr(member, "handle") and hasattr(member, "initialize")]
+    if len(classes) != 1:
+        names = ", ".join(member.__name__ for member in classes) or "none"
+        raise ValueError(
+            f"Expected only one class in custom service code or a function entry point; {module.__file__} has: {names}"
+        )
+    service = classes[0]()
+    if not hasattr(service, "handle"):
+        raise ValueError(f"Expect handle method in class {classes[0].__name__} of {module.__file__}")
+    return _handle_of(service), service.initialize
+
+
+def _handle_of(service):
+    """`handle`, looked up each time: handlers exchange it while they are initialized, as for micro-batches."""
+    import inspect
+
+    if inspect.iscoroutinefunction(service.handle):
+        return service.handle
+    return lambda data, context: service.handle(data, context)
+
+
+def handler_module(path):
+    """The module of a handler: the model's own, else one of `ts.torch_handler`."""
+    name = path.rsplit("/", 1)[-1].removesuffix(".py")
+    if _is_there(name):
+        return importlib.import_module(name)
+    if _is_there(f"ts.torch_handler.{name}"):
+        return importlib.import_module(f"ts.torch_handler.{name}")
+    raise ValueError(
+        f"Unable to load module {path}, make sure it is added to python path: the model has no '{name}.py', and "
+        f"ts.torch_handler has no such handler"
+    )
+
+
+def _is_there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def envelope_class(name):
+    """The class of an envelope."""
+    if name not in ENVELOPES:
+        raise ValueError(f"the service envelope is '{name}'; allowed are {', '.join(ENVELOPES)}")
+    module = importlib.import_module(f"ts.torch_handler.request_envelope.{name}")
+    return list_classes_from_module(module)[0]

@@ -1,0 +1,1 @@
+"""Where handlers of older releases find what sends parts of an answer."""

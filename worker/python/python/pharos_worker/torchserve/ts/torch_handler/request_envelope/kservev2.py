@@ -1,0 +1,85 @@
+"""The envelope `kservev2`: version 2 of KServe's protocol. A handler is given the inputs of all requests of a batch in one
+list, each `{"name", "shape", "datatype", "data"}` with `data` in its shape, and returns a result for each of them."""
+
+import json
+
+import numpy as np
+
+from ts.torch_handler.request_envelope.base import BaseEnvelope as _Base
+from ts.torch_handler.request_envelope.base import body_of, check_length, cut
+
+_DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+
+class KServev2Envelope(_Base):
+    """Joins the inputs of a batch, and makes each request's outputs of the results of its inputs."""
+
+    def __init__(self, handle_fn):
+        super().__init__(handle_fn)
+        self._requests = []
+
+    def parse_input(self, data):
+        self._requests = []
+        items = []
+        for row in data:
+            body = body_of(row)
+            body = json.loads(body) if isinstance(body, (bytes, bytearray)) else body
+            inputs = [_shaped(tensor) for tensor in body["inputs"]]
+            self._requests.append((body.get("id") or "", [tensor["name"] for tensor in inputs]))
+            items += inputs
+        # Handlers look at it.
+        self.context.input_names = [name for _, names in self._requests for name in names]
+        return items
+
+    def format_output(self, data):
+        if len(self._requests) == 1:
+            # One that returns fewer results than there are inputs names them as the first of these.
+            pieces = [data]
+        else:
+            lengths = [len(names) for _, names in self._requests]
+            check_length(data, lengths)
+            pieces = cut(data, lengths)
+        return [self._response(at, piece) for at, piece in enumerate(pieces)]
+
+    def _response(self, at, results):
+        given, names = self._requests[at]
+        model = self.context.manifest.get("model", {})
+        return {
+            "id": given.strip() or self.context.get_request_id(at),
+            "model_name": model.get("modelName"),
+            "model_version": model.get("modelVersion"),
+            "outputs": [_output(result, name) for result, name in zip(results, names)],
+        }
+
+
+def _shaped(tensor):
+    """An input with its data in its shape; of texts a single one as itself."""
+    data = tensor["data"]
+    if tensor["datatype"] == "BYTES":
+        data = data[0] if len(data) == 1 else data
+    else:
+        data = np.array(data).reshape(tuple(tensor["shape"])).tolist()
+    return {**tensor, "data": data}
+
+
+def _output(result, name):
+    flat = np.array(result).flatten()
+    return {
+        "name": name,
+        "datatype": _DATATYPES.get(str(flat.dtype), "BYTES"),
+        "data": flat.tolist(),
+        "shape": list(flat.shape),
+    }

@@ -1,0 +1,130 @@
+"""Helpers that handlers import: names of classes, configuration, errors with a status of their own."""
+
+import enum
+import functools
+import inspect
+import json
+import logging
+import os
+import re
+import warnings
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_REGEX = re.compile(r"<.*?>|&(?:[a-z0-9]+|#\d{1,6}|#x[0-9a-f]{1,6});")
+"""Tags and entities of HTML."""
+
+
+class PT2Backend(str, enum.Enum):
+    """The names that `pt2: {compile: {backend: ...}}` of a model's configuration may have."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+class PredictionException(Exception):
+    """Ends the requests of a batch with this text and status."""
+
+    def __init__(self, message, error_code=500):
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code
+
+    def __str__(self):
+        return f"{self.message} : {self.error_code}"
+
+
+def list_classes_from_module(module, parent_class=None):
+    """The classes that a module defines itself, in the order of their names; of a parent if one is given."""
+    own = [member for _, member in inspect.getmembers(module, inspect.isclass) if member.__module__ == module.__name__]
+    return own if parent_class is None else [member for member in own if issubclass(member, parent_class)]
+
+
+def check_valid_pt2_backend(backend):
+    """Whether `torch.compile` is to be asked for this backend."""
+    known = any(backend == member.value for member in PT2Backend)
+    if not known:
+        logger.warning("'%s' is no backend of torch.compile that is supported: %s", backend, ", ".join(PT2Backend))
+    return known
+
+
+def load_label_mapping(mapping_file_path):
+    """The labels of classes by their numbers, of a JSON file `{"0": "tench", ...}`; None if there is no such file.
+
+    Values may be lists, whose last element counts; `{"object_type_names": [...]}` is understood too.
+    """
+    if not os.path.isfile(mapping_file_path):
+        logger.warning("there is no '%s': answers will not name classes", mapping_file_path)
+        return None
+    with open(mapping_file_path, encoding="utf-8") as file:
+        mapping = json.load(file)
+    if not isinstance(mapping, dict):
+        raise Exception(f"'{mapping_file_path}' must hold one JSON object, of class to label")
+    names = mapping.get("object_type_names")
+    if isinstance(names, list):
+        return {str(number): name for number, name in enumerate(names)}
+    labels = {key: value[-1] if isinstance(value, list) else value for key, value in mapping.items()}
+    for key, label in labels.items():
+        if not isinstance(label, str):
+            raise Exception(f"'{mapping_file_path}': the label of '{key}' is {label!r}; it must be a text or a list of texts")
+    return labels
+
+
+def map_class_to_label(probs, mapping=None, lbl_classes=None):
+    """For each row of probabilities a dictionary of label to probability. `lbl_classes` are the classes of each row, else
+    they are counted from 0; without a mapping the classes themselves are the labels."""
+    if not isinstance(probs, list):
+        raise Exception(f"probabilities must be given as a list of lists, not as {type(probs).__name__}")
+    if mapping is not None and not isinstance(mapping, dict):
+        raise Exception(f"a mapping of classes to labels must be a dict, not {type(mapping).__name__}")
+    if lbl_classes is None:
+        lbl_classes = [range(len(row)) for row in probs]
+    label = str if mapping is None else lambda number: mapping[str(number)]
+    return [
+        {label(number): probability for number, probability in zip(classes, row)}
+        for classes, row in zip(lbl_classes, probs)
+    ]
+
+
+def parse_yaml(text):
+    """What a YAML text says. With PyYAML where it is installed (YAML 1.1), else with the server's own parser (1.2)."""
+    try:
+        import yaml
+    except ImportError:
+        from pharos_worker import _native
+
+        return json.loads(_native.yaml_to_json(text))
+    return yaml.safe_load(text)
+
+
+def get_yaml_config(yaml_file_path):
+    """The content of a YAML file."""
+    with open(yaml_file_path, encoding="utf-8") as file:
+        return parse_yaml(file.read())
+
+
+def deprecated(version, replacement="", klass=PendingDeprecationWarning):
+    """Warns of a function that has another name since a version."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            text = f"{function.__name__} is deprecated since {version}; use {replacement}"
+            warnings.warn(text, klass, stacklevel=2)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    return decorate

@@ -1,0 +1,51 @@
+//! YAML for Python without a package of its own for it: `model-config.yaml` of TorchServe's archives.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde_json::{Map, Number, Value};
+use serde_yaml::Value as Yaml;
+
+/// Adds the function.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(yaml_to_json, module)?)
+}
+
+/// A YAML document as a JSON text; `null` for an empty one.
+///
+/// # Errors
+/// It is no YAML, or has a mapping whose keys cannot be texts.
+#[pyfunction]
+fn yaml_to_json(text: &str) -> PyResult<String> {
+    let document: Yaml = serde_yaml::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    json(document).map(|value| value.to_string())
+}
+
+fn json(value: Yaml) -> PyResult<Value> {
+    Ok(match value {
+        Yaml::Null => Value::Null,
+        Yaml::Bool(value) => Value::Bool(value),
+        Yaml::Number(number) => number_of(&number),
+        Yaml::String(text) => Value::String(text),
+        Yaml::Sequence(items) => Value::Array(items.into_iter().map(json).collect::<PyResult<_>>()?),
+        Yaml::Mapping(entries) => {
+            let entry = |(key, value): (Yaml, Yaml)| Ok((key_of(&key)?, json(value)?));
+            Value::Object(entries.into_iter().map(entry).collect::<PyResult<Map<String, Value>>>()?)
+        }
+        Yaml::Tagged(tagged) => json(tagged.value)?,
+    })
+}
+
+fn number_of(number: &serde_yaml::Number) -> Value {
+    let whole = number.as_i64().map(Number::from).or_else(|| number.as_u64().map(Number::from));
+    let number = whole.or_else(|| Number::from_f64(number.as_f64()?));
+    number.map_or(Value::Null, Value::Number)
+}
+
+fn key_of(key: &Yaml) -> PyResult<String> {
+    match key {
+        Yaml::String(text) => Ok(text.clone()),
+        Yaml::Bool(value) => Ok(value.to_string()),
+        Yaml::Number(number) => Ok(number.to_string()),
+        _ => Err(PyValueError::new_err("a key of a mapping must be a text, a number or a truth value")),
+    }
+}
