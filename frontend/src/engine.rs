@@ -1,8 +1,10 @@
 //! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
 
+mod exchange;
 mod repository_control;
 mod responses;
 mod trace;
+mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -23,8 +25,10 @@ use pharos::timeline::Instant;
 
 pub use crate::repository::Unfinished;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
+pub use exchange::Aliases;
 pub use responses::{Responses, Streamed};
 pub use trace::Shown;
+pub use workers::WorkerShown;
 pub(crate) use trace::unchangeable_trace_setting;
 
 use crate::cli;
@@ -35,6 +39,7 @@ use crate::scheduler::Timer;
 use crate::shared_memory::{self, SharedMemory};
 use crate::system;
 use crate::trace::Traces;
+use exchange::Exchange;
 
 /// So many responses of one request may be made and not read yet.
 pub(crate) const UNREAD: u32 = pharos::wire::CREDITS;
@@ -116,7 +121,7 @@ fn count_reload(cache: &Cache, succeeded: bool) {
 
 /// The server. Cheap to clone.
 #[derive(Clone)]
-pub struct Engine(Arc<Inner>);
+pub struct Engine(Arc<Inner>, Option<Arc<dyn Aliases>>);
 
 impl Engine {
     /// A server that has loaded no models yet.
@@ -130,7 +135,14 @@ impl Engine {
         let repository = Arc::new(repository.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase: AtomicU8::new(LOADING) })))
+        let phase = AtomicU8::new(LOADING);
+        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase }), None))
+    }
+
+    /// The same server, for clients that call models by these names.
+    #[must_use]
+    pub fn with_aliases(&self, aliases: Arc<dyn Aliases>) -> Self {
+        Self(self.0.clone(), Some(aliases))
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.
@@ -216,7 +228,7 @@ impl Engine {
     /// The server itself cannot answer now.
     pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
         self.open()?;
-        Ok(self.0.repository.serving(name, version).is_ok_and(|serving| self.0.repository.is_ready(&serving)))
+        Ok(self.named(name, version).is_ok_and(|serving| self.0.repository.is_ready(&serving)))
     }
 
     /// What a model takes and gives.
@@ -227,10 +239,14 @@ impl Engine {
         let serving = self.at_any_time(name, version)?;
         // Who asks about one version is told of that one, as by Triton.
         let versions = match version {
-            "" => self.0.repository.ready_versions(name),
+            "" if self.1.is_none() => self.0.repository.ready_versions(name),
             _ => vec![serving.model.version],
         };
-        Ok(serving.config.metadata(&versions))
+        let metadata = serving.config.metadata(&versions);
+        Ok(match self.1 {
+            Some(_) => ModelMetadata { name: name.to_owned(), ..metadata },
+            None => metadata,
+        })
     }
 
     /// A model's completed configuration as JSON.
@@ -255,13 +271,16 @@ impl Engine {
     /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
     /// answer itself ([`Engine::record_answered`] is the caller's).
     pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+        let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = self.able(&request)?;
+        exchange.found(self, &serving, &mut request)?;
         self.0.shared_memory.lend(&mut request)?;
         if serving.config.decoupled {
             return Err(endpoint.refuse_decoupled());
         }
         check_text(&request)?;
-        self.0.repository.infer(&serving, request).await
+        let answer = self.0.repository.infer(&serving, request).await;
+        if exchange.is_plain() { answer } else { exchange.end(answer) }
     }
 
     /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
@@ -270,15 +289,18 @@ impl Engine {
     /// # Errors
     /// As [`Engine::infer`]; those of executing the request are among its answers.
     pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
+        let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = self.able(&request)?;
+        exchange.found(self, &serving, &mut request)?;
         self.0.shared_memory.lend(&mut request)?;
         check_text(&request)?;
         let admitted = serving.admit(&mut request)?;
         let repository = self.0.repository.clone();
-        match serving.config.decoupled {
-            true => Ok(Responses::many(repository.stream(&serving, request, admitted))),
-            false => Ok(Responses::one(async move { repository.execute(&serving, request, admitted).await })),
-        }
+        let responses = match serving.config.decoupled {
+            true => Responses::many(repository.stream(&serving, request, admitted)),
+            false => Responses::one(async move { repository.execute(&serving, request, admitted).await }),
+        };
+        Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
     }
 
     /// The model that a request is for, if it can answer.
@@ -305,6 +327,9 @@ impl Engine {
         if name.is_empty() {
             return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
         }
+        let resolved = self.resolve(name, "")?;
+        let name = resolved.as_ref().map_or(name, |(name, _)| name);
+        let version = if resolved.is_some() { "" } else { version };
         let called = self.0.repository.called(name)?;
         let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
         if of_name.is_empty() {
@@ -357,7 +382,19 @@ impl Engine {
 
     fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         self.open()?;
-        self.0.repository.serving(name, version)
+        self.named(name, version)
+    }
+
+    /// The model that a client calls so.
+    fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        match self.resolve(name, version)? {
+            Some((name, version)) => self.0.repository.serving(&name, &version),
+            None => self.0.repository.serving(name, version),
+        }
+    }
+
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError> {
+        self.1.as_ref().map_or(Ok(None), |names| names.resolve(name, version))
     }
 
     /// A model, also while the server exits.
@@ -365,7 +402,7 @@ impl Engine {
         if !self.exiting() {
             self.open()?;
         }
-        self.0.repository.serving(name, version)
+        self.named(name, version)
     }
 
     /// Refuses while models are being loaded and when the server exits.

@@ -4,6 +4,7 @@ mod access;
 mod cache;
 mod calls;
 pub mod cli;
+mod client;
 mod clock;
 pub mod engine;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub mod start;
 mod statsd;
 mod supervisor;
 mod system;
+pub mod torchserve;
 mod trace;
 pub mod tslog;
 mod wire;

@@ -78,6 +78,14 @@ pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Prin
     Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
 }
 
+/// Whether a process was ended by the system, or by somebody else who must not be argued with.
+pub(crate) fn by_the_system(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    /// Of the signal that cannot be caught, which the kernel sends when memory runs out.
+    const KILL: i32 = 9;
+    status.signal() == Some(KILL)
+}
+
 /// How a process ended, in words.
 pub(crate) fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;

@@ -137,6 +137,8 @@ pub(crate) struct Driver {
     /// What the metrics know of the counts of [`Driver::sequences`].
     sequences_told: [AtomicU64; 3],
     restarts_said: Mutex<Throttle>,
+    /// When the system last killed a process of the model, in nanoseconds of the clock of all stamps; 0 for never.
+    killed: AtomicU64,
     this: Weak<Driver>,
 }
 
@@ -182,6 +184,7 @@ impl Driver {
                 cache,
                 sequences_told: Default::default(),
                 restarts_said: Mutex::default(),
+                killed: AtomicU64::new(0),
                 this: this.clone(),
             }
         })

@@ -113,6 +113,8 @@ struct Running {
     started: Instant,
     /// When it is killed although it was only asked to stop.
     kill_at: Option<TokioInstant>,
+    /// This server has ended it.
+    killed: bool,
 }
 
 enum Event {
@@ -206,7 +208,7 @@ impl Instance {
         let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
         tokio::spawn(read((link.clone(), calls), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
         tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
-        Ok(Running { child: worker.child, link, events, loaded: None, warming: None, started, kill_at: None })
+        Ok(Running { child: worker.child, link, events, loaded: None, warming: None, started, kill_at: None, killed: false })
     }
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
@@ -275,6 +277,12 @@ impl Instance {
         // At once, so that nothing more is sent to it while the process is waited for.
         self.gone();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
+        if let Ok(Ok(status)) = &exited
+            && !over.killed
+            && process::by_the_system(*status)
+        {
+            self.driver.note_killed();
+        }
         let how = match exited {
             Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
                 // A sentence of its own, not how the process ended.
@@ -342,6 +350,7 @@ fn kill(running: &mut Option<Running>, reason: &LossReason) {
         running.link.send(&ToWorker::Shutdown);
         running.kill_at = Some(TokioInstant::now() + STOP_PATIENCE);
     } else {
+        running.killed = true;
         let _ = running.child.start_kill();
     }
 }

@@ -24,6 +24,7 @@ pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 
 use gpu::GpuReading;
 use host::{Host, HostReading};
+pub(crate) use process::process_of;
 use process::{ProcessReading, Processes};
 
 /// What is read, and how often.

@@ -17,6 +17,7 @@ use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
+use super::named::{ByName, Named};
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
@@ -74,6 +75,8 @@ pub struct Cache {
     generation: AtomicU64,
     /// Written by loads and unloads only.
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
+    /// TorchServe's counters by the names in URLs.
+    by_name: ByName,
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
@@ -91,6 +94,7 @@ impl Cache {
             generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: RequestSeries::new(),
+            by_name: ByName::default(),
             clock: Arc::default(),
         };
         // Their labels are known, so they are shown from the start.
@@ -111,6 +115,7 @@ impl Cache {
         let difference = self.replace(catalog);
         self.create_known();
         self.models().iter().for_each(|series| series.set_times(self.times(series)));
+        self.by_name.redefine(|name, version| self.named_lines(name, version));
         self.journal.want(wanted);
         difference
     }
@@ -228,6 +233,29 @@ impl Cache {
                 family.remove_one(owned.labels(), &owned.cell);
             }
         }
+    }
+
+    /// Counts requests by the names and versions of URLs from now on, as TorchServe does. To be said before models are
+    /// loaded.
+    /// Workers are numbered from `first_worker` on.
+    pub fn count_by_name(&self, first_worker: u32) {
+        self.by_name.switch_on(first_worker);
+    }
+
+    pub(super) fn first_worker(&self) -> u32 {
+        self.by_name.first_worker()
+    }
+
+    /// The counters of requests by this name and version (empty: none), made if they are new; `None` unless requests are
+    /// counted this way. Whoever asks has found the model: what clients make up must not become a series.
+    pub fn named(&self, name: &str, version: &str) -> Option<Arc<Named>> {
+        let lines = |name: &str, version: &str| self.named_lines(name, version);
+        self.by_name.is_on().then(|| self.by_name.of(name, version, lines))
+    }
+
+    /// Those that there are; `None` unless requests are counted this way.
+    pub(super) fn all_named(&self) -> Option<Vec<Arc<Named>>> {
+        self.by_name.is_on().then(|| self.by_name.all())
     }
 
     /// The series of a loaded model version.

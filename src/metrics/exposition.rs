@@ -26,6 +26,7 @@ use super::catalog::{Kind, MetricSpec, Mode};
 use super::cell::Reading;
 use super::family::{Family, Registry as Families};
 use super::labels::{Failure, InstanceState, Protocol};
+use super::named::Named;
 use super::series::{Count, ModelSeries};
 use crate::timeline::SendReason;
 
@@ -95,6 +96,7 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
 
 mod distributions;
 mod filter;
+pub mod torchserve;
 
 pub use filter::Names;
 
@@ -137,6 +139,7 @@ impl View {
         if spec.kind == Kind::Histogram {
             return self.encode_histograms(encoder, spec, builtin);
         }
+        let named = self.cache.all_named();
         let mut series: Vec<Row<'_>> = Vec::with_capacity(self.models.len());
         match builtin {
             Builtin::Requests => self.cache.requests().for_each_answer(|protocol, route, code, count| {
@@ -162,7 +165,10 @@ impl View {
                 let open = self.cache.requests().streams(protocol).get();
                 (Labels::new([("protocol", protocol.as_str())]), Number::Signed(open))
             })),
-            _ => self.models.iter().for_each(|model| self.model_series(builtin, model, &mut series)),
+            _ => match named.as_deref().and_then(|named| self.named_series(builtin, named)) {
+                Some(rows) => series = rows,
+                None => self.models.iter().for_each(|model| self.model_series(builtin, model, &mut series)),
+            },
         }
         if series.is_empty() {
             return Ok(());
@@ -225,6 +231,28 @@ impl View {
             _ => nv_labels(model),
         };
         out.push((labels, value));
+    }
+
+    /// TorchServe's counters of requests, where those are counted by name.
+    fn named_series<'a>(&'a self, builtin: Builtin, all: &'a [Arc<Named>]) -> Option<Vec<Row<'a>>> {
+        let number = |named: &Named| {
+            Some(match builtin {
+                Builtin::TsRequests => Number::Whole(named.requests.get()),
+                Builtin::TsLatency => Number::Float(named.latency_ns.get() as f64 / 1000.0),
+                Builtin::TsQueueLatency => Number::Float(named.queue_ns.get() as f64 / 1000.0),
+                _ => return None,
+            })
+        };
+        let labels = |named: &'a Named| {
+            let labels = [("hostname", self.cache.hostname()), ("model_name", &*named.name)];
+            Labels::new(labels.into_iter().chain([("model_version", &*named.version)]))
+        };
+        match builtin {
+            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => {
+                Some(all.iter().filter_map(|named| Some((labels(named), number(named)?))).collect())
+            }
+            _ => None,
+        }
     }
 
     fn ts_labels<'a>(&'a self, model: &'a ModelSeries) -> Labels<'a> {

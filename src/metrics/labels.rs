@@ -86,13 +86,37 @@ pub enum Route {
     Reflection,
     /// The metrics endpoint.
     Metrics,
+    /// TorchServe's health.
+    Ping,
+    /// A prediction by TorchServe's ways.
+    Predict,
+    /// A prediction in parts, by TorchServe's gRPC.
+    StreamPredict,
+    /// An explanation.
+    Explain,
+    /// TorchServe's list of models.
+    ModelList,
+    /// What TorchServe tells of a model.
+    ModelDescribe,
+    /// Registering a model.
+    ModelRegister,
+    /// Changing the number of a model's workers.
+    ModelScale,
+    /// Making a version the default one.
+    ModelSetDefault,
+    /// Unregistering a model.
+    ModelUnregister,
+    /// A new token.
+    Token,
+    /// What the API is.
+    ApiDescription,
     /// None of the others: an unknown path or method, or bytes before one could be read.
     Unknown,
 }
 
 impl Route {
     /// Every value, in order.
-    pub const ALL: [Route; 26] = [
+    pub const ALL: [Route; 38] = [
         Self::Live,
         Self::Ready,
         Self::ServerMetadata,
@@ -118,6 +142,18 @@ impl Route {
         Self::HealthCheck,
         Self::Reflection,
         Self::Metrics,
+        Self::Ping,
+        Self::Predict,
+        Self::StreamPredict,
+        Self::Explain,
+        Self::ModelList,
+        Self::ModelDescribe,
+        Self::ModelRegister,
+        Self::ModelScale,
+        Self::ModelSetDefault,
+        Self::ModelUnregister,
+        Self::Token,
+        Self::ApiDescription,
         Self::Unknown,
     ];
 
@@ -149,6 +185,18 @@ impl Route {
             Self::HealthCheck => "health_check",
             Self::Reflection => "reflection",
             Self::Metrics => "metrics",
+            Self::Ping => "ping",
+            Self::Predict => "predict",
+            Self::StreamPredict => "stream_predict",
+            Self::Explain => "explain",
+            Self::ModelList => "model_list",
+            Self::ModelDescribe => "model_describe",
+            Self::ModelRegister => "model_register",
+            Self::ModelScale => "model_scale",
+            Self::ModelSetDefault => "model_set_default",
+            Self::ModelUnregister => "model_unregister",
+            Self::Token => "token",
+            Self::ApiDescription => "api_description",
             Self::Unknown => "unknown",
         }
     }

@@ -20,6 +20,7 @@ pub mod intake;
 pub mod journal;
 pub mod labels;
 pub mod legacy;
+pub mod named;
 pub mod record;
 mod responses;
 mod sample;

@@ -14,6 +14,7 @@ use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
 use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, RELOAD_RESULTS, Route};
+use super::named::{Lines, Named};
 use super::series::ModelSeries;
 
 pub use super::responses::ResponseKind;
@@ -29,6 +30,24 @@ pub use stores::{object_fetched, object_not_fetched, store_asked, store_opened};
 pub fn inference_requested(series: &ModelSeries) {
     series.requests.add(1);
     series.journal().touch();
+}
+
+/// The same for a request by this name and version, where requests are counted so.
+pub fn named_requested(cache: &Cache, named: &Named) {
+    named.requests.add(1);
+    cache.journal().touch();
+}
+
+/// A request by this name and version succeeded.
+///
+/// To be called once for each request, before its response (the last of them) leaves.
+pub fn named_done(cache: &Cache, named: &Named, timeline: &Timeline) {
+    named.latency_ns.add(timeline.request_ns());
+    named.queue_ns.add(timeline.queue_ns());
+    let Lines { latency, queue_latency } = named.lines();
+    let lines = [(latency, timeline.request_ns()), (queue_latency, timeline.queue_ns())];
+    let lines = lines.iter().filter_map(|(line, ns)| line.as_ref().map(|line| (line, *ns as f64)));
+    cache.journal().push_all(lines, "");
 }
 
 /// A request entered the queue (+1), or left it to be executed, rejected or cancelled (-1).
@@ -163,8 +182,8 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
 /// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes
 /// with the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
-    let model = series.model();
-    let worker = format!("W-{instance}-{}_{}", model.name, model.version);
+    let (name, version) = series.called();
+    let worker = format!("W-{}-{name}_{version}", cache.first_worker() + instance);
     let labels = [worker.as_str(), "Host", cache.hostname()];
     if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
         series.own(&gauge);

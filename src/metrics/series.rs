@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use super::durations::Durations;
 use super::family::{Registry, Series};
@@ -117,6 +117,8 @@ pub struct ModelSeries {
     /// Written when the definition of the metrics changes; read once for each batch.
     times: RwLock<Times>,
     journal: Arc<Journal>,
+    /// The name and version that TorchServe knows it by.
+    called: OnceLock<(String, String)>,
 }
 
 /// Where the times of executed batches go beside the cells, as far as the definition wants it.
@@ -183,6 +185,7 @@ impl ModelSeries {
             owned: Mutex::default(),
             times: RwLock::default(),
             journal,
+            called: OnceLock::new(),
         }
     }
 
@@ -254,9 +257,23 @@ impl ModelSeries {
         owned.into_values().filter(last).collect()
     }
 
+    /// Requests that wait now.
+    pub fn waiting(&self) -> i64 {
+        self.level(|series| &series.pending)
+    }
+
     /// Whose series these are.
     pub fn model(&self) -> &ModelVersion {
         &self.model
+    }
+
+    /// Whose workers these are in TorchServe's words: a name and a version, which is a text there.
+    pub fn call(&self, name: &str, version: &str) {
+        let _ = self.called.set((name.to_owned(), version.to_owned()));
+    }
+
+    pub(super) fn called(&self) -> (&str, &str) {
+        self.called.get().map_or((&self.model.name, &self.version), |(name, version)| (name, version))
     }
 
     /// The version as text.

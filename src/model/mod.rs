@@ -12,6 +12,7 @@ mod config;
 mod controls;
 mod doubtful;
 mod draft;
+pub mod envelope;
 mod lexer;
 mod normalize;
 pub mod onnx;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use pharos::error::InferError;
 use pharos::infer::InferResponse;
 
+use super::exchange::Exchange;
 use crate::repository;
 
 pub use crate::scheduler::Streamed;
@@ -15,7 +16,11 @@ pub use crate::scheduler::Streamed;
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
 
 /// The answers to a request, in their order. Dropped before the last of them, the request is cancelled.
-pub struct Responses(Kind);
+pub struct Responses {
+    kind: Kind,
+    /// What clients see is not what the model says.
+    exchange: Option<Box<Exchange>>,
+}
 
 enum Kind {
     /// Of an ordinary model: it is queued when the answer is asked for.
@@ -31,21 +36,26 @@ enum Kind {
 impl Responses {
     /// Those of an ordinary model: one, which `answer` gives.
     pub(crate) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
-        Self(Kind::One(Box::pin(answer)))
+        Kind::One(Box::pin(answer)).into()
     }
 
     pub(super) fn many(responses: repository::Responses) -> Self {
-        Self(Kind::Many(Box::new(responses)))
+        Kind::Many(Box::new(responses)).into()
+    }
+
+    /// The same for a client to whom each of them has to be changed.
+    pub(super) fn seen_as(self, exchange: Exchange) -> Self {
+        Self { exchange: Some(Box::new(exchange)), ..self }
     }
 
     #[cfg(test)]
     pub(crate) fn fixed(all: Vec<Streamed>) -> Self {
-        Self(Kind::Fixed(all.into()))
+        Kind::Fixed(all.into()).into()
     }
 
     /// Whether the model is decoupled, so that there may be any number of answers.
     pub fn is_decoupled(&self) -> bool {
-        !matches!(self.0, Kind::One(_))
+        !matches!(self.kind, Kind::One(_))
     }
 
     /// The next answer; `None` after the one that says that it is the last. Who asks for the next has taken the one before:
@@ -56,16 +66,32 @@ impl Responses {
 
     /// [`Responses::next`] for who is polled.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
-        match &mut self.0 {
-            Kind::One(answer) => {
+        let next = ready!(self.kind.poll_next(cx));
+        Poll::Ready(match &self.exchange {
+            Some(exchange) => next.map(|streamed| exchange.pass(streamed)),
+            None => next,
+        })
+    }
+}
+
+impl From<Kind> for Responses {
+    fn from(kind: Kind) -> Self {
+        Self { kind, exchange: None }
+    }
+}
+
+impl Kind {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        match self {
+            Self::One(answer) => {
                 let answer = ready!(answer.as_mut().poll(cx));
-                self.0 = Kind::Ended;
+                *self = Self::Ended;
                 Poll::Ready(Some(Streamed { answer, last: true, empty: false }))
             }
-            Kind::Many(many) => many.poll_next(cx),
-            Kind::Ended => Poll::Ready(None),
+            Self::Many(many) => many.poll_next(cx),
+            Self::Ended => Poll::Ready(None),
             #[cfg(test)]
-            Kind::Fixed(all) => Poll::Ready(all.pop_front()),
+            Self::Fixed(all) => Poll::Ready(all.pop_front()),
         }
     }
 }

@@ -259,6 +259,19 @@ fn api(route: Route) -> Option<Api> {
         | Route::CudaSharedMemoryUnregister => Api::SharedMemory,
         Route::TraceSetting => Api::Trace,
         Route::LogSettings => Api::Logging,
+        // TorchServe's have tokens of their own.
+        Route::Ping
+        | Route::Predict
+        | Route::StreamPredict
+        | Route::Explain
+        | Route::ModelList
+        | Route::ModelDescribe
+        | Route::ModelRegister
+        | Route::ModelScale
+        | Route::ModelSetDefault
+        | Route::ModelUnregister
+        | Route::Token
+        | Route::ApiDescription => return None,
         Route::Reflection | Route::Metrics | Route::Unknown => return None,
     })
 }

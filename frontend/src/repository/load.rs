@@ -45,7 +45,12 @@ impl Unserved {
     ) -> Self {
         let new = || {
             let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-            cache.model_series(model, &tags, config.histogram_buckets.clone())
+            let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
+            let called = |key: &str| config.parameters.get(key);
+            if let (Some(name), Some(version)) = (called("torchserve_model_name"), called("torchserve_model_version")) {
+                series.call(name, version);
+            }
+            series
         };
         Self { cache: cache.clone(), series: go_on.cloned().unwrap_or_else(new), own: go_on.is_none() }
     }

@@ -1,14 +1,28 @@
 //! Requests that end without their batch being answered: given back by the scheduler, not sent, or lost with an instance.
 
+use std::sync::atomic::Ordering;
+
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::metrics::record;
+use pharos::model::envelope;
 use pharos::scheduler::RejectReason;
+use pharos::timeline::Instant;
 
 use super::{Driver, Request, State, ticket, traced};
 use crate::clock;
 
 impl Driver {
+    /// The system has killed a process of the model.
+    pub(crate) fn note_killed(&self) {
+        self.killed.store(clock::now().0, Ordering::Relaxed);
+    }
+
+    /// Whether it has since then.
+    pub(crate) fn killed_since(&self, since: Instant) -> bool {
+        self.killed.load(Ordering::Relaxed) > since.0
+    }
+
     /// An instance is gone. What it was executing is tried once more on another instance, or fails.
     pub(crate) fn instance_lost(&self, instance: InstanceId) {
         let now = clock::now();
@@ -18,6 +32,7 @@ impl Driver {
             let open: Vec<_> = member.open.into_values().collect();
             let batches = member.in_flight.into_iter().map(|batch| batch.requests);
             // What goes on was executing, as the first batch was.
+            let tries_again = self.config.backend != envelope::BACKEND;
             let batches = std::iter::once((0, open)).chain((0..).zip(batches));
             for (position, requests) in batches {
                 for (id, mut request) in requests.into_iter().filter(|(_, request)| !request.part.padding) {
@@ -32,7 +47,7 @@ impl Driver {
                     }
                     let begun = request.reply.has_begun();
                     // Only what was executing can have killed the instance; the rest has not had its try.
-                    let again = !begun && !self.has_sequences() && (position > 0 || !request.retried);
+                    let again = !begun && !self.has_sequences() && (position > 0 || (tries_again && !request.retried));
                     let given_up = request.reply.is_closed();
                     if !state.closed && again && !given_up {
                         request.retried |= position == 0;
@@ -49,6 +64,7 @@ impl Driver {
                             () if self.is_iterative() => self.error(RejectReason::RequestLost, &request),
                             () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
                             () if begun => lost_in_stream(&self.model),
+                            () if !request.retried => lost_once(&self.model),
                             () => lost_twice(&self.model),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
@@ -115,6 +131,12 @@ fn lost_in_stream(model: &ModelVersion) -> InferError {
         "the worker of model '{}' version {} died in the middle of the responses to this request",
         model.name, model.version
     );
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}
+
+/// Its backend is one whose clients are told at once, as they are used to.
+fn lost_once(model: &ModelVersion) -> InferError {
+    let text = format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }
 

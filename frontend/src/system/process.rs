@@ -76,6 +76,13 @@ impl Processes {
     }
 }
 
+/// The bytes that a process has in memory, and when it started, in seconds since 1970, if that is known.
+pub(crate) fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
+    let stat = Stat::read(&proc.join(format!("{pid}/stat")))?;
+    let boot = sysinfo::System::boot_time().ok();
+    Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
+}
+
 /// What is of interest in a `stat` file. Times in ticks of the system's clock.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {

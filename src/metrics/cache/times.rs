@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::builtin::Builtin;
 use super::super::catalog::MetricSpec;
 use super::super::journal::Line;
+use super::super::named::Lines;
 use super::super::series::{ModelSeries, Times};
 use super::{Cache, Series};
 
@@ -21,14 +22,23 @@ impl Cache {
     /// Where the times of this model's batches go under the definition of now.
     pub(super) fn times(&self, model: &ModelSeries) -> Times {
         let [queue, worker_thread] = self.host_times();
+        let Lines { latency, queue_latency } = match self.by_name.is_on() {
+            true => Lines::default(),
+            false => self.named_lines(&model.model().name, model.version()),
+        };
+        Times { queue, worker_thread, latency, queue_latency }
+    }
+
+    /// The log lines of the latencies of requests by this name and version.
+    pub(super) fn named_lines(&self, name: &str, version: &str) -> Lines {
         let registry = self.registry();
         let line = |builtin: Builtin| {
             let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
-            let labels = [&*model.model().name, model.version(), self.hostname()];
+            let labels = [name, version, self.hostname()];
             let line = Line::new(&family.spec, &in_order(&family.spec, &labels), self.hostname());
             Some(Arc::new(line.of_server(NS_OF_MICROSECOND)))
         };
-        Times { queue, worker_thread, latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
+        Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
     }
 }
 

@@ -29,6 +29,11 @@ impl Names {
         self.is_all() || self.0.contains(family) || stem || self.0.iter().any(stems)
     }
 
+    /// Whether a sample of this name is asked for.
+    pub(super) fn wants_sample(&self, sample: &str) -> bool {
+        self.is_all() || self.0.contains(sample)
+    }
+
     /// Leaves only what is asked for of a rendered text: whole families by their name, else single samples.
     pub(super) fn keep(&self, text: String) -> String {
         if self.is_all() {
@@ -52,7 +57,7 @@ impl Names {
 }
 
 /// The parts of a text that begin with `# HELP`.
-fn families(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn families(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("# HELP ").map(|(at, _)| at).filter(|&at| at == 0 || text[..at].ends_with('\n'));
     let starts: Vec<usize> = starts.collect();
     let ends = starts.clone().into_iter().skip(1).chain([text.len()]);

@@ -54,13 +54,16 @@ impl Counters {
         // What those who held it have written is seen from here on.
         fence(Ordering::Acquire);
         let mut lines = Lines { write: &mut write, singles, all: true };
+        let by_name = cache.all_named().is_some();
         for (builtin, spec) in &self.wanted {
             let mut told = |rows: &mut Rows, labels: &[(&str, &str)], sum| {
                 tell(rows, cache, (*builtin, spec, labels), (sum, skip_past.contains(builtin)), &mut lines);
             };
             of_server(cache, *builtin, &mut |labels, sum| told(&mut self.server, labels, sum));
             for (series, rows) in self.models.values_mut() {
-                of_model(series, cache.hostname(), *builtin, &mut |labels, sum| told(rows, labels, sum));
+                if *builtin != Builtin::TsRequests || !by_name {
+                    of_model(series, cache.hostname(), *builtin, &mut |labels, sum| told(rows, labels, sum));
+                }
             }
         }
         let all_told = lines.all;
@@ -152,6 +155,13 @@ fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &st
                 _ => failed,
             };
             each(&[("Level", "Host"), ("Hostname", cache.hostname())], count);
+        }
+        Builtin::TsRequests => {
+            for named in cache.all_named().unwrap_or_default() {
+                let labels = [("model_name", &*named.name), ("model_version", &*named.version)];
+                let [name, version] = labels;
+                each(&[name, version, ("hostname", cache.hostname())], named.requests.get());
+            }
         }
         Builtin::Requests => requests.for_each_answer(|protocol, route, code, count| {
             each(&[("protocol", protocol.as_str()), ("route", route.as_str()), ("code", code)], count);

@@ -10,24 +10,20 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
     HttpResponseBody, HttpService,
 };
 use tokio::time::timeout;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-const CONNECT: Duration = Duration::from_secs(5);
+use crate::client::{self, deepest};
+
 /// The longest wait for the next bytes of an answer.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How long a connection may be kept for the next request.
-const IDLE: Duration = Duration::from_secs(30);
 
 /// How long an answer may be that is read as a whole, in bytes: a listing, which requests with a query ask for, and what a
 /// store says when it refuses.
@@ -39,28 +35,10 @@ const REFUSAL: u64 = 1 << 20;
 pub(super) struct Http(Client<HttpsConnector<HttpConnector>, HttpRequestBody>);
 
 impl Http {
-    /// Trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-    ///
     /// # Errors
-    /// TLS cannot be set up. Certificates that are not there are told by the connection that needs them.
+    /// TLS cannot be set up.
     pub(super) fn new() -> Result<Self, String> {
-        let mut roots = RootCertStore::empty();
-        let native = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(native.certs);
-        if let Some(error) = native.errors.first().filter(|_| roots.is_empty()) {
-            tracing::warn!("no certificates to trust, stores are reached over HTTP only: {error}");
-        }
-        let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
-        let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
-        let tls = tls.with_root_certificates(roots).with_no_client_auth();
-        let mut tcp = HttpConnector::new();
-        tcp.set_connect_timeout(Some(CONNECT));
-        tcp.set_nodelay(true);
-        tcp.enforce_http(false);
-        let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
-        let mut client = Client::builder(TokioExecutor::new());
-        client.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
-        Ok(Self(client.build(connector.wrap_connector(tcp))))
+        client::new().map(Self)
     }
 }
 
@@ -125,16 +103,4 @@ impl Error for Cause {}
 
 fn silent(what: &str) -> HttpError {
     HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what}, for {} s", SILENCE.as_secs())))
-}
-
-/// The first cause of an error: what is above it says only that something failed.
-fn deepest(error: &dyn Error) -> String {
-    let mut cause = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    match cause.to_string() == error.to_string() {
-        true => error.to_string(),
-        false => format!("{error}: {cause}"),
-    }
 }

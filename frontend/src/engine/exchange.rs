@@ -1,0 +1,114 @@
+//! One request and its answers, where what clients say and see is not what models do: names that stand for others, tensors
+//! for models that take documents, and counters by the names that clients use.
+
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::named::Named;
+use pharos::metrics::record;
+use pharos::model::envelope;
+
+use super::{Engine, Streamed};
+use crate::repository::Serving;
+
+/// Names of models and versions that clients use in place of those of the repository.
+pub trait Aliases: Send + Sync {
+    /// The model and version (empty: the latest) that a client means by these; `None` if it is what the client says.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError>;
+}
+
+/// What a request was before it went to its model.
+#[derive(Default)]
+pub(super) struct Exchange {
+    /// The name and version that the client used, if those of the repository are others.
+    called: Option<(String, String)>,
+    /// Where it is counted.
+    named: Option<(Engine, Arc<Named>)>,
+    /// Its tensors became a document.
+    asked: Option<envelope::Asked>,
+}
+
+impl Exchange {
+    /// Puts the repository's name and version in the place of the client's.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub(super) fn begin(engine: &Engine, request: &mut InferRequest) -> Result<Self, InferError> {
+        let mut exchange = Self::default();
+        if let Some(names) = &engine.1
+            && let Some((name, version)) = names.resolve(&request.model_name, &request.model_version)?
+        {
+            let name = std::mem::replace(&mut request.model_name, name);
+            exchange.called = Some((name, std::mem::replace(&mut request.model_version, version)));
+        }
+        Ok(exchange)
+    }
+
+    /// The model is there: the request counts, and becomes what the model takes.
+    ///
+    /// # Errors
+    /// The tensors cannot be made a document.
+    pub(super) fn found(
+        &mut self,
+        engine: &Engine,
+        serving: &Serving,
+        request: &mut InferRequest,
+    ) -> Result<(), InferError> {
+        let (name, version) = match &self.called {
+            Some((name, version)) => (name, version),
+            None => (&request.model_name, &request.model_version),
+        };
+        if let Some(named) = engine.0.cache.named(name, version) {
+            record::named_requested(&engine.0.cache, &named);
+            self.named = Some((engine.clone(), named));
+        }
+        if serving.config.backend == envelope::BACKEND {
+            self.asked = envelope::to_document(request)?;
+        }
+        Ok(())
+    }
+
+    /// Whether answers pass as they are.
+    pub(super) fn is_plain(&self) -> bool {
+        self.called.is_none() && self.named.is_none() && self.asked.is_none()
+    }
+
+    /// What the client is to see of the one answer.
+    ///
+    /// # Errors
+    /// The answer's, or that it is no document.
+    pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
+        let response = answer?;
+        if let Some((engine, named)) = &self.named {
+            record::named_done(&engine.0.cache, named, &response.timeline);
+        }
+        self.shown(response)
+    }
+
+    /// What the client is to see of one of any number of answers.
+    pub(super) fn pass(&self, streamed: Streamed) -> Streamed {
+        let Streamed { answer, last, empty } = streamed;
+        let answer = match (last, empty) {
+            (true, _) => self.end(answer),
+            (false, _) => answer.and_then(|response| self.shown(response)),
+        };
+        Streamed { answer, last, empty }
+    }
+
+    fn shown(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
+        if let Some((name, version)) = &self.called {
+            response.model_name.clone_from(name);
+            if !version.is_empty() {
+                response.model_version.clone_from(version);
+            }
+        }
+        if let Some(asked) = &self.asked {
+            envelope::from_document(&mut response, asked)?;
+        }
+        Ok(response)
+    }
+}

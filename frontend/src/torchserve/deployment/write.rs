@@ -1,0 +1,127 @@
+//! The configuration of the engine that a deployment means, and its place in the private repository.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::{Deployment, Device};
+
+pub(super) fn write(deployment: &Deployment, repository: &Path) -> io::Result<()> {
+    let directory = repository.join(&deployment.name);
+    fs::create_dir_all(&directory)?;
+    let version = directory.join("1");
+    let files = deployment.archive.directory.path().canonicalize()?;
+    if fs::read_link(&version).ok().as_deref() != Some(&files) {
+        match fs::remove_file(&version) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => symlink(&files, &version)?,
+        }
+    }
+    // Whoever loads the model at this moment reads the old text or the new one.
+    let part = directory.join("config.pbtxt.part");
+    fs::write(&part, text(deployment))?;
+    fs::rename(&part, directory.join("config.pbtxt"))
+}
+
+/// The text of `config.pbtxt`.
+fn text(deployment: &Deployment) -> String {
+    let mut text = String::new();
+    let mut line = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    line(format!("name: {}", quoted(&deployment.name)));
+    line("backend: \"torchserve\"".to_owned());
+    line(format!("max_batch_size: {}", deployment.batch_size));
+    line("input { name: \"data\" data_type: TYPE_STRING dims: 1 }".to_owned());
+    line("output { name: \"prediction\" data_type: TYPE_STRING dims: 1 }".to_owned());
+    line(scheduling(deployment));
+    instances(deployment).into_iter().for_each(&mut line);
+    if deployment.streaming {
+        line("model_transaction_policy { decoupled: true }".to_owned());
+    }
+    for (key, value) in parameters(deployment) {
+        line(format!("parameters {{ key: \"torchserve_{key}\" value {{ string_value: {} }} }}", quoted(&value)));
+    }
+    text
+}
+
+fn scheduling(deployment: &Deployment) -> String {
+    let delay = u64::from(deployment.max_batch_delay) * 1000;
+    let queue = deployment.queue;
+    match deployment.sequence {
+        None => {
+            // A batch of one waits for nobody.
+            let delay = if deployment.batch_size > 1 { delay } else { 0 };
+            let timeout = u64::from(deployment.client_timeout) * 1000;
+            let limit = match timeout {
+                0 => String::new(),
+                _ => format!(" timeout_action: REJECT default_timeout_microseconds: {timeout}"),
+            };
+            format!(
+                "dynamic_batching {{ max_queue_delay_microseconds: {delay} default_queue_policy {{ max_queue_size: \
+                 {queue}{limit} }} }}"
+            )
+        }
+        Some(sequence) => {
+            let idle = match sequence.max_idle {
+                // For ever is a year.
+                0 => 365 * 24 * 3_600_000_000,
+                milliseconds => u64::from(milliseconds) * 1000,
+            };
+            format!(
+                "sequence_batching {{ max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
+                 max_queue_delay_microseconds: {delay} }} }}",
+                sequence.most
+            )
+        }
+    }
+}
+
+/// A group for each device: workers take them in turn.
+fn instances(deployment: &Deployment) -> Vec<String> {
+    let workers = deployment.min_workers.max(1);
+    match &deployment.device {
+        Device::Cpu => vec![format!("instance_group {{ count: {workers} kind: KIND_CPU }}")],
+        Device::Gpu(ids) => {
+            let devices = u32::try_from(ids.len()).unwrap_or(1).max(1);
+            let share = |place: u32| workers / devices + u32::from(place < workers % devices);
+            let shares = ids.iter().zip(0..).map(|(id, place)| (id, share(place))).filter(|(_, count)| *count > 0);
+            shares.map(|(id, count)| format!("instance_group {{ count: {count} kind: KIND_GPU gpus: {id} }}")).collect()
+        }
+    }
+}
+
+fn parameters(deployment: &Deployment) -> Vec<(&'static str, String)> {
+    vec![
+        ("handler", deployment.handler.clone()),
+        ("model_name", deployment.model_name.clone()),
+        ("model_version", deployment.archive.version.clone()),
+        ("envelope", deployment.envelope.clone().unwrap_or_default()),
+        ("limit_max_image_pixels", deployment.limit_max_image_pixels.to_string()),
+        ("decode_input_request", deployment.decode_input_request.to_string()),
+        ("model_yaml", deployment.archive.yaml.whole.to_string()),
+        ("response_timeout", deployment.response_timeout.to_string()),
+        ("startup_timeout", deployment.startup_timeout.to_string()),
+        ("max_retry_timeout", deployment.max_retry_timeout.to_string()),
+    ]
+}
+
+/// A text of the text format.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => drop(write!(quoted, "\\{:03o}", c as u32)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,105 @@
+//! Addresses as TorchServe writes them: `http://HOST[:PORT]`, `https://HOST[:PORT]`, and a host beside a port for gRPC.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+use super::Address;
+
+/// The ports of a listener that names none: without and with TLS.
+pub(super) type Ports = (u16, u16);
+
+/// An address of `key`.
+///
+/// # Errors
+/// It is none; the text names the key, the value and what is allowed.
+pub(super) fn parse(key: &str, value: &str, (plain, secure): Ports) -> Result<Address, String> {
+    let allowed = |why: &str| {
+        format!(
+            "{key}={value}: {why}; allowed are http://HOST[:PORT] and https://HOST[:PORT], such as http://127.0.0.1:8080"
+        )
+    };
+    if value.starts_with("unix:") {
+        return Err(allowed("Unix sockets are not served"));
+    }
+    let lower = value.to_ascii_lowercase();
+    let (rest, tls) = match (lower.strip_prefix("http://"), lower.strip_prefix("https://")) {
+        (Some(rest), _) => (rest, false),
+        (None, Some(rest)) => (rest, true),
+        (None, None) => return Err(allowed("this is no such address")),
+    };
+    let authority = rest.trim_end_matches('/');
+    let (host, port) = split(authority).ok_or_else(|| allowed("the host or the port cannot be read"))?;
+    let port = port.unwrap_or(if tls { secure } else { plain });
+    let socket = resolve(host, port).map_err(|why| allowed(&why))?;
+    Ok(Address { socket, tls })
+}
+
+/// The address of gRPC, from its host and its port.
+///
+/// # Errors
+/// The host is none.
+pub(super) fn grpc(key: &str, host: &str, port: u16, tls: bool) -> Result<Address, String> {
+    let socket = resolve(host, port)
+        .map_err(|why| format!("{key}={host}: {why}; allowed are IP addresses and names of this machine"))?;
+    Ok(Address { socket, tls })
+}
+
+/// Host and port of `HOST[:PORT]`, an IPv6 address in brackets.
+fn split(authority: &str) -> Option<(&str, Option<u16>)> {
+    if authority.is_empty() || authority.contains(['/', '?', '@', ' ']) {
+        return None;
+    }
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (host, port) = rest.split_once(']')?;
+        return match port.strip_prefix(':') {
+            Some(port) => Some((host, Some(port.parse().ok()?))),
+            None if port.is_empty() => Some((host, None)),
+            None => None,
+        };
+    }
+    match authority.split_once(':') {
+        Some((host, port)) if !host.is_empty() => Some((host, Some(port.parse().ok()?))),
+        Some(_) => None,
+        None => Some((authority, None)),
+    }
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let found = (host, port).to_socket_addrs().map_err(|error| format!("the host '{host}' is not known: {error}"))?;
+    // A name of both kinds means the older one, as in Java.
+    let mut found: Vec<SocketAddr> = found.collect();
+    found.sort_by_key(SocketAddr::is_ipv6);
+    found.first().copied().ok_or_else(|| format!("the host '{host}' has no address"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_the_ports_of_their_listener() {
+        let at = |text: &str| parse("inference_address", text, (8080, 8443)).unwrap();
+        let address = |socket: &str, tls| Address { socket: socket.parse().unwrap(), tls };
+        assert_eq!(at("http://127.0.0.1:28080"), address("127.0.0.1:28080", false));
+        assert_eq!(at("http://0.0.0.0"), address("0.0.0.0:8080", false));
+        assert_eq!(at("https://0.0.0.0/"), address("0.0.0.0:8443", true));
+        assert_eq!(at("HTTP://localhost:1"), address("127.0.0.1:1", false));
+        assert_eq!(at("http://[::1]:5"), address("[::1]:5", false));
+        assert_eq!(at("http://[::]"), address("[::]:8080", false));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_key_and_value() {
+        for text in
+            ["127.0.0.1:8080", "http://", "http://:80", "http://h:x", "http://h:70000", "http://[::1", "unix:/tmp/s"]
+        {
+            let error = parse("inference_address", text, (1, 2)).unwrap_err();
+            assert!(error.contains(&format!("inference_address={text}: ")) && error.contains("allowed"), "{error}");
+        }
+        let error = grpc("grpc_inference_address", "no such host", 1, false).unwrap_err();
+        assert!(error.contains("grpc_inference_address=no such host"), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The keys of `config.properties` that TorchServe 0.12 knows, and what becomes of each here.
+
+/// What a key does here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// What it does in TorchServe.
+    Same,
+    /// Nothing; the text says why, or what to use.
+    None(&'static str),
+}
+
+/// A key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// As it is written in the file.
+    pub name: &'static str,
+    /// Whether `TS_NAME` of the environment wins over the file where that says `enable_envvars_config=true`.
+    pub variable: bool,
+    /// What it does here.
+    pub effect: Effect,
+}
+
+const fn same(name: &'static str) -> Key {
+    Key { name, variable: true, effect: Effect::Same }
+}
+
+const fn file_only(name: &'static str) -> Key {
+    Key { name, variable: false, effect: Effect::Same }
+}
+
+const fn none(name: &'static str, why: &'static str) -> Key {
+    Key { name, variable: true, effect: Effect::None(why) }
+}
+
+const THREADS: &str = "threads are as many as there are processors (--http-thread-count after '--' sets them)";
+const JAVA: &str = "it is about Java's memory and sockets";
+const IPEX: &str =
+    "workers are started without Intel's launcher; the handler may import intel_extension_for_pytorch itself";
+const WORKFLOWS: &str = "workflows are not served; an ensemble of the repository does the same";
+
+/// Every key, in the order of TorchServe's documentation.
+pub const KEYS: &[Key] = &[
+    none("debug", "it is for those who debug TorchServe; --log-verbose=1 after '--' tells more"),
+    same("inference_address"),
+    same("management_address"),
+    same("metrics_address"),
+    same("load_models"),
+    same("blacklist_env_vars"),
+    same("default_workers_per_model"),
+    same("default_response_timeout"),
+    same("default_startup_timeout"),
+    same("unregister_model_timeout"),
+    none("number_of_netty_threads", THREADS),
+    none("netty_client_threads", THREADS),
+    same("job_queue_size"),
+    same("number_of_gpu"),
+    same("metrics_config"),
+    same("metrics_mode"),
+    same("model_metrics_auto_detect"),
+    same("disable_system_metrics"),
+    none("ipex_enable", IPEX),
+    none("cpu_launcher_enable", IPEX),
+    none("cpu_launcher_args", IPEX),
+    none("ipex_gpu_enable", IPEX),
+    none("async_logging", "logs are always written by a thread of their own"),
+    same("cors_allowed_origin"),
+    same("cors_allowed_methods"),
+    same("cors_allowed_headers"),
+    same("decode_input_request"),
+    same("keystore"),
+    same("keystore_pass"),
+    same("keystore_type"),
+    same("certificate_file"),
+    same("private_key_file"),
+    same("max_request_size"),
+    same("max_response_size"),
+    same("limit_max_image_pixels"),
+    same("default_service_handler"),
+    same("service_envelope"),
+    none("model_server_home", "nothing is read from there"),
+    same("model_store"),
+    none("snapshot_store", "snapshots are files"),
+    none("prefer_direct_buffer", JAVA),
+    same("allowed_urls"),
+    none("use_env_allowed_urls", "enable_envvars_config=true lets TS_ALLOWED_URLS count"),
+    same("install_py_dep_per_model"),
+    same("enable_metrics_api"),
+    same("grpc_inference_address"),
+    same("grpc_management_address"),
+    same("grpc_inference_port"),
+    same("grpc_management_port"),
+    same("enable_grpc_ssl"),
+    same("grpc_inference_max_connection_age_ms"),
+    same("grpc_management_max_connection_age_ms"),
+    same("grpc_inference_max_connection_age_grace_ms"),
+    same("grpc_management_max_connection_age_grace_ms"),
+    same("initial_worker_port"),
+    none("initial_distribution_port", "workers of several processes (torchrun) are not started"),
+    none("workflow_store", WORKFLOWS),
+    none("cpp_log_config", "handlers in C++ are not run"),
+    same("ts_open_inference_protocol"),
+    same("token_expiration_min"),
+    same("disable_token_authorization"),
+    same("enable_model_api"),
+    same("ts_header_key_sequence_id"),
+    same("ts_header_key_sequence_start"),
+    same("ts_header_key_sequence_end"),
+    none("use_native_io", JAVA),
+    none("io_ratio", JAVA),
+    file_only("metric_time_interval"),
+    file_only("enable_envvars_config"),
+    file_only("model_snapshot"),
+    file_only("models"),
+    none("version", "a snapshot tells with it who wrote it"),
+    none(
+        "system_metrics_cmd",
+        "the machine is measured without another program; a script's metrics can come as StatsD datagrams (--statsd-address after '--')",
+    ),
+    file_only("vmargs"),
+    file_only("tsConfigFile"),
+    none("python", "--python after '--', or PHAROS_PYTHON, names the interpreter"),
+];
+
+/// Keys that only the launcher of Java reads, or that snapshots repeat: they are nobody's mistake.
+pub(super) const SILENT: [&str; 3] = ["vmargs", "tsConfigFile", "version"];
+
+/// A key by its name.
+pub(super) fn known(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The known key that is most like `name`, if one is.
+pub(super) fn nearest(name: &str) -> Option<&'static str> {
+    let likeness = |key: &Key| distance(key.name, name);
+    KEYS.iter().map(|key| (likeness(key), key.name)).min().filter(|(far, _)| *far <= 3).map(|(_, name)| name)
+}
+
+/// So many characters must be changed, added or removed.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.chars().enumerate() {
+        let mut above = i;
+        let mut left = i + 1;
+        for (b, cell) in other.iter().zip(row.iter_mut().skip(1)) {
+            let best = (above + usize::from(a != *b)).min(left + 1).min(*cell + 1);
+            above = std::mem::replace(cell, best);
+            left = best;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistyped_keys_are_told_what_was_meant() {
+        assert_eq!(nearest("metrics_mod"), Some("metrics_mode"));
+        assert_eq!(nearest("defualt_workers_per_model"), Some("default_workers_per_model"));
+        assert_eq!(nearest("something_else"), None);
+        assert_eq!((distance("abc", "abc"), distance("abc", ""), distance("abc", "axcd")), (0, 3, 2));
+    }
+}

@@ -1,0 +1,232 @@
+//! From properties to [`Settings`].
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use regex::Regex;
+
+use super::address::{self, Ports};
+use super::keys::{self, Effect};
+use super::models::{self, LoadModels, ModelProperties};
+use super::{Address, Age, Cors, Settings, TlsPaths, Token};
+
+/// What is told about a configuration that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// It may be a mistake.
+    pub warning: bool,
+    /// What.
+    pub text: String,
+}
+
+/// What a configuration is read with.
+struct Reader<'a> {
+    properties: &'a [(String, String)],
+    notes: Vec<Noted>,
+}
+
+impl Settings {
+    /// Reads properties (expanded, with what the environment and the command line say already in them). `gpus` are as many
+    /// as the machine has; `workplace` is a private directory that is there.
+    ///
+    /// # Errors
+    /// A value cannot be used; the text names the key, the value and what is allowed.
+    pub fn new(properties: Vec<(String, String)>, gpus: u32, workplace: PathBuf) -> Result<(Self, Vec<Noted>), String> {
+        let mut read = Reader { properties: &properties, notes: Vec::new() };
+        read.look_at_keys();
+        let mut settings = read.settings(gpus, workplace)?;
+        let mut notes = read.notes;
+        notes.sort_by_key(|noted| !noted.warning);
+        settings.properties = properties;
+        Ok((settings, notes))
+    }
+}
+
+impl Reader<'_> {
+    fn settings(&mut self, gpus: u32, workplace: PathBuf) -> Result<Settings, String> {
+        let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
+        let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
+        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", (8082, 8445))?;
+        let metrics = Some(metrics).filter(|_| self.flag("enable_metrics_api", true));
+        let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
+        let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
+        let all = [Some(inference), Some(management), metrics, Some(grpc_inference), Some(grpc_management)];
+        let secure = all.iter().flatten().any(|address| address.tls);
+        Ok(Settings {
+            tls: if secure { Some(self.tls()?) } else { None },
+            cors: self.cors(),
+            max_request_size: self.number("max_request_size", 6_553_500)?,
+            max_response_size: self.number("max_response_size", 6_553_500)?,
+            token: self.token()?,
+            model_api: self.flag("enable_model_api", false),
+            open_inference_protocol: self.flag("ts_open_inference_protocol", false),
+            sequence_headers: ["id", "start", "end"].map(|part| self.sequence_header(part)),
+            model_store: self.text("model_store").map(PathBuf::from),
+            load_models: LoadModels::parse(self.text("load_models").unwrap_or_default()),
+            snapshot: self.models("model_snapshot")?,
+            models: self.models("models")?,
+            allowed_urls: self.allowed_urls()?,
+            install_requirements: self.flag("install_py_dep_per_model", false),
+            configured_workers: self.number("default_workers_per_model", 0)?,
+            gpus: gpus.min(self.number("number_of_gpu", u32::MAX)?),
+            job_queue_size: self.number("job_queue_size", 100)?,
+            default_response_timeout: self.number("default_response_timeout", 120)?,
+            default_startup_timeout: self.number("default_startup_timeout", 120)?,
+            unregister_model_timeout: self.number("unregister_model_timeout", 120)?,
+            default_handler: self.text("default_service_handler").map(str::to_owned),
+            envelope: self.text("service_envelope").map(str::to_owned),
+            decode_input_request: self.flag("decode_input_request", true),
+            limit_max_image_pixels: self.flag("limit_max_image_pixels", true),
+            initial_worker_port: self.number("initial_worker_port", 9000)?,
+            blacklist_env_vars: self.text("blacklist_env_vars").map(str::to_owned),
+            metrics_mode: self.metrics_mode(),
+            metrics_config: self.text("metrics_config").map(PathBuf::from),
+            metrics_auto_detect: self.flag("model_metrics_auto_detect", false),
+            disable_system_metrics: self.flag("disable_system_metrics", false),
+            metric_time_interval: self.number::<u32>("metric_time_interval", 60)?.max(1),
+            snapshots: true,
+            properties: Vec::new(),
+            workplace,
+            inference,
+            management,
+            metrics,
+            grpc_inference,
+            grpc_inference_age,
+            grpc_management,
+            grpc_management_age,
+        })
+    }
+
+    /// Tells about keys that are not known, or mean nothing here.
+    fn look_at_keys(&mut self) {
+        for (name, value) in self.properties {
+            let text = match keys::known(name).map(|key| key.effect) {
+                _ if keys::SILENT.contains(&name.as_str()) => continue,
+                Some(Effect::Same) => continue,
+                Some(Effect::None(why)) => (false, format!("{name}={value} has no effect here: {why}")),
+                None => match keys::nearest(name) {
+                    Some(meant) => (
+                        true,
+                        format!("'{name}' is no key of config.properties and is ignored; did you mean '{meant}'?"),
+                    ),
+                    None => (true, format!("'{name}' is no key of config.properties and is ignored")),
+                },
+            };
+            self.notes.push(Noted { warning: text.0, text: text.1 });
+        }
+    }
+
+    fn warn(&mut self, text: String) {
+        self.notes.push(Noted { warning: true, text });
+    }
+
+    /// A value that is not empty.
+    fn text(&self, key: &str) -> Option<&str> {
+        let found = self.properties.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// As in Java everything but `true` means false; what is neither is told.
+    fn flag(&mut self, key: &str, default: bool) -> bool {
+        let Some(value) = self.text(key).map(str::to_owned) else { return default };
+        if value.eq_ignore_ascii_case("true") {
+            return true;
+        }
+        if !value.eq_ignore_ascii_case("false") {
+            self.warn(format!("{key}={value}: allowed are true and false; it means false"));
+        }
+        false
+    }
+
+    fn number<T: FromStr>(&self, key: &str, default: T) -> Result<T, String> {
+        let Some(value) = self.text(key) else { return Ok(default) };
+        value.parse().map_err(|_| {
+            let most = match size_of::<T>() {
+                2 => u64::from(u16::MAX),
+                4 => u64::from(u32::MAX),
+                _ => u64::MAX,
+            };
+            format!("{key}={value}: allowed are whole numbers from 0 to {most}")
+        })
+    }
+
+    fn address(&self, key: &str, default: &str, ports: Ports) -> Result<Address, String> {
+        address::parse(key, self.text(key).unwrap_or(default), ports)
+    }
+
+    fn grpc(&mut self, which: &str, port: u16) -> Result<(Address, Age), String> {
+        let (address, port_key) = (format!("grpc_{which}_address"), format!("grpc_{which}_port"));
+        let port = self.number(&port_key, port)?;
+        let tls = self.flag("enable_grpc_ssl", false);
+        let host = self.text(&address).unwrap_or("127.0.0.1");
+        let milliseconds = |part: &str| {
+            let key = format!("grpc_{which}_max_connection_age_{part}ms");
+            match self.text(&key) {
+                Some(_) => self.number(&key, 0).map(|milliseconds| Some(Duration::from_millis(milliseconds))),
+                None => Ok(None),
+            }
+        };
+        let age = Age { age: milliseconds("")?, grace: milliseconds("grace_")? };
+        Ok((address::grpc(&address, host, port, tls)?, age))
+    }
+
+    fn tls(&self) -> Result<TlsPaths, String> {
+        if let Some(keystore) = self.text("keystore") {
+            return Err(format!(
+                "keystore={keystore}: key stores of Java are not read; certificate_file and private_key_file name PEM files, \
+                 which 'openssl pkcs12 -in KEYSTORE -nodes' makes of one"
+            ));
+        }
+        match (self.text("certificate_file"), self.text("private_key_file")) {
+            (Some(certificate), Some(key)) => Ok(TlsPaths { certificate: certificate.into(), key: key.into() }),
+            _ => Err("TLS needs certificate_file and private_key_file; no certificate is made up".to_owned()),
+        }
+    }
+
+    fn cors(&self) -> Cors {
+        let text = |part: &str| self.text(&format!("cors_allowed_{part}")).map(str::to_owned);
+        Cors { origin: text("origin"), methods: text("methods"), headers: text("headers") }
+    }
+
+    fn token(&mut self) -> Result<Option<Token>, String> {
+        let minutes: f64 = self.number("token_expiration_min", 60.0)?;
+        if !(minutes > 0.0 && minutes <= 525_600_000.0) {
+            return Err(format!("token_expiration_min={minutes}: allowed are minutes greater than 0"));
+        }
+        let expiration = Duration::from_secs_f64(minutes * 60.0);
+        let disabled = self.flag("disable_token_authorization", false);
+        Ok((!disabled).then(|| Token { expiration, file: PathBuf::from("key_file.json") }))
+    }
+
+    fn sequence_header(&self, part: &str) -> String {
+        let key = format!("ts_header_key_sequence_{part}");
+        self.text(&key).map_or_else(|| format!("ts_request_sequence_{part}"), str::to_owned)
+    }
+
+    fn models(&mut self, key: &str) -> Result<Vec<ModelProperties>, String> {
+        let Some(text) = self.text(key).map(str::to_owned) else { return Ok(Vec::new()) };
+        models::parse(key, &text, &mut |what| self.warn(what))
+    }
+
+    fn allowed_urls(&self) -> Result<Vec<Regex>, String> {
+        let patterns = self.text("allowed_urls").unwrap_or("file://.*|http(s)?://.*");
+        let patterns = patterns.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
+        // The whole URL must match.
+        let compiled = patterns.map(|pattern| {
+            Regex::new(&format!("^(?:{pattern})$"))
+                .map_err(|error| format!("allowed_urls={pattern}: it is no regular expression: {error}"))
+        });
+        compiled.collect()
+    }
+
+    /// As in TorchServe a mode that does not exist means `log`.
+    fn metrics_mode(&mut self) -> Option<String> {
+        let mode = self.text("metrics_mode")?.to_ascii_lowercase();
+        if ["log", "prometheus", "legacy", "both", "tslog"].contains(&mode.as_str()) {
+            return Some(mode);
+        }
+        self.warn(format!("metrics_mode={mode}: allowed are log, prometheus, legacy and both; it means log"));
+        Some("log".to_owned())
+    }
+}

@@ -1,0 +1,168 @@
+//! `model-config.yaml`: what it tells the frontend. The whole of it is the handler's (`context.model_yaml_config`).
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+/// The most bytes of a file.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The frontend's keys. A key that is not there, or that has a wrong type, is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelYaml {
+    /// Workers that are kept running.
+    pub min_workers: Option<u32>,
+    /// The most workers.
+    pub max_workers: Option<u32>,
+    /// Requests in a batch.
+    pub batch_size: Option<u32>,
+    /// Milliseconds that a batch waits for more requests.
+    pub max_batch_delay: Option<u32>,
+    /// Seconds for a batch.
+    pub response_timeout: Option<u32>,
+    /// Seconds for loading the model.
+    pub startup_timeout: Option<u32>,
+    /// `cpu` or `gpu`.
+    pub device_type: Option<String>,
+    /// Numbers of GPUs.
+    pub device_ids: Option<Vec<u32>>,
+    /// `pp`, `tp`, `pptp` or `custom`.
+    pub parallel_type: Option<String>,
+    /// Processes of one worker.
+    pub parallel_level: Option<u32>,
+    /// Seconds for which a worker that dies is started again.
+    pub max_retry_timeout: Option<u32>,
+    /// Milliseconds after which a client no longer waits.
+    pub client_timeout: Option<u32>,
+    /// Requests that may wait.
+    pub job_queue_size: Option<u32>,
+    /// Requests are only accepted while a worker is idle.
+    pub use_job_ticket: Option<bool>,
+    /// Milliseconds after which a sequence without requests ends.
+    pub sequence_max_idle: Option<u32>,
+    /// Milliseconds that a request of a sequence may wait.
+    pub sequence_timeout: Option<u32>,
+    /// Requests of one sequence that may wait.
+    pub max_sequence_job_queue_size: Option<u32>,
+    /// Sequences at the same time.
+    pub max_num_sequence: Option<u32>,
+    /// Requests stay in their batch until they are done.
+    pub continuous_batching: Option<bool>,
+    /// Requests of a sequence go to one worker, in their order.
+    pub sequence_batching: Option<bool>,
+    /// The handler is asynchronous.
+    pub async_communication: Option<bool>,
+    /// The model has an environment of its own.
+    pub use_venv: Option<bool>,
+    /// Whether the handler sends parts of an answer; this server's own key.
+    pub streaming: Option<bool>,
+    /// The whole file; an empty object if there is none.
+    pub whole: Value,
+}
+
+impl ModelYaml {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It is not there, too long, or no YAML. What is only wrong in single keys is told to `warn`.
+    pub fn read(path: &Path, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
+        let shown = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = std::fs::metadata(path).map_err(|error| format!("{shown} cannot be read: {error}"))?.len();
+        if bytes > MOST_BYTES {
+            return Err(format!("{shown} has {bytes} bytes; at most {MOST_BYTES} are allowed"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+        Self::parse(&text, warn).map_err(|error| format!("{shown} cannot be used: {error}"))
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// It is no YAML, or no mapping.
+    pub fn parse(text: &str, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
+        let whole: Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let mut yaml = Self::default();
+        match &whole {
+            Value::Null => {}
+            Value::Object(keys) => yaml.take(keys, warn),
+            _ => return Err("it is no mapping of keys to values".to_owned()),
+        }
+        yaml.whole = if whole.is_null() { Value::Object(Map::new()) } else { whole };
+        Ok(yaml)
+    }
+
+    fn take(&mut self, keys: &Map<String, Value>, warn: &mut dyn FnMut(String)) {
+        for (key, value) in keys {
+            if let Err(allowed) = self.take_one(key, value) {
+                warn(format!("{key} is {value}; allowed are {allowed}; it is ignored"));
+            }
+        }
+    }
+
+    /// # Errors
+    /// What is allowed in place of this value.
+    fn take_one(&mut self, key: &str, value: &Value) -> Result<(), &'static str> {
+        if let Some(number) = self.number(key) {
+            *number = Some(whole_number(value).ok_or("whole numbers from 0 to 4294967295")?);
+            return Ok(());
+        }
+        if let Some(flag) = self.flag(key) {
+            *flag = Some(value.as_bool().ok_or("true and false")?);
+            return Ok(());
+        }
+        self.take_other(key, value)
+    }
+
+    fn number(&mut self, key: &str) -> Option<&mut Option<u32>> {
+        Some(match key {
+            "minWorkers" => &mut self.min_workers,
+            "maxWorkers" => &mut self.max_workers,
+            "batchSize" => &mut self.batch_size,
+            "maxBatchDelay" => &mut self.max_batch_delay,
+            "responseTimeout" => &mut self.response_timeout,
+            "startupTimeout" => &mut self.startup_timeout,
+            "parallelLevel" => &mut self.parallel_level,
+            "maxRetryTimeoutInSec" => &mut self.max_retry_timeout,
+            "clientTimeoutInMills" => &mut self.client_timeout,
+            "jobQueueSize" => &mut self.job_queue_size,
+            "sequenceMaxIdleMSec" => &mut self.sequence_max_idle,
+            "sequenceTimeoutMSec" => &mut self.sequence_timeout,
+            "maxSequenceJobQueueSize" => &mut self.max_sequence_job_queue_size,
+            "maxNumSequence" => &mut self.max_num_sequence,
+            _ => return None,
+        })
+    }
+
+    fn flag(&mut self, key: &str) -> Option<&mut Option<bool>> {
+        Some(match key {
+            "useJobTicket" => &mut self.use_job_ticket,
+            "continuousBatching" => &mut self.continuous_batching,
+            "sequenceBatching" => &mut self.sequence_batching,
+            "asyncCommunication" => &mut self.async_communication,
+            "useVenv" => &mut self.use_venv,
+            "streaming" => &mut self.streaming,
+            _ => return None,
+        })
+    }
+
+    fn take_other(&mut self, key: &str, value: &Value) -> Result<(), &'static str> {
+        let named = |names: &[&'static str]| value.as_str().filter(|text| names.contains(text)).map(str::to_owned);
+        match key {
+            "deviceType" => self.device_type = Some(named(&["cpu", "gpu"]).ok_or("cpu and gpu")?),
+            "parallelType" => {
+                let known = named(&["pp", "tp", "pptp", "custom"]);
+                self.parallel_type = Some(known.ok_or("pp, tp, pptp and custom")?);
+            }
+            "deviceIds" => {
+                let ids = value.as_array().and_then(|ids| ids.iter().map(whole_number).collect::<Option<Vec<u32>>>());
+                self.device_ids = Some(ids.ok_or("lists of whole numbers")?);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn whole_number(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|number| u32::try_from(number).ok())
+}

@@ -1,0 +1,376 @@
+//! Tensors of the v2 protocol for models that take documents: a request to a TorchServe model becomes the JSON document
+//! that its envelope `kservev2` reads, and a document with `outputs` becomes tensors again.
+//!
+//! Such a model has one input, `data`, whose one element is a body, and one output, `prediction`. A request that brings
+//! `data` itself is left as it is. An element of a BYTES tensor that is no UTF-8 is written as base64.
+
+use serde_json::{Map, Number, Value, json};
+
+use crate::data::Data;
+use crate::error::{ErrorCode, InferError, Reason};
+use crate::infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use crate::tensor::{DataType, Tensor, bytes_elements, element_count, push_bytes_element};
+
+/// The backend of these models.
+pub const BACKEND: &str = "torchserve";
+/// The parameter of a request and of a response that says what is beside the body.
+pub const PARAMETER: &str = "torchserve";
+/// The input: a body.
+pub const INPUT: &str = "data";
+/// The output: a body.
+pub const OUTPUT: &str = "prediction";
+
+/// What a client asked for before its request became a document.
+#[derive(Clone, Debug, Default)]
+pub struct Asked(Vec<RequestedOutput>);
+
+/// One element as a BYTES tensor of a model that batches.
+pub fn body(bytes: &[u8]) -> Option<Tensor> {
+    let mut data = Vec::with_capacity(bytes.len() + 4);
+    push_bytes_element(&mut data, bytes).then(|| Tensor {
+        datatype: DataType::Bytes,
+        shape: vec![1, 1],
+        data: data.into(),
+    })
+}
+
+/// Makes a document of a request's tensors. `None` if it is one already.
+///
+/// # Errors
+/// The tensors are in shared memory, or are not what their datatypes say.
+pub fn to_document(request: &mut InferRequest) -> Result<Option<Asked>, InferError> {
+    let is_body = matches!(request.inputs.as_slice(), [input] if input.name == INPUT);
+    if is_body || request.raw_body.is_some() || request.inputs.is_empty() {
+        return Ok(None);
+    }
+    let inputs = request.inputs.iter().map(input_value).collect::<Result<Vec<_>, _>>()?;
+    let mut document = Map::new();
+    if !request.id.is_empty() {
+        document.insert("id".into(), json!(request.id));
+    }
+    let parameters: Map<String, Value> =
+        request.parameters.iter().map(|(name, value)| (name.clone(), parameter_value(value))).collect();
+    if !parameters.is_empty() {
+        document.insert("parameters".into(), parameters.into());
+    }
+    document.insert("inputs".into(), inputs.into());
+    if !request.outputs.is_empty() {
+        let names = request.outputs.iter().map(|output| json!({ "name": output.name }));
+        document.insert("outputs".into(), names.collect());
+    }
+    let text = Value::Object(document).to_string();
+    let beside = json!({
+        "headers": {},
+        "parts": [{ "name": "body", "content_type": "application/json", "length": text.len() }],
+        "describe": false,
+        "explain": false,
+    });
+    let tensor = body(text.as_bytes())
+        .ok_or_else(|| InferError::invalid(format!("the tensors make a document of {} bytes", text.len())))?;
+    request.inputs = vec![InferInput { name: INPUT.to_owned(), tensor }];
+    request.parameters.push((PARAMETER.to_owned(), Parameter::String(beside.to_string())));
+    Ok(Some(Asked(std::mem::take(&mut request.outputs))))
+}
+
+/// Makes tensors of the document that a model has answered with. An answer that is no such document stays as it is.
+///
+/// # Errors
+/// The document has `outputs`, and something about them is wrong; or an output that was asked for is not there.
+pub fn from_document(response: &mut InferResponse, asked: &Asked) -> Result<(), InferError> {
+    let Some(document) = document(response) else { return Ok(()) };
+    let Some(Value::Array(outputs)) = document.get("outputs") else { return Ok(()) };
+    let mut tensors = outputs.iter().map(output_tensor).collect::<Result<Vec<_>, _>>()?;
+    for wanted in &asked.0 {
+        if !tensors.iter().any(|output| output.name == wanted.name) {
+            let names: Vec<&str> = tensors.iter().map(|output| output.name.as_str()).collect();
+            let text = format!("output '{}' is not among those of the model's answer: {}", wanted.name, names.join(", "));
+            return Err(InferError::invalid(text));
+        }
+    }
+    if !asked.0.is_empty() {
+        tensors.retain(|output| asked.0.iter().any(|wanted| wanted.name == output.name));
+    }
+    response.parameters.retain(|(name, _)| name != PARAMETER);
+    response.outputs = tensors;
+    Ok(())
+}
+
+/// The JSON object that is an answer's body.
+fn document(response: &InferResponse) -> Option<Map<String, Value>> {
+    let output = response.outputs.iter().find(|output| output.name == OUTPUT)?;
+    let data = output.tensor.data.as_slice();
+    let body = bytes_elements(&data).next()?.ok()?;
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
+    serde_json::from_slice(body).ok()
+}
+
+fn parameter_value(parameter: &Parameter) -> Value {
+    match parameter {
+        Parameter::Bool(flag) => json!(flag),
+        Parameter::Int(number) => json!(number),
+        Parameter::Uint(number) => json!(number),
+        Parameter::Double(number) => json!(number),
+        Parameter::String(text) => json!(text),
+    }
+}
+
+fn input_value(input: &InferInput) -> Result<Value, InferError> {
+    let tensor = &input.tensor;
+    if tensor.data.region().is_some() {
+        let text = format!(
+            "input '{}' is in shared memory, which a model of the backend {BACKEND} cannot read: send the data",
+            input.name
+        );
+        return Err(InferError::new(ErrorCode::Unsupported, Reason::Unsupported, text));
+    }
+    let elements = elements(&input.name, tensor)?;
+    if element_count(&tensor.shape) != Some(elements.len() as u64) {
+        let shape = crate::tensor::format_shape(&tensor.shape);
+        let text = format!("input '{}' has {} elements, and the shape {shape}", input.name, elements.len());
+        return Err(InferError::invalid(text));
+    }
+    Ok(json!({
+        "name": input.name,
+        "shape": tensor.shape,
+        "datatype": tensor.datatype.name(),
+        "data": elements,
+    }))
+}
+
+/// The elements as JSON, in row-major order.
+fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
+    let data = tensor.data.as_slice();
+    let float = |value: f64| Number::from_f64(value).map_or_else(|| nonfinite(value), Value::Number);
+    if tensor.datatype.size().is_some_and(|size| data.len() % size != 0) {
+        let text = format!("input '{name}' has {} bytes, no whole number of {}", data.len(), tensor.datatype);
+        return Err(InferError::invalid(text));
+    }
+    Ok(match tensor.datatype {
+        DataType::Bool => each(&data, |[byte]| json!(byte != 0)),
+        DataType::Uint8 => each(&data, |bytes| json!(u8::from_le_bytes(bytes))),
+        DataType::Uint16 => each(&data, |bytes| json!(u16::from_le_bytes(bytes))),
+        DataType::Uint32 => each(&data, |bytes| json!(u32::from_le_bytes(bytes))),
+        DataType::Uint64 => each(&data, |bytes| json!(u64::from_le_bytes(bytes))),
+        DataType::Int8 => each(&data, |bytes| json!(i8::from_le_bytes(bytes))),
+        DataType::Int16 => each(&data, |bytes| json!(i16::from_le_bytes(bytes))),
+        DataType::Int32 => each(&data, |bytes| json!(i32::from_le_bytes(bytes))),
+        DataType::Int64 => each(&data, |bytes| json!(i64::from_le_bytes(bytes))),
+        DataType::Fp16 => each(&data, |bytes| float(half::f16::from_le_bytes(bytes).to_f64())),
+        DataType::Bf16 => each(&data, |bytes| float(half::bf16::from_le_bytes(bytes).to_f64())),
+        DataType::Fp32 => each(&data, |bytes| single(f32::from_le_bytes(bytes))),
+        DataType::Fp64 => each(&data, |bytes| float(f64::from_le_bytes(bytes))),
+        DataType::Bytes => {
+            let text = |element: Result<&[u8], usize>| match element {
+                Ok(bytes) => Ok(json!(std::str::from_utf8(bytes).map_or_else(|_| base64(bytes), str::to_owned))),
+                Err(at) => Err(InferError::invalid(format!("input '{name}' has a broken element at byte {at}"))),
+            };
+            bytes_elements(&data).map(text).collect::<Result<_, _>>()?
+        }
+    })
+}
+
+fn each<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> Value) -> Vec<Value> {
+    data.as_chunks().0.iter().map(|bytes| value(*bytes)).collect()
+}
+
+/// A single as the shortest number that reads back as the same single.
+fn single(value: f32) -> Value {
+    let exact = value.to_string().parse::<f64>().ok().and_then(Number::from_f64);
+    exact.map_or_else(|| nonfinite(f64::from(value)), Value::Number)
+}
+
+/// What JSON has no number for, in the words that Python reads with `float`.
+fn nonfinite(value: f64) -> Value {
+    json!(if value.is_nan() { "NaN" } else if value > 0.0 { "Infinity" } else { "-Infinity" })
+}
+
+/// RFC 4648, 4.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..4 {
+            let digit = DIGITS.get((bits >> (18 - 6 * place) & 63) as usize).copied().unwrap_or(b'=');
+            out.push(char::from(if place > chunk.len() { b'=' } else { digit }));
+        }
+    }
+    out
+}
+
+/// An output of a document as a tensor.
+fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
+    let wrong = |what: String| {
+        InferError::new(ErrorCode::Internal, Reason::Backend, format!("the model's answer cannot be used: {what}"))
+    };
+    let name = output.get("name").and_then(Value::as_str).ok_or_else(|| wrong("an output has no name".into()))?;
+    let datatype = output.get("datatype").and_then(Value::as_str).unwrap_or_default();
+    let Some(known) = DataType::from_name(datatype) else {
+        return Err(wrong(format!("output '{name}' has the datatype '{datatype}'")));
+    };
+    let mut data = Vec::new();
+    let mut count = 0i64;
+    let given = output.get("data").unwrap_or(&Value::Null);
+    push_all(given, known, &mut data, &mut count).map_err(|what| wrong(format!("output '{name}' has {what}")))?;
+    let shape: Option<Vec<i64>> = match output.get("shape") {
+        None => Some(vec![count]),
+        Some(shape) => shape.as_array().and_then(|dims| dims.iter().map(Value::as_i64).collect()),
+    };
+    let shape = shape.ok_or_else(|| wrong(format!("output '{name}' has a shape that is no list of whole numbers")))?;
+    if element_count(&shape) != u64::try_from(count).ok() {
+        let shape = crate::tensor::format_shape(&shape);
+        return Err(wrong(format!("output '{name}' has {count} elements, and the shape {shape}")));
+    }
+    let tensor = Tensor { datatype: known, shape, data: Data::from(data) };
+    Ok(InferOutput { name: name.to_owned(), tensor })
+}
+
+/// Appends the elements of nested lists.
+fn push_all(value: &Value, datatype: DataType, out: &mut Vec<u8>, count: &mut i64) -> Result<(), String> {
+    if let Value::Array(values) = value {
+        return values.iter().try_for_each(|value| push_all(value, datatype, out, count));
+    }
+    *count += 1;
+    push(value, datatype, out).ok_or_else(|| format!("the element {value}, which is no {datatype}"))
+}
+
+fn push(value: &Value, datatype: DataType, out: &mut Vec<u8>) -> Option<()> {
+    fn whole<const N: usize, T: TryFrom<i128>>(value: &Value, bytes: impl Fn(T) -> [u8; N]) -> Option<[u8; N]> {
+        let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+        let number = number.or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128));
+        Some(bytes(T::try_from(number?).ok()?))
+    }
+    let float = || match value {
+        Value::String(text) => text.parse::<f64>().ok(),
+        _ => value.as_f64(),
+    };
+    match datatype {
+        DataType::Bool => out.push(u8::from(value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0))?)),
+        DataType::Uint8 => out.extend(whole(value, u8::to_le_bytes)?),
+        DataType::Uint16 => out.extend(whole(value, u16::to_le_bytes)?),
+        DataType::Uint32 => out.extend(whole(value, u32::to_le_bytes)?),
+        DataType::Uint64 => out.extend(whole(value, u64::to_le_bytes)?),
+        DataType::Int8 => out.extend(whole(value, i8::to_le_bytes)?),
+        DataType::Int16 => out.extend(whole(value, i16::to_le_bytes)?),
+        DataType::Int32 => out.extend(whole(value, i32::to_le_bytes)?),
+        DataType::Int64 => out.extend(whole(value, i64::to_le_bytes)?),
+        DataType::Fp16 => out.extend(half::f16::from_f64(float()?).to_le_bytes()),
+        DataType::Bf16 => out.extend(half::bf16::from_f64(float()?).to_le_bytes()),
+        DataType::Fp32 => out.extend((float()? as f32).to_le_bytes()),
+        DataType::Fp64 => out.extend(float()?.to_le_bytes()),
+        DataType::Bytes => {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            return push_bytes_element(out, text.as_bytes()).then_some(());
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn tensor(datatype: DataType, shape: &[i64], data: Vec<u8>) -> Tensor {
+        Tensor { datatype, shape: shape.to_vec(), data: data.into() }
+    }
+
+    fn request(inputs: Vec<(&str, Tensor)>) -> InferRequest {
+        let inputs = inputs.into_iter().map(|(name, tensor)| InferInput { name: name.into(), tensor }).collect();
+        InferRequest { id: "7".into(), inputs, ..InferRequest::default() }
+    }
+
+    fn body_of(request: &InferRequest) -> Value {
+        let data = request.inputs[0].tensor.data.as_slice();
+        serde_json::from_slice(bytes_elements(&data).next().unwrap().unwrap()).unwrap()
+    }
+
+    fn answer(text: &str) -> InferResponse {
+        let outputs = vec![InferOutput { name: OUTPUT.into(), tensor: body(text.as_bytes()).unwrap() }];
+        InferResponse { outputs, ..InferResponse::default() }
+    }
+
+    #[test]
+    fn tensors_become_a_document() {
+        let floats: Vec<u8> = [0.1f32, f32::NAN, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let mut strings = Vec::new();
+        for element in [&b"text"[..], b"\xff\xfe", b"\xff\xfe\xfd", b"\xff"] {
+            assert!(push_bytes_element(&mut strings, element));
+        }
+        let mut request = request(vec![
+            ("a", tensor(DataType::Fp32, &[3], floats)),
+            ("b", tensor(DataType::Bytes, &[2, 2], strings)),
+            ("c", tensor(DataType::Fp16, &[1], half::f16::from_f32(1.5).to_le_bytes().to_vec())),
+        ]);
+        request.parameters.push(("p".into(), Parameter::Int(3)));
+        request.outputs.push(RequestedOutput { name: "o".into(), ..RequestedOutput::default() });
+        assert!(to_document(&mut request).unwrap().is_some());
+        assert_eq!(
+            body_of(&request),
+            json!({"id": "7", "parameters": {"p": 3}, "outputs": [{"name": "o"}], "inputs": [
+                {"name": "a", "shape": [3], "datatype": "FP32", "data": [0.1, "NaN", -2.0]},
+                {"name": "b", "shape": [2, 2], "datatype": "BYTES", "data": ["text", "//4=", "//79", "/w=="]},
+                {"name": "c", "shape": [1], "datatype": "FP16", "data": [1.5]},
+            ]})
+        );
+        assert!(request.outputs.is_empty());
+        let (name, Parameter::String(beside)) = request.parameters.last().unwrap() else { unreachable!() };
+        let beside: Value = serde_json::from_str(beside).unwrap();
+        let length = request.inputs[0].tensor.data.len() - 4;
+        assert_eq!((name.as_str(), &beside["parts"][0]["length"]), (PARAMETER, &json!(length)));
+    }
+
+    #[test]
+    fn a_body_is_left_alone_and_bad_tensors_are_refused() {
+        let mut plain = request(vec![(INPUT, body(b"x").unwrap())]);
+        assert!(to_document(&mut plain).unwrap().is_none());
+        for (datatype, shape, data, text) in [
+            (DataType::Int32, &[1][..], vec![0; 3], "input 'a' has 3 bytes, no whole number of INT32"),
+            (DataType::Int32, &[3], vec![0; 4], "input 'a' has 1 elements, and the shape [3]"),
+            (DataType::Bytes, &[1], vec![9, 0, 0, 0], "input 'a' has a broken element at byte 0"),
+        ] {
+            let error = to_document(&mut request(vec![("a", tensor(datatype, shape, data))])).unwrap_err();
+            assert_eq!(error.message, text);
+        }
+    }
+
+    #[test]
+    fn a_document_becomes_tensors() {
+        let mut response = answer(
+            r#" {"id": "1", "outputs": [{"name": "x", "shape": [2, 1], "datatype": "INT64", "data": [[1], [-2]]},
+               {"name": "y", "shape": [1], "datatype": "BYTES", "data": ["s"]},
+               {"name": "z", "shape": [2], "datatype": "FP32", "data": [0.5, "NaN"]}]}"#,
+        );
+        from_document(&mut response, &Asked::default()).unwrap();
+        let [x, y, z] = response.outputs.as_slice() else { unreachable!() };
+        assert_eq!(x.tensor, tensor(DataType::Int64, &[2, 1], [1i64, -2].into_iter().flat_map(i64::to_le_bytes).collect()));
+        assert_eq!(y.tensor, tensor(DataType::Bytes, &[1], vec![1, 0, 0, 0, b's']));
+        assert_eq!(z.tensor.data.len(), 8);
+        for other in ["[1]", "{\"a\": 1}", "text", "{broken", ""] {
+            let mut response = answer(other);
+            from_document(&mut response, &Asked::default()).unwrap();
+            assert_eq!(response.outputs, answer(other).outputs, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_answer_is_said() {
+        for (outputs, text) in [
+            (r#"{"datatype": "INT8"}"#, "an output has no name"),
+            (r#"{"name": "x", "datatype": "INT9"}"#, "output 'x' has the datatype 'INT9'"),
+            (r#"{"name": "x", "datatype": "INT8", "data": [300]}"#, "output 'x' has the element 300, which is no INT8"),
+            (r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#, "has 1 elements, and the shape [2]"),
+        ] {
+            let mut response = answer(&format!("{{\"outputs\": [{outputs}]}}"));
+            let error = from_document(&mut response, &Asked::default()).unwrap_err();
+            assert!(error.message.contains(text), "{error}");
+        }
+        let asked = Asked(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
+        let mut response = answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
+        let error = from_document(&mut response, &asked).unwrap_err();
+        assert_eq!(error.message, "output 'q' is not among those of the model's answer: x");
+    }
+}
