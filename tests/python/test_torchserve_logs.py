@@ -1,5 +1,6 @@
-"""Whoever reads TorchServe's logs reads ours: its files, its layouts on standard output, the regular expressions and the
-ways of splitting that its own tools and users have. Each check is also made of a real TorchServe, where it is installed."""
+"""Whoever reads TorchServe's logs reads ours: its files, its layouts on standard output, the regular expressions and
+the ways of splitting that its own tools and users have. Each check is also made of a real TorchServe, where it is
+installed."""
 
 import json
 import re
@@ -12,19 +13,34 @@ from test_torchserve_tables import NO_ARCHIVER, WHY_NOT, pharos
 from torchserve_peer import torchserve
 from torchserve_peers import Peer, at_start, metric
 from torchserve_repository import build
-from torchserve_table import JSON, Rest, calls
+from torchserve_requests import JSON, Rest, calls
 
 FILES = ("access_log", "model_log", "ts_log", "ts_metrics", "model_metrics")
 PARSER = re.compile(
-    r"^(?P<ts>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2},\d{3}) (?:\[(?P<lvl>[A-Z ]{5})\] (?P<thread>\S+) (?P<logger>TS_METRICS|MODEL_METRICS) )?"
-    r"- (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>-?[0-9.]+(?:E-?\d+)?|NaN|-?Infinity)\|#(?P<dims>[^|]*)\|#hostname:(?P<host>[^,]+)"
+    r"^(?P<ts>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2},\d{3}) "
+    r"(?:\[(?P<lvl>[A-Z ]{5})\] (?P<thread>\S+) (?P<logger>TS_METRICS|MODEL_METRICS) )?"
+    r"- (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>-?[0-9.]+(?:E-?\d+)?|NaN|-?Infinity)\|#(?P<dims>[^|]*)"
+    r"\|#hostname:(?P<host>[^,]+)"
     r"(?:,requestID:(?P<rid>.*))?,timestamp:(?P<epoch>\d+)$"
 )
 ACCESS = re.compile(
-    r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /(?P<ip>[\d.]+):(?P<port>\d+) "(?P<method>\S+) (?P<path>\S+) (?P<protocol>\S+)" '
-    r"(?P<status>\d+) (?P<ms>\d+)$"
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /(?P<ip>[\d.]+):(?P<port>\d+) "
+    r'"(?P<method>\S+) (?P<path>\S+) (?P<protocol>\S+)" (?P<status>\d+) (?P<ms>\d+)$'
 )
-UNITS = {"Count", "Milliseconds", "ms", "Megabytes", "MB", "Gigabytes", "GB", "Bytes", "B", "Percent", "s", "Microseconds"}
+UNITS = {
+    "Count",
+    "Milliseconds",
+    "ms",
+    "Megabytes",
+    "MB",
+    "Gigabytes",
+    "GB",
+    "Bytes",
+    "B",
+    "Percent",
+    "s",
+    "Microseconds",
+}
 KINDS = {
     "pharos": pharos,
     "torchserve": torchserve,
@@ -47,7 +63,9 @@ def logged(request, tmp_path_factory):
         for _ in range(3):
             assert peer.rest(Rest("/predictions/echo", b"x"))["status"] == 200
         assert peer.rest(Rest("/predictions/based", "[1]", JSON))["status"] == 200
-        answer = peer.rest(calls(["add_counter", ["Seen", 2]], ["add_time", ["Long", 0.25, 0]], ["add_percent", ["Half", 50]]))
+        answer = peer.rest(
+            calls(["add_counter", ["Seen", 2]], ["add_time", ["Long", 0.25, 0]], ["add_percent", ["Half", 50]])
+        )
         assert answer["status"] == 200
         assert peer.rest(Rest("/predictions/absent", b"x"))["status"] == 404
         peer.settled()
@@ -61,7 +79,9 @@ def lines(peer: Peer, name: str) -> list:
 
 def console(peer: Peer) -> list:
     """The lines of metrics on standard output."""
-    return [line for line in peer.server.console().splitlines() if " TS_METRICS - " in line or " MODEL_METRICS - " in line]
+    return [
+        line for line in peer.server.console().splitlines() if " TS_METRICS - " in line or " MODEL_METRICS - " in line
+    ]
 
 
 def test_all_files_are_there_from_the_start(logged):
@@ -78,15 +98,30 @@ def test_every_line_is_read_by_the_expression(logged):
     shape = lambda line: metric(f"{PARSER.match(line)['ts']} - {line.partition(' - ')[2]}")  # noqa: E731
     assert sorted(map(shape, console(peer))) == sorted(map(shape, files))
     names = {PARSER.match(line)["name"] for line in files}
-    assert {"Requests2XX", "Requests4XX", "ts_inference_requests_total", "QueueTime", "Seen", "Long", "Half", "HandlerTime",
-            "PredictionTime", "CPUUtilization", "MemoryUsed", "DiskAvailable", "WorkerLoadTime"} <= names
+    assert {
+        "Requests2XX",
+        "Requests4XX",
+        "ts_inference_requests_total",
+        "QueueTime",
+        "Seen",
+        "Long",
+        "Half",
+        "HandlerTime",
+        "PredictionTime",
+        "CPUUtilization",
+        "MemoryUsed",
+        "DiskAvailable",
+        "WorkerLoadTime",
+    } <= names
 
 
 def test_the_benchmark_tool_finds_its_values(logged):
     """The third colon from the left stands before the value, in both layouts."""
     peer, _ = logged
     for name in ("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"):
-        found = [line for line in lines(peer, "model_metrics") + lines(peer, "ts_metrics") + console(peer) if name in line]
+        found = [
+            line for line in lines(peer, "model_metrics") + lines(peer, "ts_metrics") + console(peer) if name in line
+        ]
         assert found, name
         for line in found:
             assert float(line.split("|")[0].split(":")[3]) >= 0, line
@@ -111,7 +146,9 @@ def test_the_access_log_is_read(logged):
     assert all(found)
     asked = [(m["method"], m["path"], m["status"]) for m in found if m["path"].startswith("/predictions")]
     assert asked == [("POST", "/predictions/echo", "200")] * 3 + [
-        ("POST", "/predictions/based", "200"), ("POST", "/predictions/metered", "200"), ("POST", "/predictions/absent", "404"),
+        ("POST", "/predictions/based", "200"),
+        ("POST", "/predictions/metered", "200"),
+        ("POST", "/predictions/absent", "404"),
     ]
 
 
@@ -126,7 +163,11 @@ def test_ids_lead_from_the_log_to_the_answer(logged):
     connection.close()
 
     def found():
-        return [m["rid"] for m in map(PARSER.match, lines(peer, "model_metrics")) if m["rid"] == own and m["name"] == "PredictionTime"]
+        return [
+            m["rid"]
+            for m in map(PARSER.match, lines(peer, "model_metrics"))
+            if m["rid"] == own and m["name"] == "PredictionTime"
+        ]
 
     eventually("a line with the id of the answer", 5, found)
 

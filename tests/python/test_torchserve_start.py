@@ -1,5 +1,5 @@
-"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also made of a
-real TorchServe, where it is installed."""
+"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also made
+of a real TorchServe, where it is installed."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import time
 
 import pytest
 
+from peers import free_ports
 from server import alive, binary, eventually
 from test_torchserve_tables import NO_ARCHIVER, WHY_NOT, interpreter
 from torchserve_peer import HOME, LISTENERS, PEER_PYTHON, PROPERTIES, STARTED
-from peers import free_ports
 from torchserve_peers import Peer
 from torchserve_repository import make, of
-from torchserve_table import Rest
+from torchserve_requests import Rest
 
 
 class Launcher:
@@ -40,7 +40,12 @@ class Launcher:
         with open(self.folder / "console.log", "a+b") as log:
             at = log.tell()
             done = subprocess.run(
-                [*self.command, *words], stdout=log, stderr=log, env=self.environment | environment, cwd=self.folder, timeout=90
+                [*self.command, *words],
+                stdout=log,
+                stderr=log,
+                env=self.environment | environment,
+                cwd=self.folder,
+                timeout=90,
             )
         text = (self.folder / "console.log").read_bytes()[at:].decode(errors="replace")
         return subprocess.CompletedProcess(words, done.returncode, text)
@@ -57,7 +62,9 @@ class Launcher:
         """Starts it in the background and waits until it says that it has."""
         (self.folder / "console.log").unlink(missing_ok=True)
         done = self.run("--start", *words, **environment)
-        eventually("the server says that it has started", 60, lambda: STARTED in (self.folder / "console.log").read_text())
+        eventually(
+            "the server says that it has started", 60, lambda: STARTED in (self.folder / "console.log").read_text()
+        )
         return done
 
 
@@ -107,13 +114,18 @@ def test_version(launcher):
     """A line that scripts compare."""
     for word in ("--version", "-v"):
         done = launcher.run(word)
-        assert (done.returncode, bool(re.search(r"TorchServe Version is 0\.12\.0", done.stdout))) == (0, True), done.stdout
+        assert (done.returncode, bool(re.search(r"TorchServe Version is 0\.12\.0", done.stdout))) == (0, True), (
+            done.stdout
+        )
 
 
 def test_wrong_places(launcher):
     """What is not there is named, and the launcher fails."""
     for words, text in (
-        (["--ts-config", "absent.properties", "--model-store", str(launcher.store)], "--ts-config file not found: absent.properties"),
+        (
+            ["--ts-config", "absent.properties", "--model-store", str(launcher.store)],
+            "--ts-config file not found: absent.properties",
+        ),
         (["--model-store", "absent"], "--model-store directory not found: absent"),
         (["--ts-config", str(launcher.config)], "Missing mandatory parameter --model-store"),
     ):
@@ -123,11 +135,15 @@ def test_wrong_places(launcher):
 
 def test_tokens_are_in_a_file_of_the_owner(launcher):
     """Three keys, which nobody else can read; they are asked for, and gone after `--stop`."""
-    launcher.started("--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--models", "echo.mar")
+    launcher.started(
+        "--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--models", "echo.mar"
+    )
     file = launcher.folder / "key_file.json"
     keys = json.loads(file.read_text())
     assert {name: sorted(said) for name, said in keys.items()} == {
-        "management": ["expiration time", "key"], "inference": ["expiration time", "key"], "API": ["key"],
+        "management": ["expiration time", "key"],
+        "inference": ["expiration time", "key"],
+        "API": ["key"],
     }
     assert all(re.fullmatch(r"\S{8}", said["key"]) for said in keys.values())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -1,5 +1,5 @@
-"""The package `ts` that the worker brings has what handlers import from TorchServe's: names, parameters and defaults, as
-`golden_torchserve_surface.json` has them from the real one."""
+"""The package `ts` that the worker brings has what handlers import from TorchServe's: names, parameters and defaults,
+as `golden_torchserve_surface.json` has them from the real one."""
 
 import fnmatch
 import json
@@ -57,7 +57,7 @@ def takes(mine: list, other: list) -> bool:
     if any(text.startswith("*") for text in mine + other):
         return True
     same = all(name(m) == name(o) and default(m) == default(o) for m, o in zip(mine, other))
-    return same and len(mine) >= len(other) and all("=" in text for text in mine[len(other):])
+    return same and len(mine) >= len(other) and all("=" in text for text in mine[len(other) :])
 
 
 def differences(mine, other, where: str) -> list:
@@ -75,9 +75,15 @@ def differences(mine, other, where: str) -> list:
             missing = set(value) - set(mine.get(key, [])) - set(mine.get("methods", {}))
             found += [f"{where}: no {n}" for n in sorted(missing) if not left_out(f"{where} {n}")]
         elif key == "bases":
-            found += [f"{where} is no {base}" for base in value if base not in mine.get(key, []) and not base.endswith("Abstract")]
+            found += [
+                f"{where} is no {base}"
+                for base in value
+                if base not in mine.get(key, []) and not base.endswith("Abstract")
+            ]
         elif key == "members":
-            found += [f"{where}: {n} is {mine.get(key, {}).get(n)}" for n, v in value.items() if mine.get(key, {}).get(n) != v]
+            found += [
+                f"{where}: {n} is {mine.get(key, {}).get(n)}" for n, v in value.items() if mine.get(key, {}).get(n) != v
+            ]
         elif not left_out(name):
             found += differences(mine.get(key), value, name)
     return found

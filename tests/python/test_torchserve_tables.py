@@ -1,9 +1,9 @@
-"""`pharos torchserve` answers as a real TorchServe: `torchserve_table.py` beside what `golden_torchserve.json` has of it."""
+"""`pharos torchserve` answers as a real TorchServe: `torchserve_table.py` beside what `golden_torchserve.json` has of
+it."""
 
 import collections
 import fnmatch
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from torchserve_differences import DIFFERENCES, difference, plain, reason_for
 from torchserve_peer import Launched, missing, torch_folder
 from torchserve_peers import golden, served
 from torchserve_repository import archiver
-from torchserve_table import ROWS, SETUPS
+from torchserve_requests import SETUPS
+from torchserve_table import ROWS
 
 WHY_NOT = missing()
 NO_ARCHIVER = archiver()[1]

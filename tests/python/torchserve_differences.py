@@ -1,8 +1,8 @@
-"""How answers to `torchserve_table.py` are compared with a real TorchServe's, and where they differ on purpose, and why."""
+"""How answers to `torchserve_table.py` are compared with a real TorchServe's, and where they differ on purpose, and
+why."""
 
 import fnmatch
 import json
-import re
 from dataclasses import dataclass
 
 
@@ -29,8 +29,7 @@ class Difference:
         return f"no line {missing}: {lines}" if missing else ""
 
 
-DIFFERENCES = [
-]
+DIFFERENCES = []
 
 
 def reason_for(name: str):
@@ -40,8 +39,8 @@ def reason_for(name: str):
 
 
 def plain(outcome: dict) -> dict:
-    """An outcome without what is chance in TorchServe: the order of families in a scrape, and of the entries of a map in a
-    message."""
+    """An outcome without what is chance in TorchServe: the order of families in a scrape, and of the entries of a map
+    in a message."""
     found = json.loads(json.dumps(outcome))
     for answer in found["answers"]:
         if answer.get("headers", {}).get("content-type", "").startswith("text/plain"):
@@ -69,7 +68,9 @@ def difference(name: str, ours: dict, theirs: dict) -> str:
     for number, (mine, other) in enumerate(zip(left["answers"], right["answers"])):
         parts = [key for key in sorted(set(mine) | set(other)) if mine.get(key) != other.get(key)]
         if parts:
-            return f"answer {number}: " + "; ".join(f"{key} {mine.get(key)!r}, TorchServe {other.get(key)!r}" for key in parts)
+            return f"answer {number}: " + "; ".join(
+                f"{key} {mine.get(key)!r}, TorchServe {other.get(key)!r}" for key in parts
+            )
     for key in ("logged", "scraped"):
         if left.get(key) != right.get(key):
             return f"{key}: {only(left[key], right[key])}"

@@ -19,7 +19,16 @@ from peers import ROOT, free_ports, wait_or_kill
 
 HOME = Path(os.environ.get("PHAROS_TORCHSERVE_HOME") or ROOT / "target/torchserve")
 PEER_PYTHON = HOME / "venv/bin/python"
-PACKAGES = ("torchserve==0.12.0", "torch-model-archiver==0.12.0", "psutil", "PyYAML", "packaging", "Pillow", "numpy", "setuptools")
+PACKAGES = (
+    "torchserve==0.12.0",
+    "torch-model-archiver==0.12.0",
+    "psutil",
+    "PyYAML",
+    "packaging",
+    "Pillow",
+    "numpy",
+    "setuptools",
+)
 START_S = 120
 STARTED = "Model server started."
 

@@ -19,21 +19,32 @@ from pathlib import Path
 import torchserve_wire
 from torchserve_peer import install, missing, torch_folder, torchserve
 from torchserve_repository import build
-from torchserve_table import ROWS, SETUPS, Grpc, Rest, Row, Wait
+from torchserve_requests import SETUPS, Grpc, Rest, Row, Wait
+from torchserve_table import ROWS
 
 GOLDEN = Path(__file__).resolve().parent / "golden_torchserve.json"
 PATIENCE_S = 60
 NO_ANSWER = {"status": "no answer"}
 
 UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-TIMES = {"HandlerTime", "PredictionTime", "QueueTime", "WorkerThreadTime", "WorkerLoadTime", "ts_queue_latency_microseconds",
-         "ts_inference_latency_microseconds", "ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess"}
+TIMES = {
+    "HandlerTime",
+    "PredictionTime",
+    "QueueTime",
+    "WorkerThreadTime",
+    "WorkerLoadTime",
+    "ts_queue_latency_microseconds",
+    "ts_inference_latency_microseconds",
+    "ts_handler_preprocess",
+    "ts_handler_inference",
+    "ts_handler_postprocess",
+}
 """Metrics whose values are times."""
 SYSTEM = ("CPU", "Memory", "Disk", "GPU", "WorkerLoadTime", "WorkerThreadTime")
 """How the names of those begin that are no row's: of the machine, and of workers, which come and go when they want."""
 LINE = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>[^|]*)\|#(?P<dims>[^|]*)\|#hostname:"
-    r"(?P<host>[^,]+)(?:,requestID:(?P<rid>.*))?,timestamp:\d+$"
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>[^|]*)\|#(?P<dims>[^|]*)"
+    r"\|#hostname:(?P<host>[^,]+)(?:,requestID:(?P<rid>.*))?,timestamp:\d+$"
 )
 ACCESS = re.compile(r'^\S+ - /127\.0\.0\.1:\d+ "(?P<what>[^"]*)" (?P<status>\S+) \d+$')
 HEADERS_LEFT_OUT = ("date", "content-length", "server")
@@ -99,8 +110,13 @@ class Peer:
             return {}
         if isinstance(request, Grpc):
             metadata = tuple((name, self.named_token(value)) for name, value in request.metadata)
-            found = torchserve_wire.call(self.server.address, Grpc(request.call, request.request, request.many, metadata))
-            return json.loads(json.dumps(found), object_hook=lambda o: {k: masked(v) if isinstance(v, str) else v for k, v in o.items()})
+            found = torchserve_wire.call(
+                self.server.address, Grpc(request.call, request.request, request.many, metadata)
+            )
+            return json.loads(
+                json.dumps(found),
+                object_hook=lambda o: {k: masked(v) if isinstance(v, str) else v for k, v in o.items()},
+            )
         time.sleep(request.delay_s)
         end = time.monotonic() + 30
         while True:
@@ -129,7 +145,12 @@ class Peer:
             connection.close()
         kept = {name.lower(): masked(value) for name, value in response.getheaders()}
         kept = {name: value for name, value in sorted(kept.items()) if name not in HEADERS_LEFT_OUT}
-        found = {"status": response.status, "reason": response.reason, "headers": kept, "body": readable(b"".join(parts))}
+        found = {
+            "status": response.status,
+            "reason": response.reason,
+            "headers": kept,
+            "body": readable(b"".join(parts)),
+        }
         return found | ({"parts": [readable(part) for part in parts]} if request.parts else {})
 
     def named_token(self, value: str) -> str:
@@ -160,7 +181,7 @@ class Peer:
 
     def lines(self, name: str, before: str) -> list:
         """What has come to a log since, sorted, without times and names of this run."""
-        new = self.log(name)[len(before):].splitlines()
+        new = self.log(name)[len(before) :].splitlines()
         shapes = [access(line) if name == "access_log" else metric(line) for line in new]
         return sorted(shape for shape in shapes if shape)
 

@@ -1,5 +1,5 @@
-"""The archives of `torchserve_archives/`, made with PyPI's torch-model-archiver, as a model store for TorchServe and for
-this server."""
+"""The archives of `torchserve_archives/`, made with PyPI's torch-model-archiver, as a model store for TorchServe and
+for this server."""
 
 import importlib.util
 import subprocess
@@ -66,8 +66,8 @@ def of(store: str) -> list:
 
 @lru_cache(maxsize=1)
 def archiver() -> tuple:
-    """The interpreter with torch-model-archiver: that of the tests, or that of the installed TorchServe; and why there is
-    none."""
+    """The interpreter with torch-model-archiver: that of the tests, or that of the installed TorchServe; and why there
+    is none."""
     if importlib.util.find_spec("model_archiver"):
         return sys.executable, ""
     if PEER_PYTHON.exists():

@@ -15,8 +15,11 @@ class Facts:
             "model_name": context.model_name,
             "manifest": context.manifest["model"],
             "runtime": context.manifest.get("runtime"),
-            "properties": {key: str(context.system_properties.get(key)) for key in sorted(context.system_properties)
-                           if key != "model_dir"},
+            "properties": {
+                key: str(context.system_properties.get(key))
+                for key in sorted(context.system_properties)
+                if key != "model_dir"
+            },
             "model_dir": os.path.isdir(self.dir),
             "files": sorted(name for name in os.listdir(self.dir) if not name.startswith("__")),
             "yaml": context.model_yaml_config,

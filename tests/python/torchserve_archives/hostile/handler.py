@@ -11,8 +11,18 @@ def handle(data, context):
     if data is None:
         return None
     what = bytes(data[0]["body"]).decode()
-    wrong = {"none": None, "text": "text", "dict": {}, "short": [], "long": ["a", "b"], "tuple": ("a",),
-             "object": [object()], "nan": [float("nan")], "nothing": [None], "number": [5]}
+    wrong = {
+        "none": None,
+        "text": "text",
+        "dict": {},
+        "short": [],
+        "long": ["a", "b"],
+        "tuple": ("a",),
+        "object": [object()],
+        "nan": [float("nan")],
+        "nothing": [None],
+        "number": [5],
+    }
     if what in wrong:
         return wrong[what]
     if what == "raise":

@@ -40,7 +40,7 @@ class Metered:
     def handle(self, data, context):
         """Answers for each request."""
         answers = []
-        for place, request in enumerate(data):
+        for request in data:
             answers.append([self.call(context, *call) for call in request["body"]])
         return answers
 
