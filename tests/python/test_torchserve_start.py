@@ -1,5 +1,5 @@
-"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also made
-of a real TorchServe, where it is installed."""
+"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also
+made of a real TorchServe, where it is installed."""
 
 import json
 import os
