@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import torchserve_peers
-from server import binary
+from server import alive, binary, children, eventually
 from torchserve_differences import DIFFERENCES, difference, plain, reason_for
 from torchserve_peer import Launched, missing, torch_folder
 from torchserve_peers import golden, served
@@ -61,13 +61,19 @@ def test_setup(setup, recorded):
     """All rows of a setup, in their order: answers, log lines and series as TorchServe's, or as the list of differences
     says. All differences are told at once."""
     name, peer = setup
-    wrong = {}
+    wrong, workers = {}, living(peer)
     for row in (row for row in ROWS if row.setup == name):
         found = difference(row.name, peer.run(row), recorded[row.name])
         if found:
             wrong[row.name] = found
     assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
     assert peer.server.process.poll() is None
+    eventually("as many workers as before", 20, lambda: living(peer) == workers)
+
+
+def living(peer) -> int:
+    """How many processes a server has started that are alive."""
+    return sum(alive(pid) for pid in children(peer.server.server_pid()))
 
 
 def test_every_row_has_its_own_name():
