@@ -4,12 +4,12 @@
 //! Starting --ready--> Ready --exit, disconnect, execution timeout--> Lost --process gone--> Backoff --time--> Starting
 //!    |                                                                ^
 //!    |---- exit, load failure, start-up timeout: after it has once been ready -|
-//!    `---- the same, before it has ever been ready --> Failed
+//!    `---- the same, before it has ever been ready, or past the retry window --> Failed
 //! any --stop--> Stopping --process gone--> Stopped
 //! ```
 //!
-//! An instance that has been ready once is restarted for ever, with a growing back-off; one that never was is a model
-//! that does not load, which is reported and not repeated. A second process is never started beside one that still
+//! An instance that has been ready once is restarted for ever (unless [`Settings::retry_window`] says how long), with a
+//! growing back-off; one that never was is a model that does not load, which is reported and not repeated. A second process is never started beside one that still
 //! lives: both could hold the same device memory.
 //!
 //! This module decides; the frontend's module of the same name owns the process and the clock. It performs what
@@ -37,6 +37,9 @@ pub struct Settings {
     pub max_backoff: Duration,
     /// After being ready for this long the pause starts again from the first.
     pub healthy_after: Duration,
+    /// As TorchServe does it, in place of the three above: pauses of 1, 1, 2, 3, 5, 8... seconds, from the first again after
+    /// each time it was ready; no further restart once so much time has passed since the first loss of a row.
+    pub retry_window: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -48,13 +51,22 @@ impl Default for Settings {
             first_backoff: Duration::from_millis(100),
             max_backoff: Duration::from_secs(30),
             healthy_after: Duration::from_secs(60),
+            retry_window: None,
         }
     }
 }
 
+/// TorchServe's pauses in seconds.
+const FIBONACCI: [u64; 17] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
 impl Settings {
     /// The pause after so many losses in a row (1 or more).
     fn backoff(&self, losses: u32) -> Duration {
+        if self.retry_window.is_some() {
+            let [.., longest] = FIBONACCI;
+            let at = usize::try_from(losses.saturating_sub(1)).unwrap_or(usize::MAX);
+            return Duration::from_secs(FIBONACCI.get(at).copied().unwrap_or(longest));
+        }
         let factor = 1u32.checked_shl(losses.saturating_sub(1)).unwrap_or(u32::MAX);
         self.first_backoff.saturating_mul(factor).min(self.max_backoff)
     }
@@ -141,7 +153,7 @@ pub enum Action {
         /// Why.
         reason: LossReason,
     },
-    /// The instance could not load its model and will not be tried again.
+    /// The instance could not load its model, or has kept dying, and will not be tried again.
     ReportFailed {
         /// Why.
         reason: LossReason,
@@ -159,6 +171,8 @@ pub struct Supervisor {
     was_ready: bool,
     /// Losses in a row, without a healthy time in between.
     losses: u32,
+    /// When the first of them was.
+    first_loss: Instant,
     restarts: u64,
     /// Batches in flight, and since when the oldest of them executes.
     executions: u32,
@@ -175,6 +189,7 @@ impl Supervisor {
             process_lives: false,
             was_ready: false,
             losses: 0,
+            first_loss: now,
             restarts: 0,
             executions: 0,
             execution_since: now,
@@ -320,8 +335,12 @@ impl Supervisor {
 
     /// Starting or Ready -> Failed, Lost or, if the process is gone, Backoff.
     fn give_up(&mut self, reason: LossReason, now: Instant) {
-        let healthy = matches!(self.state, State::Ready { since } if now - since >= self.settings.healthy_after);
+        let healthy_after = self.settings.retry_window.map_or(self.settings.healthy_after, |_| Duration::ZERO);
+        let healthy = matches!(self.state, State::Ready { since } if now - since >= healthy_after);
         self.losses = if healthy { 1 } else { self.losses.saturating_add(1) };
+        if self.losses == 1 {
+            self.first_loss = now;
+        }
         self.executions = 0;
         // A process that was never started is none to wait for.
         self.actions.retain(|action| *action != Action::Spawn);
@@ -333,7 +352,12 @@ impl Supervisor {
             self.actions.push_back(Action::ReportFailed { reason });
             return;
         }
-        self.actions.push_back(Action::ReportLost { reason });
+        self.actions.push_back(Action::ReportLost { reason: reason.clone() });
+        if self.settings.retry_window.is_some_and(|window| now - self.first_loss >= window) {
+            self.state = State::Failed;
+            self.actions.push_back(Action::ReportFailed { reason });
+            return;
+        }
         if self.process_lives {
             self.state = State::Lost;
         } else {
@@ -661,6 +685,40 @@ mod tests {
                 }
             }
             assert_eq!(matches!(self.supervisor.state(), State::Ready { .. }), self.ready);
+        }
+    }
+
+    #[test]
+    fn torchserves_workers_come_back_in_its_pauses_and_not_for_ever() {
+        let window = Duration::from_secs(20);
+        let settings = Settings { retry_window: Some(window), ..settings() };
+        let mut supervisor = Supervisor::new(settings, at(0.0));
+        actions(&mut supervisor);
+        supervisor.ready(at(1.0));
+        actions(&mut supervisor);
+        let mut now = at(10.0);
+        let mut pauses = Vec::new();
+        while supervisor.state() != State::Failed {
+            supervisor.exited("signal 9", now);
+            let told = actions(&mut supervisor);
+            assert!(told.contains(&Action::ReportLost { reason: exited() }), "{told:?}");
+            let Some(due) = supervisor.poll_timeout() else { break };
+            pauses.push((due - now).as_secs());
+            now = due;
+            supervisor.handle_timeout(now);
+            assert_eq!(actions(&mut supervisor), [Action::Spawn]);
+        }
+        // 1 + 1 + 2 + 3 + 5 = 12 s after the first loss one more is allowed, 20 s after it none.
+        assert_eq!((pauses, supervisor.poll_timeout()), (vec![1, 1, 2, 3, 5, 8], None));
+        assert_eq!(now - at(10.0), window);
+        let mut again = Supervisor::new(settings, at(0.0));
+        for second in [1.0, 3.0, 5.0] {
+            actions(&mut again);
+            again.ready(at(second));
+            actions(&mut again);
+            again.exited("signal 9", at(second + 0.1));
+            assert_eq!(again.poll_timeout(), Some(at(second + 1.1)), "it was ready: the pauses begin again");
+            again.handle_timeout(at(second + 1.1));
         }
     }
 }

@@ -14,6 +14,7 @@ mod place;
 mod rate_limit;
 mod shared_memory;
 mod tls;
+mod torchserve;
 mod trace;
 mod workers;
 
@@ -35,6 +36,7 @@ pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
+pub use torchserve::TorchServe;
 pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
 pub use workers::{BackendSetting, Workers};
 

@@ -2,15 +2,16 @@
 //! logging extension), for the whole process.
 
 mod lines;
+mod torchserve;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
-use tracing::Level;
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -22,6 +23,7 @@ use crate::cli::Log;
 const ACCESS: &str = "access";
 
 pub(crate) use crate::cli::LogFormat as Format;
+pub(crate) use torchserve::Keeper;
 
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,25 +96,47 @@ pub(crate) fn start(options: &Log) -> Result<(), String> {
         output.file = Some(open(path).map_err(|error| format!("--log-file '{}': {error}", path.display()))?);
         output.path.clone_from(path);
     }
-    let wanted = filter_fn(|metadata| {
-        let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let verbose = |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && is_ours(metadata.target());
-        match *metadata.level() {
-            Level::INFO if metadata.target() == ACCESS => on(&CURRENT.access),
-            Level::ERROR => on(&CURRENT.error),
-            Level::WARN => on(&CURRENT.warning),
-            Level::INFO => on(&CURRENT.info),
-            Level::DEBUG => verbose(1),
-            Level::TRACE => verbose(2),
-        }
-    });
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).event_format(lines::Lines).with_writer(Writers);
     // Fails only when a subscriber exists already, which then stays.
-    let _ = tracing_subscriber::registry().with(lines.with_filter(wanted)).try_init();
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(is_wanted))).try_init();
+    take(options);
+    Ok(())
+}
+
+/// Starts logging as TorchServe does: into its files in `directory` and to standard output, until what is given back is
+/// dropped. Who names a file with the options has that in their place.
+///
+/// # Errors
+/// As [`start`]; or no thread is left.
+pub(crate) fn start_torchserve(options: &Log, directory: &Path) -> Result<Option<Keeper>, String> {
+    if options.file.is_some() {
+        return start(options).map(|()| None);
+    }
+    CURRENT.access.store(options.access, Ordering::Relaxed);
+    let keeper = Keeper::start(directory).map_err(|error| format!("the log cannot be started: {error}"))?;
+    let _ = tracing_subscriber::registry().with(keeper.journal().with_filter(filter_fn(is_wanted))).try_init();
+    take(options);
+    Ok(Some(keeper))
+}
+
+fn take(options: &Log) {
     let &Log { verbose, info, warning, error, format, .. } = options;
     let (info, warning, error) = (Some(info), Some(warning), Some(error));
     update(Update { info, warning, error, verbose: Some(verbose), format: Some(format) });
-    Ok(())
+}
+
+/// Whether a line is logged as the settings are now.
+fn is_wanted(metadata: &Metadata<'_>) -> bool {
+    let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+    let verbose = |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && is_ours(metadata.target());
+    match *metadata.level() {
+        Level::INFO if metadata.target() == ACCESS => on(&CURRENT.access),
+        Level::ERROR => on(&CURRENT.error),
+        Level::WARN => on(&CURRENT.warning),
+        Level::INFO => on(&CURRENT.info),
+        Level::DEBUG => verbose(1),
+        Level::TRACE => verbose(2),
+    }
 }
 
 /// The settings now.
@@ -194,12 +218,17 @@ pub(crate) fn answered(protocol: &'static str, what: &str, status: u16, ns: u64)
     tracing::info!(target: ACCESS, protocol, request = what, status, ms = format_args!("{ms:.3}"), "answered");
 }
 
+/// The line of a request in TorchServe's form.
+pub(crate) fn answered_line(line: &str) {
+    tracing::info!(target: ACCESS, "{line}");
+}
+
 /// What libraries say in detail is of no use to those who run a server.
 fn is_ours(target: &str) -> bool {
     target.starts_with("pharos") || target == "worker"
 }
 
-fn open(path: &std::path::Path) -> io::Result<File> {
+fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 

@@ -1,5 +1,6 @@
 //! The start and the end of the server, in order.
 
+mod home;
 mod listen;
 
 use std::io;
@@ -19,7 +20,9 @@ use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::system::{self, Gpus, Roots, find_gpus};
+use crate::torchserve::{self, Plan, Step};
 use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
+use home::Home;
 use listen::Listeners;
 
 /// How long connections may take to carry away the last answers after everything else has ended.
@@ -37,11 +40,28 @@ pub fn main() -> ExitCode {
     match &options.command {
         Some(Command::Metrics(command)) => return metrics::run(command),
         Some(Command::Trace(command)) => return trace::run(command),
+        Some(Command::TorchServe(arguments)) => {
+            return match torchserve::run(arguments) {
+                Ok(Step::Done) => ExitCode::SUCCESS,
+                Ok(Step::Serve(plan)) => run(&plan.options, Some(&plan)),
+                Err(reason) => failed(&reason),
+            };
+        }
         None => {}
     }
-    if let Err(reason) = log::start(&options.log) {
-        return failed(&reason);
-    }
+    run(&options, None)
+}
+
+/// Serves as the options say, and TorchServe's endpoints as well if there is a plan for those.
+fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
+    let log = match plan {
+        Some(plan) => log::start_torchserve(&options.log, &plan.logs),
+        None => log::start(&options.log).map(|()| None),
+    };
+    let _log = match log {
+        Ok(log) => log,
+        Err(reason) => return failed(&reason),
+    };
     raise_descriptor_limit();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
@@ -51,7 +71,7 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
     };
-    let result = runtime.block_on(serve(&options));
+    let result = runtime.block_on(serve(options, plan));
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,7 +97,7 @@ fn failed(reason: &str) -> ExitCode {
 }
 
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
-async fn serve(options: &Options) -> Result<(), String> {
+async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();
@@ -91,14 +111,24 @@ async fn serve(options: &Options) -> Result<(), String> {
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
-    let listeners = Listeners { options, engine: &engine, life, reread }.open().await?;
+    let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
+    let home = match plan {
+        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners).await?),
+        None => None,
+    };
     let loaded = tokio::select! {
         loaded = engine.load() => report(loaded.map_err(|error| error.to_string())?, options),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && !ends.seen {
+        if let Some(home) = &home {
+            home.started();
+        }
         tracing::info!("ready");
         ends.next().await;
+    }
+    if let Some(home) = home {
+        home.stopping();
     }
     let unfinished = end(options, &engine, &mut ends, &phase).await;
     phase.send_replace(Phase::Stopping);

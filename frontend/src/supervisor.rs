@@ -179,8 +179,13 @@ impl Instance {
                 }
             }
             Action::ReportFailed { reason } => {
-                if let Some(outcome) = self.outcome.take() {
-                    let _ = outcome.send(Err(reason.to_string()));
+                match self.outcome.take() {
+                    Some(outcome) => drop(outcome.send(Err(reason.to_string()))),
+                    None => tracing::error!(instance = %self.name, "it has kept dying and is not restarted any more"),
+                }
+                self.health.broken.store(true, Ordering::Relaxed);
+                if !self.all.can_serve() {
+                    self.driver.reject_if_alone();
                 }
             }
         }

@@ -100,6 +100,11 @@ impl Stamp {
         Self { local, seconds: seconds.to_string() }
     }
 
+    /// The local time, `yyyy-MM-ddTHH:mm:ss,SSS`.
+    pub fn local(&self) -> &str {
+        &self.local
+    }
+
     /// The local date, `yyyy-MM-dd`.
     pub fn date(&self) -> &str {
         self.local.split_once('T').map_or("", |(date, _)| date)

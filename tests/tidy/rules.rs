@@ -56,6 +56,8 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             // The start-up order, which main reads aloud.
             apart(&["start"]),
+            // Falls back to the ordinary edges.
+            apart(&["torchserve"]),
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
             together(&["engine", "fake_engine"]),
@@ -67,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
             apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
-            apart(&["clock", "cli"]),
+            apart(&["clock", "cli", "client"]),
         ],
     },
     House {
@@ -178,9 +180,14 @@ pub(crate) const BANS: &[Ban] = &[
     },
     Ban {
         within: &["frontend/src/", "worker/src/"],
-        except: &["frontend/src/http", "frontend/src/log/lines.rs", "frontend/src/repository/objects/secrets.rs"],
+        except: &[
+            "frontend/src/http",
+            "frontend/src/log/lines.rs",
+            "frontend/src/repository/objects/secrets.rs",
+            "frontend/src/torchserve",
+        ],
         paths: &["serde_json"],
-        advice: "JSON values are private to frontend::http, its log and Triton's file of credentials (and to the core's readers and renderers)",
+        advice: "JSON values are private to frontend::http, frontend::torchserve, the log and Triton's file of credentials (and to the core's readers and renderers)",
     },
     Ban {
         within: &["src/", "frontend/src/", "worker/src/"],

@@ -7,7 +7,7 @@ use clap::{Command as Parser, Subcommand};
 use pharos::metrics::catalog::listing::Form;
 use pharos::metrics::catalog::{Mode, Overrides, Setting};
 
-use super::TraceCommand;
+use super::{TorchServe, TraceCommand};
 
 /// One `--metrics-config`.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +73,9 @@ pub enum Command {
     /// Look at trace files; no server is needed
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Serve as TorchServe does: its arguments, its config.properties, its archives, its endpoints
+    #[command(name = "torchserve")]
+    TorchServe(Box<TorchServe>),
 }
 
 /// What to do with a definition of metrics.

@@ -16,7 +16,7 @@ pub(super) struct Lines;
 
 /// The parts of an event.
 #[derive(Default)]
-struct Parts {
+pub(super) struct Parts {
     message: String,
     fields: Vec<(&'static str, Value)>,
 }
@@ -64,19 +64,23 @@ where
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut parts = Parts::default();
         event.record(&mut parts);
-        let mut time = String::new();
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
         let (level, module) = (*event.metadata().level(), event.metadata().target());
-        let line = match settings().format {
-            Format::Default => format!("{time} {level:>5} {}", parts.text()),
-            Format::Iso8601 => {
-                let seconds = time.split('.').next().unwrap_or(&time);
-                format!("{seconds}Z {} {} {module}] {}", letter(level), std::process::id(), parts.text())
-            }
-            Format::Json => parts.json(&time, level, module)?,
-        };
-        writeln!(writer, "{line}")
+        writeln!(writer, "{}", formatted(settings().format, (level, module), &parts)?)
     }
+}
+
+/// The line of an event.
+pub(super) fn formatted(format: Format, (level, module): (Level, &str), parts: &Parts) -> Result<String, fmt::Error> {
+    let mut time = String::new();
+    SystemTime.format_time(&mut Writer::new(&mut time))?;
+    Ok(match format {
+        Format::Default => format!("{time} {level:>5} {}", parts.text()),
+        Format::Iso8601 => {
+            let seconds = time.split('.').next().unwrap_or(&time);
+            format!("{seconds}Z {} {} {module}] {}", letter(level), std::process::id(), parts.text())
+        }
+        Format::Json => parts.json(&time, level, module)?,
+    })
 }
 
 /// glog's letter for a level.
@@ -89,8 +93,16 @@ fn letter(level: Level) -> char {
 }
 
 impl Parts {
+    /// Takes a field out.
+    pub(super) fn take(&mut self, field: &str) -> Option<String> {
+        let at = self.fields.iter().position(|(name, _)| *name == field)?;
+        match self.fields.remove(at).1 {
+            Value::Text(text) | Value::Bare(text) => Some(one_line(&text)),
+        }
+    }
+
     /// The message and the fields on one line: what a client sent cannot begin a second one.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut line = one_line(&self.message);
         for (name, value) in &self.fields {
             let value = match value {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use pharos::model::{ModelConfig, Place};
+use pharos::supervisor;
 
 use super::Repository;
 use super::prepare::{Asked, Configuration, Prepared, Version};
@@ -59,6 +60,29 @@ impl Repository {
         let question = asked.draft.question(&Place { version: number, directory, model_directory }, &[]);
         let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
         asked.answered(&answer).map_err(|error| error.to_string())
+    }
+
+    /// How long a model's workers may take, and how they are started again. Archives of TorchServe's say it themselves.
+    pub(super) fn limits_of(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
+        let ours = supervisor::Settings {
+            start_timeout: self.start_timeout(launch),
+            max_backoff: self.settings.max_backoff,
+            execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
+            ..supervisor::Settings::default()
+        };
+        if config.backend != "torchserve" {
+            return ours;
+        }
+        let seconds = |name: &str| {
+            let said = config.parameters.get(&format!("torchserve_{name}")).and_then(|text| text.parse().ok());
+            said.map(Duration::from_secs)
+        };
+        supervisor::Settings {
+            start_timeout: seconds("startup_timeout").unwrap_or(ours.start_timeout),
+            execution_timeout: seconds("response_timeout").unwrap_or(ours.execution_timeout),
+            retry_window: seconds("max_retry_timeout"),
+            ..ours
+        }
     }
 
     /// How long a worker may take to load its model, and its code to complete the configuration.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use pharos::classification;
 use pharos::id::ModelVersion;
@@ -13,7 +12,6 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup};
-use pharos::supervisor;
 use pharos::timeline::Instant;
 
 use super::prepare::{Prepared, Version};
@@ -140,7 +138,7 @@ impl Repository {
         }
         let settings = (settings::of(&config), limits);
         let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
-        let plan = self.plan((directory.clone(), launch), self.threads(&placements), warmups);
+        let plan = self.plan((directory.clone(), launch), &config, self.threads(&placements), warmups);
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
@@ -189,7 +187,7 @@ impl Repository {
                 return Ok(None);
             }
             let warmups = warmups(config, &serving.directory)?;
-            let plan = self.plan((serving.directory.clone(), launch), self.threads(&placements), warmups);
+            let plan = self.plan((serving.directory.clone(), launch), config, self.threads(&placements), warmups);
             instances.resize(&plan, &placements, driver).await?;
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
@@ -212,18 +210,19 @@ impl Repository {
     }
 
     /// What is the same for all instances of a version in this directory.
-    fn plan(self: &Arc<Self>, (directory, launch): (PathBuf, Launch), threads: u32, warmups: Vec<WarmUp>) -> Arc<Plan> {
+    fn plan(
+        self: &Arc<Self>,
+        (directory, launch): (PathBuf, Launch),
+        config: &ModelConfig,
+        threads: u32,
+        warmups: Vec<WarmUp>,
+    ) -> Arc<Plan> {
         let this: Weak<Self> = Arc::downgrade(self);
         Arc::new(Plan {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
             threads,
-            settings: supervisor::Settings {
-                start_timeout: self.start_timeout(&launch),
-                max_backoff: self.settings.max_backoff,
-                execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
-                ..supervisor::Settings::default()
-            },
+            settings: self.limits_of(config, &launch),
             launch,
             cache: self.cache.clone(),
             models: this,

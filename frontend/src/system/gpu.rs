@@ -67,6 +67,11 @@ impl Gpus {
         builder.init().map(|nvml| Self { nvml }).map_err(|error| text(&error))
     }
 
+    /// How many devices there are; 0 if the library does not say.
+    pub(crate) fn count(&self) -> u32 {
+        self.nvml.device_count().unwrap_or(0)
+    }
+
     /// How many devices there are, and the driver's version, in words.
     pub(crate) fn describe(&self) -> String {
         let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Archive, ModelYaml, Refused, Settings};
+use super::{Archive, ModelProperties, ModelYaml, Refused, Settings};
 
 /// What a request to register a model, or the start, says. `None`: nothing.
 #[derive(Clone, Debug, Default)]
@@ -93,6 +93,8 @@ pub struct Deployment {
     pub sequence: Option<Sequence>,
     /// The handler sends parts of an answer.
     pub streaming: bool,
+    /// Requests stay in their batch until they are done.
+    pub continuous: bool,
     /// It was registered at the start.
     pub at_start: bool,
     /// See [`Settings::limit_max_image_pixels`].
@@ -151,12 +153,29 @@ impl Deployment {
             device: device(settings, yaml),
             sequence: sequence(yaml),
             streaming: streaming(&archive),
+            continuous: yaml.continuous_batching.unwrap_or(false),
             at_start: asked.at_start,
             limit_max_image_pixels: settings.limit_max_image_pixels,
             decode_input_request: settings.decode_input_request,
             model_name,
             archive,
         })
+    }
+
+    /// What a snapshot says about it.
+    pub fn properties(&self, default_version: bool) -> ModelProperties {
+        ModelProperties {
+            name: self.model_name.clone(),
+            version: self.archive.version.clone(),
+            default_version,
+            mar_name: Some(self.archive.url.clone()),
+            min_workers: Some(self.min_workers),
+            max_workers: Some(self.max_workers),
+            batch_size: Some(self.batch_size),
+            max_batch_delay: Some(self.max_batch_delay),
+            response_timeout: Some(self.response_timeout),
+            startup_timeout: Some(self.startup_timeout),
+        }
     }
 
     /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the archive's files. What was there
@@ -214,3 +233,7 @@ fn streaming(archive: &Archive) -> bool {
     };
     archive.yaml.streaming.unwrap_or_else(calls)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

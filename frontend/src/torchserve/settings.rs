@@ -170,3 +170,7 @@ impl Settings {
         self.models.iter().find(|said| said.name == name && said.version == version)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests;

@@ -209,7 +209,10 @@ impl Stdout {
     pub(super) fn write(&mut self) {
         while !self.pending.rest().is_empty() && ready() {
             let part = self.pending.rest();
-            match rustix::io::write(rustix::stdio::stdout(), part.get(..PIPE_BYTES).unwrap_or(part)) {
+            let part = part.get(..PIPE_BYTES).unwrap_or(part);
+            // Whole lines: the server's log may come in between.
+            let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
+            match rustix::io::write(rustix::stdio::stdout(), part.get(..whole).unwrap_or(part)) {
                 Ok(done) => self.written += self.pending.take(done),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return,

@@ -1,1 +1,274 @@
+//! Archives of all forms, whole, broken and hostile.
 
+use std::fs::File;
+use std::io::{Cursor, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tar::{Builder, EntryType, Header};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+use super::*;
+
+const MANIFEST: &str = r#"{"createdOn": "today", "runtime": "python", "model": {"modelName": "noop", "modelVersion": "1.11",
+    "handler": "service.py:handle", "configFile": "model-config.yaml"}, "archiverVersion": "0.12.0"}"#;
+
+/// A folder of a test, with settings whose model store and workplace are in it.
+struct Place {
+    folder: PathBuf,
+    settings: Settings,
+}
+
+impl Place {
+    fn new(name: &str, properties: &[(&str, &str)]) -> Self {
+        let folder = std::env::temp_dir().join(format!("pharos-mar-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("store")).unwrap();
+        let store = folder.join("store").to_string_lossy().into_owned();
+        let mut all = vec![("model_store".to_owned(), store)];
+        all.extend(properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        let (settings, _) = Settings::new(all, 0, folder.clone()).unwrap();
+        Self { folder, settings }
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.folder.join("store").join(name)
+    }
+
+    fn open(&self, url: &str) -> Result<Archive, Refused> {
+        open(&self.settings, url)
+    }
+
+    /// What is left of unpacked archives.
+    fn left(&self) -> usize {
+        fs::read_dir(self.folder.join("models")).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn mar(path: &Path, files: &[(&str, &str)]) {
+    let mut writer = ZipWriter::new(File::create(path).unwrap());
+    for (name, content) in files {
+        writer.start_file(*name, SimpleFileOptions::default()).unwrap();
+        writer.write_all(content.as_bytes()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn tar_gz(path: &Path, files: &[(EntryType, &str, &str)]) {
+    let mut builder = Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
+    for (kind, name, content) in files {
+        let mut header = Header::new_gnu();
+        header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_entry_type(*kind);
+        header.set_mode(0o644);
+        let data = if *kind == EntryType::Regular { content.as_bytes() } else { &[] };
+        header.set_size(data.len() as u64);
+        if data.is_empty() && !content.is_empty() {
+            header.set_link_name_literal(content).unwrap();
+        }
+        header.set_cksum();
+        builder.append(&header, data).unwrap();
+    }
+    builder.into_inner().unwrap().finish().unwrap();
+}
+
+const FILES: [(&str, &str); 3] = [
+    ("MAR-INF/MANIFEST.json", MANIFEST),
+    ("service.py", "def handle(data, context):\n    return data\n"),
+    ("model-config.yaml", "batchSize: 4\nresponseTimeout: soon\nhandler:\n  profile: true\n"),
+];
+
+#[test]
+fn archives_of_all_forms_are_opened() {
+    let place = Place::new("forms", &[]);
+    mar(&place.store("noop.mar"), &FILES);
+    let files = FILES.map(|(name, content)| (EntryType::Regular, name, content));
+    tar_gz(&place.store("noop.tar.gz"), &files);
+    // As SageMaker packs them: everything in one directory.
+    let nested = FILES.map(|(name, content)| (format!("top/{name}"), content));
+    tar_gz(
+        &place.store("nested.tar.gz"),
+        &nested.each_ref().map(|(name, content)| (EntryType::Regular, name.as_str(), *content)),
+    );
+    for (name, content) in FILES {
+        let path = place.store("directory").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    let directory = place.store("directory");
+    let url = format!("file://{}", place.store("noop.mar").display());
+    for url in ["noop.mar", "noop.tar.gz", "nested.tar.gz", "directory", directory.to_str().unwrap(), &url] {
+        let archive = place.open(url).unwrap();
+        assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("noop", "1.11"), "{url}");
+        assert_eq!((archive.handler.as_deref(), archive.url.as_str()), (Some("service.py:handle"), url));
+        assert_eq!((archive.yaml.batch_size, archive.yaml.response_timeout), (Some(4), None));
+        assert_eq!(archive.yaml.whole["handler"]["profile"], true);
+        let source = fs::read_to_string(archive.directory.path().join("service.py")).unwrap();
+        assert_eq!(source, FILES[1].1);
+    }
+    assert_eq!(place.left(), 0, "what was unpacked goes with its last owner");
+    assert!(directory.join("service.py").is_file(), "a directory of the user stays");
+}
+
+#[test]
+fn an_archive_without_a_manifest_is_named_by_its_file() {
+    let place = Place::new("bare", &[]);
+    mar(&place.store("my.model.mar"), &[("service.py", "")]);
+    let archive = place.open("my.model.mar").unwrap();
+    assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("my.model", "1.0"));
+    assert_eq!((archive.handler, archive.yaml.whole), (None, serde_json::json!({})));
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_the_reason() {
+    let place = Place::new("refused", &[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
+    let manifest = |text: &str| mar(&place.store("m.mar"), &[("MAR-INF/MANIFEST.json", text)]);
+    let check = |url: &str, status: u16, part: &str| {
+        let refused = place.open(url).unwrap_err();
+        assert!(refused.status == status && refused.message.contains(part), "{url}: {refused:?}");
+    };
+    check("none.mar", 404, "Model not found in model store: none.mar");
+    check("../secret.mar", 404, "Relative path is not allowed in url: ../secret.mar");
+    check("file:///nowhere/../etc/m.mar", 404, "Relative path is not allowed");
+    check("", 400, "url");
+    check(
+        "http://models.example/m.mar",
+        400,
+        "Given URL http://models.example/m.mar does not match any allowed URL(s)",
+    );
+    check("https://models.example.org/m.mar", 400, "does not match any allowed");
+    check("/etc", 400, "Given URL /etc does not match");
+    check("file:///nowhere/m.mar", 404, "file:///nowhere/m.mar");
+    fs::write(place.store("m.mar"), "text").unwrap();
+    check("m.mar", 400, "The archive 'm.mar' cannot be used: it is neither a zip file (.mar) nor a .tar.gz");
+    fs::write(place.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();
+    check("m.mar", 400, "broken zip file");
+    mar(&place.store("m.mar"), &[]);
+    check("m.mar", 400, "nothing in it");
+    for (text, part) in [
+        ("{", "its manifest cannot be read"),
+        ("[]", "it is no object"),
+        (r#"{"runtime": "python"}"#, "Missing Model entry"),
+        (r#"{"runtime": "LSP", "model": {"modelName": "m", "modelVersion": "1"}}"#, "its runtime is 'LSP'"),
+        (r#"{"runtime": "python", "model": {"modelVersion": "1"}}"#, "Model name is not defined."),
+        (r#"{"runtime": "python", "model": {"modelName": "m"}}"#, "Model version is not defined."),
+        (
+            r#"{"runtime": "python", "model": {"modelName": "m", "modelVersion": "1", "configFile": "../c.yaml"}}"#,
+            "its configFile '../c.yaml' is outside the archive",
+        ),
+        (
+            r#"{"runtime": "python", "model": {"modelName": "m", "modelVersion": "1", "configFile": "c.yaml"}}"#,
+            "c.yaml cannot be read",
+        ),
+    ] {
+        manifest(text);
+        check("m.mar", 400, part);
+    }
+    mar(&place.store("m.mar"), &[("model-config.yaml", "a: [")]);
+    check("m.mar", 400, "model-config.yaml cannot be used");
+    assert_eq!(place.left(), 0, "nothing stays of what failed");
+}
+
+#[test]
+fn nothing_is_written_outside_the_archives_directory() {
+    let place = Place::new("hostile", &[]);
+    let outside = place.folder.join("outside");
+    fs::create_dir(&outside).unwrap();
+    for name in ["../evil", "a/../../evil", "/tmp/pharos-evil", "a\\..\\evil"] {
+        mar(&place.store("m.mar"), &[(name, "x")]);
+        let refused = place.open("m.mar").unwrap_err();
+        assert!(refused.message.contains("is outside the archive"), "{name}: {refused}");
+    }
+    let target = outside.to_str().unwrap();
+    let mut writer = ZipWriter::new(File::create(place.store("m.mar")).unwrap());
+    writer.add_symlink("out", target, SimpleFileOptions::default()).unwrap();
+    writer.finish().unwrap();
+    assert!(place.open("m.mar").unwrap_err().message.contains("'out' is a link or a device"));
+    for (kind, name, link) in [
+        (EntryType::Symlink, "out", target),
+        (EntryType::Link, "out", "../../../etc/passwd"),
+        (EntryType::Fifo, "out", ""),
+        (EntryType::Char, "out", ""),
+    ] {
+        tar_gz(&place.store("m.tar.gz"), &[(kind, name, link), (EntryType::Regular, "out/evil", "x")]);
+        let refused = place.open("m.tar.gz").unwrap_err();
+        assert!(refused.message.contains("'out' is a link or a device"), "{kind:?}: {refused}");
+    }
+    tar_gz(&place.store("m.tar.gz"), &[(EntryType::Regular, "../evil", "x")]);
+    assert!(place.open("m.tar.gz").unwrap_err().message.contains("'../evil' is outside"));
+    // The second file of a name would be written over the first after that was looked at.
+    tar_gz(&place.store("m.tar.gz"), &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")]);
+    assert!(place.open("m.tar.gz").unwrap_err().message.contains("'a' is in it twice"));
+    assert_eq!((fs::read_dir(&outside).unwrap().count(), place.left()), (0, 0));
+}
+
+#[test]
+fn archives_are_bounded_whatever_they_say() {
+    let place = Place::new("bounds", &[]);
+    let path = place.store("zeros.mar");
+    let mut writer = ZipWriter::new(File::create(&path).unwrap());
+    writer.start_file("zeros", SimpleFileOptions::default()).unwrap();
+    let zeros = vec![0; 1 << 20];
+    (0..64).for_each(|_| writer.write_all(&zeros).unwrap());
+    writer.finish().unwrap();
+    let size = fs::metadata(&path).unwrap().len();
+    assert!(size < 1 << 20, "a bomb: {size} bytes");
+    let unpack = |path: &Path, bytes: u64, pieces: u64| {
+        let target = place.folder.join("target");
+        let _ = fs::remove_dir_all(&target);
+        fs::create_dir(&target).unwrap();
+        unpack::unpack(path, &target, &unpack::Limits { bytes, pieces })
+    };
+    assert_eq!(unpack(&path, 64 << 20, 1), Ok(()));
+    let error = unpack(&path, (64 << 20) - 1, 1).unwrap_err();
+    assert!(error.contains("with 'zeros' it becomes larger than 67108863 bytes"), "{error}");
+    // A size that is a lie: the bytes are counted as they come.
+    let mut bytes = fs::read(&path).unwrap();
+    for at in 0..bytes.len() - 4 {
+        if bytes[at..at + 4] == (64u32 << 20).to_le_bytes() {
+            bytes[at..at + 4].copy_from_slice(&10u32.to_le_bytes());
+        }
+    }
+    fs::write(&path, bytes).unwrap();
+    let error = unpack(&path, 1 << 20, 1).unwrap_err();
+    assert!(error.contains("zeros"), "{error}");
+    let written = fs::metadata(place.folder.join("target/zeros")).map_or(0, |metadata| metadata.len());
+    assert!(written <= (1 << 20) + 1, "{written} bytes were written");
+    mar(&path, &[("a", ""), ("b", "")]);
+    assert_eq!(unpack(&path, 1, 1).unwrap_err(), "it has more than 1 files and directories");
+    assert_eq!(unpack::Limits::of(Path::new("/nowhere")).bytes, 1 << 30);
+}
+
+#[test]
+fn archives_that_are_cut_off_or_stored_are_told() {
+    let place = Place::new("cut", &[]);
+    let mut bytes = Cursor::new(Vec::new());
+    let mut writer = ZipWriter::new(&mut bytes);
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    writer.start_file("service.py", stored).unwrap();
+    writer.write_all(b"x = 1\n").unwrap();
+    writer.finish().unwrap();
+    let bytes = bytes.into_inner();
+    fs::write(place.store("m.mar"), &bytes).unwrap();
+    assert_eq!(place.open("m.mar").unwrap().model_name, "m");
+    for cut in (4..bytes.len()).step_by(7) {
+        fs::write(place.store("m.mar"), &bytes[..cut]).unwrap();
+        let refused = place.open("m.mar").unwrap_err();
+        assert_eq!(refused.status, 400, "cut at {cut}: {refused}");
+    }
+    // Bytes that are not those of its checksum.
+    let mut other = bytes.clone();
+    let at = other.windows(5).position(|piece| piece == b"x = 1").unwrap();
+    other[at] = b'y';
+    fs::write(place.store("m.mar"), &other).unwrap();
+    assert!(place.open("m.mar").unwrap_err().message.contains("'service.py' cannot be unpacked"));
+    fs::write(place.store("m.tar.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
+    assert!(place.open("m.tar.gz").unwrap_err().message.contains("broken tar file"));
+}

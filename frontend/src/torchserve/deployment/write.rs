@@ -39,7 +39,7 @@ fn text(deployment: &Deployment) -> String {
     line("output { name: \"prediction\" data_type: TYPE_STRING dims: 1 }".to_owned());
     line(scheduling(deployment));
     instances(deployment).into_iter().for_each(&mut line);
-    if deployment.streaming {
+    if deployment.streaming || deployment.continuous {
         line("model_transaction_policy { decoupled: true }".to_owned());
     }
     for (key, value) in parameters(deployment) {
@@ -52,13 +52,20 @@ fn scheduling(deployment: &Deployment) -> String {
     let delay = u64::from(deployment.max_batch_delay) * 1000;
     let queue = deployment.queue;
     match deployment.sequence {
+        // Each request is a sequence that the runner executes again and again.
+        None if deployment.continuous => format!(
+            "sequence_batching {{ iterative_sequence: true oldest {{ max_candidate_sequences: {} }} }}",
+            deployment.batch_size
+        ),
         None => {
             // A batch of one waits for nobody.
             let delay = if deployment.batch_size > 1 { delay } else { 0 };
             let timeout = u64::from(deployment.client_timeout) * 1000;
             let limit = match timeout {
                 0 => String::new(),
-                _ => format!(" timeout_action: REJECT default_timeout_microseconds: {timeout}"),
+                _ => format!(
+                    " timeout_action: REJECT default_timeout_microseconds: {timeout} allow_timeout_override: true"
+                ),
             };
             format!(
                 "dynamic_batching {{ max_queue_delay_microseconds: {delay} default_queue_policy {{ max_queue_size: \
@@ -74,7 +81,7 @@ fn scheduling(deployment: &Deployment) -> String {
             format!(
                 "sequence_batching {{ max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
                  max_queue_delay_microseconds: {delay} }} }}",
-                sequence.most
+                sequence.most.max(deployment.batch_size)
             )
         }
     }

@@ -1,0 +1,155 @@
+//! `pharos torchserve`: TorchServe's launcher. Stops a server, sends one to the background, or says what this process is to
+//! serve.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::configuration::Configuration;
+use super::pid::{self, PidFile};
+use super::settings::Noted;
+use super::workplace::Workplace;
+use super::{Settings, options};
+use crate::cli::{Options, TorchServe};
+use crate::system;
+
+/// The release whose behaviour this is.
+const VERSION: &str = "0.12.0";
+
+/// A server that goes to the background is watched for so long: what is wrong at once is told by the launcher's exit code.
+const WATCHED: Duration = Duration::from_millis(500);
+
+/// What this process is to serve.
+#[derive(Debug)]
+pub struct Plan {
+    /// As if the command line of `pharos` had said so.
+    pub options: Options,
+    /// What TorchServe's configuration says.
+    pub settings: Arc<Settings>,
+    /// The repository of the engine.
+    pub repository: PathBuf,
+    /// Where the logs are.
+    pub logs: PathBuf,
+    notes: Vec<Noted>,
+    _pid: PidFile,
+    _workplace: Workplace,
+}
+
+impl Plan {
+    /// Tells what was noticed in the configuration.
+    pub fn tell(&self) {
+        for Noted { warning, text } in &self.notes {
+            if *warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
+        }
+    }
+}
+
+/// What is left to do after the arguments were looked at.
+#[derive(Debug)]
+pub enum Step {
+    /// Nothing.
+    Done,
+    /// To serve.
+    Serve(Box<Plan>),
+}
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// It cannot be done; the text says why.
+pub fn run(arguments: &TorchServe) -> Result<Step, String> {
+    if arguments.version {
+        println!("TorchServe Version is {VERSION} (served by pharos {})", env!("CARGO_PKG_VERSION"));
+        return Ok(Step::Done);
+    }
+    if arguments.stop {
+        println!("{}", pid::stop()?);
+        return Ok(Step::Done);
+    }
+    if pid::running().is_some() && !is_background() {
+        return Err("TorchServe is already running, please use torchserve --stop to stop TorchServe.".to_owned());
+    }
+    let variables = |name: &str| std::env::var_os(name);
+    let configuration = Configuration::read(arguments, &variables)?;
+    if arguments.foreground {
+        return plan(arguments, configuration).map(|plan| Step::Serve(Box::new(plan)));
+    }
+    // What is wrong is told here, where somebody reads it.
+    let (settings, _) = Settings::new(configuration.properties, 0, PathBuf::new())?;
+    check_store(&settings)?;
+    options::options(&settings, &arguments.options)?;
+    background().map(|()| Step::Done)
+}
+
+/// Set for a server in the background: its launcher has written the file that names it.
+const BACKGROUND: &str = "PHAROS_TORCHSERVE_BACKGROUND";
+
+fn is_background() -> bool {
+    std::env::var_os(BACKGROUND).is_some()
+}
+
+fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, String> {
+    let above = std::env::temp_dir();
+    let workplace = Workplace::new(&above)
+        .map_err(|error| format!("no directory can be made in '{}': {error}", above.display()))?;
+    let Configuration { properties, mut notes } = configuration;
+    let (mut settings, more) = Settings::new(properties, gpus(), workplace.path().to_owned())?;
+    notes.extend(more);
+    settings.snapshots = !arguments.no_config_snapshots;
+    check_store(&settings)?;
+    let (arguments, more) = options::options(&settings, &arguments.options)?;
+    notes.extend(more);
+    let mut given = vec![OsString::from("pharos")];
+    given.push("--model-repository".into());
+    given.push(workplace.repository().into_os_string());
+    given.extend(arguments);
+    let options = Options::from_args(given).map_err(|error| error.to_string())?;
+    Ok(Plan {
+        options,
+        settings: Arc::new(settings),
+        repository: workplace.repository(),
+        logs: options::logs(),
+        notes,
+        _pid: PidFile::write(std::process::id())?,
+        _workplace: workplace,
+    })
+}
+
+/// TorchServe starts without a model store only if nobody says that there is one.
+fn check_store(settings: &Settings) -> Result<(), String> {
+    match &settings.model_store {
+        None => Err("Missing mandatory parameter --model-store".to_owned()),
+        Some(store) if !store.is_dir() => Err(format!("--model-store directory not found: {}", store.display())),
+        Some(_) => Ok(()),
+    }
+}
+
+/// How many GPUs there are; their driver is asked in a runtime of its own, before there is a server.
+fn gpus() -> u32 {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return 0 };
+    runtime.block_on(system::find_gpus(None)).map_or(0, |gpus| gpus.count())
+}
+
+/// Starts this program again, apart from this terminal's signals.
+fn background() -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("the server cannot be started: {error}");
+    let own = std::env::current_exe().map_err(failed)?;
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let at = arguments.iter().position(|argument| argument == "torchserve").map_or(0, |at| at + 1);
+    arguments.insert(at, "--foreground".into());
+    let mut command = Command::new(own);
+    command.args(arguments).env(BACKGROUND, "1").stdin(Stdio::null()).process_group(0);
+    let mut child = command.spawn().map_err(failed)?;
+    PidFile::write(child.id())?.keep();
+    let step = Duration::from_millis(20);
+    for _ in 0..WATCHED.as_millis() / step.as_millis() {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Err(format!("the server has ended: {status}"));
+        }
+        std::thread::sleep(step);
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! What TorchServe's settings mean in options of `pharos`. What a user gives after `--` comes last and wins.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::Settings;
+use super::settings::Noted;
+
+/// Options that say what the settings say, then `given`; and what is to be told about them.
+///
+/// # Errors
+/// `given` cannot be used.
+pub(super) fn options(settings: &Settings, given: &[OsString]) -> Result<(Vec<OsString>, Vec<Noted>), String> {
+    let mut notes = Vec::new();
+    let names = |prefix: &str| given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(prefix)));
+    let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
+    // KServe's own ports are open if somebody gives them.
+    for protocol in ["http", "grpc", "metrics"] {
+        let asked = names(&format!("--{protocol}-port"));
+        options.push(format!("--allow-{protocol}={asked}").into());
+        options.push(format!("--{protocol}-address=127.0.0.1").into());
+    }
+    options.extend(metrics(settings, &mut notes));
+    options.push("--log-access=true".into());
+    options.push(joined("--metrics-location=", &location("METRICS_LOCATION")));
+    options.extend(given.iter().cloned());
+    check(&options)?;
+    Ok((options, notes))
+}
+
+fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
+    let mode = match settings.metrics_mode.as_deref() {
+        None | Some("log") => "tslog",
+        Some(mode) => mode,
+    };
+    let mut options: Vec<OsString> = vec![format!("--metrics-mode={mode}").into(), "--tslog-stdout=true".into()];
+    match &settings.metrics_config {
+        Some(file) if file.is_file() => options.push(joined("--metrics-config=", file)),
+        // TorchServe goes on without any metrics.
+        Some(file) => notes.push(Noted {
+            warning: true,
+            text: format!("metrics_config={} is not there: the metrics that are built in are used", file.display()),
+        }),
+        None => {}
+    }
+    options.push(format!("--model-metrics-auto-detect={}", settings.metrics_auto_detect).into());
+    let measured = !settings.disable_system_metrics;
+    options.push(format!("--allow-cpu-metrics={measured}").into());
+    options.push(format!("--allow-gpu-metrics={measured}").into());
+    let seconds = settings.metric_time_interval.min(86_400);
+    options.push(format!("--metrics-interval-ms={}", (u64::from(seconds) * 1000).min(2000)).into());
+    options.push(format!("--system-metrics-log-interval-secs={seconds}").into());
+    options
+}
+
+/// Refuses what `pharos` would refuse.
+fn check(options: &[OsString]) -> Result<(), String> {
+    let all = ["pharos", "--model-repository=none"].into_iter().map(OsString::from).chain(options.iter().cloned());
+    crate::cli::Options::from_args(all).map(drop).map_err(|error| error.to_string())
+}
+
+fn joined(option: &str, value: &std::path::Path) -> OsString {
+    let mut whole = OsString::from(option);
+    whole.push(value);
+    whole
+}
+
+/// A place that a variable names.
+fn location(variable: &str) -> PathBuf {
+    std::env::var_os(variable).filter(|place| !place.is_empty()).map_or_else(|| "logs".into(), PathBuf::from)
+}
+
+/// The directory of the logs that have no metrics.
+pub(super) fn logs() -> PathBuf {
+    location("LOG_LOCATION")
+}
