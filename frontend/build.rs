@@ -6,10 +6,11 @@ use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
-    for file in ["grpc_service.proto", "model_config.proto"] {
+    let own = ["grpc_service.proto", "torchserve_inference.proto", "torchserve_management.proto"];
+    for file in own.into_iter().chain(["model_config.proto", "google/rpc/status.proto"]) {
         println!("cargo:rerun-if-changed={}", proto.join(file).display());
     }
-    let files = protox::compile(["grpc_service.proto"], [&proto])?;
+    let files = protox::compile(own, [&proto])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("grpc_service.bin"), files.encode_to_vec())?;
     tonic_prost_build::configure()
@@ -21,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .btree_map(".")
         // The core renders a model's configuration as bytes; the edge only wraps them.
         .extern_path(".inference.ModelConfig", "crate::grpc::raw::RawModelConfig")
+        .extern_path(".google.rpc.Status", "crate::torchserve::grpc::RpcStatus")
         .compile_fds(files)?;
     Ok(())
 }

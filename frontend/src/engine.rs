@@ -24,12 +24,12 @@ use pharos::repository::parse_version;
 use pharos::timeline::Instant;
 
 pub use crate::repository::Unfinished;
-pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use exchange::Aliases;
+pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
 pub use trace::Shown;
-pub use workers::WorkerShown;
 pub(crate) use trace::unchangeable_trace_setting;
+pub use workers::WorkerShown;
 
 use crate::cli;
 use crate::clock;
@@ -362,6 +362,13 @@ impl Engine {
         self.0.repository.observe();
         self.0.shared_memory.observe(&self.0.cache);
         exposition::render_named(&self.0.cache, format, names)
+    }
+
+    /// The same as TorchServe's metrics port shows it.
+    pub fn torchserve_metrics_text(&self, names: &Names) -> String {
+        self.0.repository.observe();
+        self.0.shared_memory.observe(&self.0.cache);
+        exposition::torchserve::render(&self.0.cache, names)
     }
 
     /// A stream of requests or responses was opened; it is open until the guard is dropped.

@@ -16,6 +16,7 @@ mod unread;
 mod watch;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,6 +128,10 @@ impl Default for Limits {
     }
 }
 
+/// Who has sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
 /// How a listener treats its connections.
 #[derive(Clone)]
 pub struct Settings {
@@ -138,12 +143,14 @@ pub struct Settings {
     pub tls: Option<Arc<Tls>>,
     /// Where connections are counted.
     pub cache: Option<Arc<Cache>>,
+    /// Whether each request has its [`Peer`] among its extensions.
+    pub tells_peers: bool,
 }
 
 impl Settings {
     /// In clear text, with the usual limits.
     pub fn new(listener: Listener) -> Self {
-        Self { listener, limits: Limits::default(), tls: None, cache: None }
+        Self { listener, limits: Limits::default(), tls: None, cache: None, tells_peers: false }
     }
 }
 

@@ -3,6 +3,7 @@
 mod home;
 mod listen;
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -113,7 +114,7 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let (phase, life) = watch::channel(Phase::Serving);
     let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
     let home = match plan {
-        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners).await?),
+        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners)?),
         None => None,
     };
     let loaded = tokio::select! {
@@ -317,8 +318,16 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         onnxruntime,
         python: workers.python.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
+        hidden: hidden_variables(workers),
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
+}
+
+/// The variables that workers do not get.
+fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
+    let Some(pattern) = &workers.worker_hidden_variables else { return Vec::new() };
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.to_str().is_some_and(|name| pattern.is_match(name))).collect()
 }
 
 /// This machine's name, for labels.

@@ -213,7 +213,16 @@ impl Instance {
         let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
         tokio::spawn(read((link.clone(), calls), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
         tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
-        Ok(Running { child: worker.child, link, events, loaded: None, warming: None, started, kill_at: None, killed: false })
+        Ok(Running {
+            child: worker.child,
+            link,
+            events,
+            loaded: None,
+            warming: None,
+            started,
+            kill_at: None,
+            killed: false,
+        })
     }
 
     fn report_ready(&mut self, running: &mut Option<Running>) {

@@ -83,7 +83,8 @@ pub fn from_document(response: &mut InferResponse, asked: &Asked) -> Result<(), 
     for wanted in &asked.0 {
         if !tensors.iter().any(|output| output.name == wanted.name) {
             let names: Vec<&str> = tensors.iter().map(|output| output.name.as_str()).collect();
-            let text = format!("output '{}' is not among those of the model's answer: {}", wanted.name, names.join(", "));
+            let text =
+                format!("output '{}' is not among those of the model's answer: {}", wanted.name, names.join(", "));
             return Err(InferError::invalid(text));
         }
     }
@@ -183,7 +184,13 @@ fn single(value: f32) -> Value {
 
 /// What JSON has no number for, in the words that Python reads with `float`.
 fn nonfinite(value: f64) -> Value {
-    json!(if value.is_nan() { "NaN" } else if value > 0.0 { "Infinity" } else { "-Infinity" })
+    json!(if value.is_nan() {
+        "NaN"
+    } else if value > 0.0 {
+        "Infinity"
+    } else {
+        "-Infinity"
+    })
 }
 
 /// RFC 4648, 4.
@@ -240,7 +247,8 @@ fn push_all(value: &Value, datatype: DataType, out: &mut Vec<u8>, count: &mut i6
 fn push(value: &Value, datatype: DataType, out: &mut Vec<u8>) -> Option<()> {
     fn whole<const N: usize, T: TryFrom<i128>>(value: &Value, bytes: impl Fn(T) -> [u8; N]) -> Option<[u8; N]> {
         let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
-        let number = number.or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128));
+        let number =
+            number.or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128));
         Some(bytes(T::try_from(number?).ok()?))
     }
     let float = || match value {
@@ -346,7 +354,10 @@ mod tests {
         );
         from_document(&mut response, &Asked::default()).unwrap();
         let [x, y, z] = response.outputs.as_slice() else { unreachable!() };
-        assert_eq!(x.tensor, tensor(DataType::Int64, &[2, 1], [1i64, -2].into_iter().flat_map(i64::to_le_bytes).collect()));
+        assert_eq!(
+            x.tensor,
+            tensor(DataType::Int64, &[2, 1], [1i64, -2].into_iter().flat_map(i64::to_le_bytes).collect())
+        );
         assert_eq!(y.tensor, tensor(DataType::Bytes, &[1], vec![1, 0, 0, 0, b's']));
         assert_eq!(z.tensor.data.len(), 8);
         for other in ["[1]", "{\"a\": 1}", "text", "{broken", ""] {

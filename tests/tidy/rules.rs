@@ -56,7 +56,7 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             // The start-up order, which main reads aloud.
             apart(&["start"]),
-            // Falls back to the ordinary edges.
+            // TorchServe's endpoints stand beside the v2 protocol's and serve those on their ports too.
             apart(&["torchserve"]),
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
@@ -191,7 +191,7 @@ pub(crate) const BANS: &[Ban] = &[
     },
     Ban {
         within: &["src/", "frontend/src/", "worker/src/"],
-        except: &["src/model", "src/trace/otlp.rs", "frontend/src/grpc"],
+        except: &["src/model", "src/trace/otlp.rs", "frontend/src/grpc", "frontend/src/torchserve/grpc"],
         paths: PROTOBUF,
         advice: "generated protobuf is private to frontend::grpc, src/model and src/trace/otlp.rs: use the core's nouns",
     },

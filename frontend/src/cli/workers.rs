@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use regex::Regex;
 
 use super::{Models, WORKERS, positive_seconds, seconds};
 
@@ -43,6 +44,9 @@ pub struct Workers {
     /// The Python of models that bring none with them; it needs the package pharos-worker [default: python3 of the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,
+    /// Variables of the environment that workers do not get: those whose whole name matches this regular expression
+    #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
+    pub worker_hidden_variables: Option<Regex>,
     /// Where further backends are: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py [default:
     /// backends beside this executable, if that is there]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
@@ -51,6 +55,11 @@ pub struct Workers {
     /// [default: pharos/environments in the user's cache folder]
     #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
     pub environment_cache_directory: Option<PathBuf>,
+}
+
+/// A regular expression for whole names.
+fn whole_name(text: &str) -> Result<Regex, String> {
+    Regex::new(&format!("^(?:{text})$")).map_err(|error| format!("it is no regular expression: {error}"))
 }
 
 /// What Triton's Python backend is told about its shared memory and threads; here they are as they are needed.

@@ -19,6 +19,11 @@ pub trait Aliases: Send + Sync {
     /// # Errors
     /// There is none of this name.
     fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError>;
+
+    /// Whether requests are counted by these names, where requests are counted by name at all.
+    fn counts(&self) -> bool {
+        true
+    }
 }
 
 /// What a request was before it went to its model.
@@ -62,7 +67,8 @@ impl Exchange {
             Some((name, version)) => (name, version),
             None => (&request.model_name, &request.model_version),
         };
-        if let Some(named) = engine.0.cache.named(name, version) {
+        let counts = engine.1.as_ref().is_none_or(|aliases| aliases.counts());
+        if let Some(named) = engine.0.cache.named(name, version).filter(|_| counts) {
             record::named_requested(&engine.0.cache, &named);
             self.named = Some((engine.clone(), named));
         }

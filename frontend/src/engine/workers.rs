@@ -38,6 +38,13 @@ impl Engine {
         shown.collect()
     }
 
+    /// The number of each, and what it is doing.
+    pub fn worker_states(&self, name: &str) -> Vec<(u32, Option<InstanceState>)> {
+        let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
+        let states = serving.instances().map(|instances| instances.states()).unwrap_or_default();
+        states.into_iter().map(|(id, _, state)| (id.0, state)).collect()
+    }
+
     /// Requests that wait for a model (a name of the repository's).
     pub fn waiting(&self, name: &str) -> u64 {
         let serving = self.0.repository.serving(name, "");

@@ -115,7 +115,13 @@ pub struct Dispatch {
 }
 
 /// Every gRPC service of the server, counted.
-fn service(engine: Engine, settings: Settings) -> Result<Counted<Dispatch>, ReflectionError> {
+pub(crate) type Services = Counted<Dispatch>;
+
+/// Makes them.
+///
+/// # Errors
+/// As [`serve`].
+pub(crate) fn service(engine: Engine, settings: Settings) -> Result<Services, ReflectionError> {
     let inference = Arc::new(Service(engine.clone()));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)

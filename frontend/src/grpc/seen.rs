@@ -114,7 +114,7 @@ fn transport_reason(code: Code) -> Reason {
 
 /// A service that stamps and counts the calls of the one within.
 #[derive(Clone)]
-pub(super) struct Counted<S> {
+pub(crate) struct Counted<S> {
     pub(super) engine: Engine,
     pub(super) restricted: Arc<Restrictions>,
     pub(super) access: Access,

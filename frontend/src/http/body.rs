@@ -20,7 +20,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(10);
 const DRAIN_BYTES: u64 = 1 << 30;
 
 /// A request's body as far as it could be read.
-pub(super) enum Read {
+pub(crate) enum Read {
     /// All of it.
     Whole(Data),
     /// It is longer than allowed: at least this many bytes.
@@ -31,7 +31,7 @@ pub(super) enum Read {
 ///
 /// # Errors
 /// The client went away, stalled, or broke the framing.
-pub(super) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
+pub(crate) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
     let declared = http_body::Body::size_hint(&body);
     if declared.lower() > limit {
         if !waits && declared.lower() <= DRAIN_BYTES {

@@ -4,7 +4,7 @@
 //! ignored. Every answer is counted once, by `answer::Pending`.
 
 mod answer;
-mod body;
+pub(crate) mod body;
 pub mod codec;
 mod compression;
 mod dashboard;

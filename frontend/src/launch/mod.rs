@@ -53,6 +53,8 @@ pub(crate) struct Launch {
     pub(crate) arguments: Vec<OsString>,
     /// Variables that are set or, without a value, removed.
     pub(crate) variables: Vec<(&'static str, Option<OsString>)>,
+    /// Further variables that are removed.
+    pub(crate) hidden: Vec<OsString>,
     /// If the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
     /// What was unpacked for it stays as long as this.
@@ -71,6 +73,11 @@ impl Launch {
 /// # Errors
 /// There is none, or it cannot be used; the text names the model, what was looked at, and what to do.
 pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
+    let launch = of_backend(program, model)?;
+    Ok(Launch { hidden: program.hidden.clone(), ..launch })
+}
+
+fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     if ORDINARY.contains(&model.backend) {
         return Ok(native(program, program.worker.clone(), Vec::new()));
     }
@@ -106,6 +113,7 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
         executable: interpreter.path.clone(),
         arguments: vec!["-m".into(), "pharos_worker".into()],
         variables,
+        hidden: Vec::new(),
         interpreter: Some(interpreter),
         _unpacked: unpacked,
     })

@@ -1,5 +1,6 @@
 //! What the server was told about the programs that run models.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// How workers are started.
@@ -15,6 +16,8 @@ pub struct Program {
     pub backends: Option<PathBuf>,
     /// Where environments are unpacked.
     pub environments: PathBuf,
+    /// Variables of this process's environment that workers do not get.
+    pub hidden: Vec<OsString>,
 }
 
 impl Program {

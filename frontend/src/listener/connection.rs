@@ -42,7 +42,8 @@ impl Accepted {
         let peer = stream.peer_addr().ok();
         let Some(stream) = self.open(stream).await else { return };
         let traffic = Traffic::new(stream, self.activity.clone());
-        let service = Watched { service, activity: self.activity.clone() };
+        let tells = self.shared.settings.tells_peers;
+        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| tells) };
         let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
         let Err(error) = self.until_end(connection).await else { return };
         if let Some(status) = error.downcast_ref().and_then(refusal) {

@@ -23,9 +23,9 @@ use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 use tower::Service;
 
-use super::Phase;
 use super::meter::Meter;
 use super::unread::{Pieces, Unread};
+use super::{Peer, Phase};
 
 /// The longest and the shortest time between two looks; between them a fourth of the shortest patience.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
@@ -308,6 +308,8 @@ impl Drop for Busy {
 pub(super) struct Watched<S> {
     pub(super) service: S,
     pub(super) activity: Arc<Activity>,
+    /// Told to the service with each request.
+    pub(super) peer: Option<SocketAddr>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
@@ -320,7 +322,10 @@ where
     type Error = Infallible;
     type Future = Answer<S::Future>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        if let Some(peer) = self.peer {
+            request.extensions_mut().insert(Peer(peer));
+        }
         self.activity.begin();
         let busy = if request.version() == Version::HTTP_2 {
             self.activity.speaks_http2();

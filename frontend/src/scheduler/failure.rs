@@ -136,7 +136,8 @@ fn lost_in_stream(model: &ModelVersion) -> InferError {
 
 /// Its backend is one whose clients are told at once, as they are used to.
 fn lost_once(model: &ModelVersion) -> InferError {
-    let text = format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);
+    let text =
+        format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }
 

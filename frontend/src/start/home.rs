@@ -19,13 +19,13 @@ pub(super) struct Home {
 
 impl Home {
     /// Opens the listeners.
-    pub(super) async fn open(
+    pub(super) fn open(
         plan: &Plan,
         engine: &Engine,
         life: Life,
         listeners: &mut Vec<JoinHandle<()>>,
     ) -> Result<Self, String> {
-        plan.tell();
+        plan.begin();
         let start = Start {
             engine: engine.clone(),
             settings: plan.settings.clone(),
@@ -33,7 +33,7 @@ impl Home {
             life,
             access: Some(Arc::new(log::answered_line)),
         };
-        let (registry, tasks) = torchserve::serve(start).await?;
+        let (registry, tasks) = torchserve::serve(start)?;
         listeners.extend(tasks);
         Ok(Self { registry, settings: plan.settings.clone() })
     }
@@ -44,9 +44,8 @@ impl Home {
         let _ = std::io::stdout().flush();
         let (registry, settings) = (self.registry.clone(), self.settings.clone());
         tokio::spawn(async move {
-            for (url, reason) in registry.load_at_start().await {
-                tracing::error!("'{url}' is not served: {reason}");
-            }
+            // What cannot be registered is told there.
+            drop(registry.load_at_start().await);
             let mut changes = registry.changes();
             changes.mark_unchanged();
             save(&settings, Kind::Startup, &registry);

@@ -124,7 +124,7 @@ impl Listeners<'_> {
             write: patience.write,
             ..Limits::default()
         };
-        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()) }
+        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), tells_peers: false }
     }
 
     /// TLS of a listener, if it is to speak that.

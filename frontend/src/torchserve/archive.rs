@@ -4,6 +4,7 @@
 mod fetch;
 mod manifest;
 mod pieces;
+mod requirements;
 mod unpack;
 
 use std::fs;
@@ -25,6 +26,11 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
+    /// Whether it was made for the archive.
+    fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
     /// The directory that has the model's files.
     pub fn path(&self) -> &Path {
         &self.root
@@ -71,6 +77,7 @@ pub struct Archive {
 pub fn open(settings: &Settings, url: &str) -> Result<Archive, Refused> {
     let files = files(settings, url)?;
     let archive = manifest::read(url, files)?;
+    requirements::install(settings, &archive)?;
     tracing::info!(model = archive.model_name, version = archive.version, "archive '{url}' opened");
     Ok(archive)
 }

@@ -2,6 +2,7 @@
 //! serve.
 
 use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -39,8 +40,18 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Tells what was noticed in the configuration.
-    pub fn tell(&self) {
+    /// Makes the files of the metric logs, which are there from the start in every mode; tells what was noticed in the
+    /// configuration.
+    pub fn begin(&self) {
+        let metrics = self.options.tslog.location(|_| None);
+        for name in ["ts_metrics.log", "model_metrics.log"] {
+            let path = metrics.join(name);
+            let made =
+                fs::create_dir_all(&metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
+            if let Err(error) = made {
+                tracing::error!("'{}' cannot be made: {error}", path.display());
+            }
+        }
         for Noted { warning, text } in &self.notes {
             if *warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
         }
@@ -107,6 +118,9 @@ fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, St
     given.push(workplace.repository().into_os_string());
     given.extend(arguments);
     let options = Options::from_args(given).map_err(|error| error.to_string())?;
+    if let Some(python) = &options.workers.python {
+        settings.python.clone_from(python);
+    }
     Ok(Plan {
         options,
         settings: Arc::new(settings),

@@ -21,6 +21,9 @@ pub(super) fn options(settings: &Settings, given: &[OsString]) -> Result<(Vec<Os
         options.push(format!("--{protocol}-address=127.0.0.1").into());
     }
     options.extend(metrics(settings, &mut notes));
+    if let Some(pattern) = &settings.blacklist_env_vars {
+        options.push(format!("--worker-hidden-variables={pattern}").into());
+    }
     options.push("--log-access=true".into());
     options.push(joined("--metrics-location=", &location("METRICS_LOCATION")));
     options.extend(given.iter().cloned());

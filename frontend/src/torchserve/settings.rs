@@ -109,6 +109,8 @@ pub struct Settings {
     pub allowed_urls: Vec<Regex>,
     /// `install_py_dep_per_model`.
     pub install_requirements: bool,
+    /// The interpreter that installs them.
+    pub python: PathBuf,
     /// `default_workers_per_model`; 0 if it is not configured.
     pub configured_workers: u32,
     /// GPUs that workers are spread over.

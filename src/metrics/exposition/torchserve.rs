@@ -142,7 +142,10 @@ H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
         assert_eq!(shown(&["H"]), "");
         assert_eq!(shown(&["none", "G"]), "");
         let sum = shown(&["H_sum"]);
-        assert!(sum.starts_with("# HELP H ") && sum.ends_with("H_sum{ModelName=\"m\",Hostname=\"h\",} 0.25\n"), "{sum}");
+        assert!(
+            sum.starts_with("# HELP H ") && sum.ends_with("H_sum{ModelName=\"m\",Hostname=\"h\",} 0.25\n"),
+            "{sum}"
+        );
         assert_eq!(sum.lines().count(), 3);
     }
 }

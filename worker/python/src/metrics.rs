@@ -103,7 +103,8 @@ fn record(
         return Ok(());
     }
     let (name, unit, kind) = metric;
-    let dimensions: Vec<(&str, &str)> = dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let dimensions: Vec<(&str, &str)> =
+        dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let sample = backend::Loose { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };
     let requests = if request_ids.is_empty() { backend::Requests::None } else { backend::Requests::Ids(request_ids) };
     metrics()?.record_loose(&sample, value, requests);

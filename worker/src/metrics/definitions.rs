@@ -10,8 +10,8 @@ use pharos::metrics::channel::{Definition, Described};
 use pharos::metrics::emitter::prometheus_name;
 use pharos::metrics::legacy;
 
-use super::{Loose, MetricError};
 use super::handles::Named;
+use super::{Loose, MetricError};
 
 /// The definition of the metrics, and what the model has made of it.
 pub(super) struct Definitions {

@@ -85,6 +85,7 @@ impl Reader<'_> {
             metrics_auto_detect: self.flag("model_metrics_auto_detect", false),
             disable_system_metrics: self.flag("disable_system_metrics", false),
             metric_time_interval: self.number::<u32>("metric_time_interval", 60)?.max(1),
+            python: PathBuf::from("python3"),
             snapshots: true,
             properties: Vec::new(),
             workplace,

@@ -1,0 +1,172 @@
+//! What travels beside the body between the endpoints and the worker: headers and parts to the handler; status, content type
+//! and headers from it. Both are JSON, in one parameter.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use pharos::error::InferError;
+use pharos::infer::{InferInput, InferRequest, InferResponse, Parameter};
+use pharos::model::envelope::{INPUT, OUTPUT, PARAMETER};
+use pharos::tensor::{DataType, Tensor};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use bytes::Bytes;
+
+use super::form::{self, Part};
+
+/// What a handler wants to know beside the parts.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// The headers of the request, as the handler sees them.
+    pub headers: Map<String, Value>,
+    /// The handler is to describe itself.
+    pub describe: bool,
+    /// The handler is to explain.
+    pub explain: bool,
+}
+
+/// The headers of a request for its handler. HTTP's names come in small letters and are written as people do.
+pub fn headers(all: &HeaderMap) -> Map<String, Value> {
+    let mut headers = Map::new();
+    for name in all.keys() {
+        let values = all.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        // As in TorchServe the last one counts.
+        if let Some(value) = values.last() {
+            headers.insert(title_case(name.as_str()), Value::String(value.into_owned()));
+        }
+    }
+    headers
+}
+
+/// A header's name with a capital behind each hyphen. Names with an underscore are TorchServe's own and stay.
+fn title_case(name: &str) -> String {
+    if name.contains('_') {
+        return name.to_owned();
+    }
+    let mut begins = true;
+    let capital = |c: char| {
+        let shown = if begins { c.to_ascii_uppercase() } else { c };
+        begins = c == '-';
+        shown
+    };
+    name.chars().map(capital).collect()
+}
+
+/// A request with these parts. `None`: they are too long.
+pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], wish: Wish) -> Option<InferRequest> {
+    let (data, said) = form::join(parts)?;
+    let Wish { headers, describe, explain } = wish;
+    let beside = json!({ "headers": headers, "parts": said, "describe": describe, "explain": explain });
+    let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: data.into() };
+    Some(InferRequest {
+        model_name: model.to_owned(),
+        model_version: version.to_owned(),
+        id: id.to_owned(),
+        inputs: vec![InferInput { name: INPUT.to_owned(), tensor }],
+        parameters: vec![(PARAMETER.to_owned(), Parameter::String(beside.to_string()))],
+        ..InferRequest::default()
+    })
+}
+
+/// What a handler says about its answer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Said {
+    status: Option<u16>,
+    reason: Option<String>,
+    content_type: Option<String>,
+    headers: Map<String, Value>,
+}
+
+/// An answer as the client is to get it.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// The status; 200 if the handler says none.
+    pub status: u16,
+    /// What stands behind the status.
+    pub reason: String,
+    /// Headers, with the content type if there is one.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The answer of a response.
+///
+/// # Errors
+/// The worker has said something that is no answer.
+pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
+    let wrong = |what: String| InferError::internal(format!("the worker's answer cannot be used: {what}"));
+    let said = response.parameters.iter().find(|(name, _)| name == PARAMETER);
+    let said: Said = match said {
+        Some((_, Parameter::String(text))) => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
+        _ => Said::default(),
+    };
+    let output = response.outputs.into_iter().find(|output| output.name == OUTPUT);
+    let body = output.map_or_else(Bytes::new, |output| {
+        let mut data = output.tensor.data.join();
+        // The length of the one element.
+        if data.len() < 4 { Bytes::new() } else { data.split_off(4) }
+    });
+    let mut headers = HeaderMap::new();
+    let content_type = said.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
+    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    for (name, value) in said.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
+        let header = (HeaderName::try_from(&name), HeaderValue::try_from(&value));
+        let (Ok(name), Ok(value)) = header else {
+            return Err(wrong(format!("'{}: {}' is no header", name.escape_debug(), value.escape_debug())));
+        };
+        headers.insert(name, value);
+    }
+    Ok(Answer { status: said.status.unwrap_or(200), reason: said.reason.unwrap_or_default(), headers, body })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use pharos::infer::InferOutput;
+    use pharos::model::envelope;
+
+    use super::*;
+
+    #[test]
+    fn a_request_carries_headers_and_parts() {
+        let mut all = HeaderMap::new();
+        all.insert("content-type", HeaderValue::from_static("text/plain"));
+        all.insert("ts_request_sequence_id", HeaderValue::from_static("7"));
+        all.append("x-a", HeaderValue::from_static("1"));
+        all.append("x-a", HeaderValue::from_static("2"));
+        let wish = Wish { headers: headers(&all), describe: false, explain: true };
+        let request = request(("m", "1.0", "id"), &[Part::bare("a", "12"), Part::bare("b", "3")], wish).unwrap();
+        let (name, Parameter::String(text)) = &request.parameters[0] else { unreachable!() };
+        let expected = json!({
+            "headers": {"Content-Type": "text/plain", "ts_request_sequence_id": "7", "X-A": "2"},
+            "parts": [{"name": "a", "content_type": "", "length": 2}, {"name": "b", "content_type": "", "length": 1}],
+            "describe": false,
+            "explain": true,
+        });
+        assert_eq!((name.as_str(), serde_json::from_str::<Value>(text).unwrap()), (PARAMETER, expected));
+        assert_eq!(request.inputs[0].tensor.data.as_slice(), &b"\x03\0\0\0123"[..]);
+    }
+
+    fn response(said: &str, body: &[u8]) -> InferResponse {
+        let outputs = vec![InferOutput { name: OUTPUT.into(), tensor: envelope::body(body).unwrap() }];
+        let parameters = vec![(PARAMETER.to_owned(), Parameter::String(said.to_owned()))];
+        let parameters = if said.is_empty() { Vec::new() } else { parameters };
+        InferResponse { outputs, parameters, ..InferResponse::default() }
+    }
+
+    #[test]
+    fn an_answer_is_what_the_handler_says() {
+        let plain = answer(response("", b"xy")).unwrap();
+        assert_eq!((plain.status, &*plain.reason, &plain.body[..], plain.headers.len()), (200, "", &b"xy"[..], 0));
+        let said = r#"{"status": 418, "reason": "Tea", "content_type": "a/b", "headers": {"X-A": "1", "x-b": 2}}"#;
+        let other = answer(response(said, b"")).unwrap();
+        assert_eq!((other.status, &*other.reason, other.body.len()), (418, "Tea", 0));
+        let header = |name: &str| other.headers.get(name).unwrap().to_str().unwrap();
+        assert_eq!((header("x-a"), header("x-b"), header("content-type")), ("1", "2", "a/b"));
+        for wrong in ["{", r#"{"headers": {"a b": "1"}}"#, r#"{"headers": {"a": "\n"}}"#] {
+            let error = answer(response(wrong, b"")).unwrap_err();
+            assert!(error.message.starts_with("the worker's answer cannot be used: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What TorchServe's clients are told when a prediction fails: the engine's errors in its codes, types and sentences.
+
+use pharos::error::{ErrorCode, InferError, Reason};
+
+use super::Refused;
+
+/// What a worker's message begins with if its status is not 503.
+const STATUS: &str = "HTTP ";
+
+/// How a worker ended that had a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The system killed it, which it does when memory runs out.
+    Killed,
+    /// Any other way.
+    Died,
+}
+
+/// The refusal of requests that no worker can take: `version` as in the URL, empty if there is none. `more` stands behind it.
+pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
+    // TorchServe's own quotation marks.
+    let of_version = if version.is_empty() { String::new() } else { format!(" Version {version}\"") };
+    let message = format!(
+        "Model \"{model}\"{of_version} has no worker to serve inference request. Please use scale workers API to add \
+         workers. If this is a sequence inference, please check if it is closed, or expired; or exceeds \
+         maxSequenceJobQueueSize{more}"
+    );
+    Refused { status: 503, kind: "ServiceUnavailableException", message }
+}
+
+/// What clients read of an error.
+pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
+    let message = without_id(&error.message);
+    let kind = |status: u16, kind: &'static str| Refused { status, kind, message: message.to_owned() };
+    match error.reason {
+        Reason::QueueFull => no_worker(model, version, &format!(". Its queue is full: {message}")),
+        Reason::NotReady => no_worker(model, version, &format!(". {message}")),
+        Reason::UnknownModel => kind(404, "ModelNotFoundException"),
+        Reason::InstanceLost => worker_died(end()),
+        Reason::Timeout if error.code == ErrorCode::InvalidArg => kind(408, "RequestTimeoutException"),
+        Reason::Timeout => {
+            let message = format!("The request waited longer than clientTimeoutInMills allows: {message}");
+            Refused { status: 408, kind: "RequestTimeoutException", message }
+        }
+        Reason::TooLarge => kind(413, "BadRequestException"),
+        Reason::Malformed | Reason::Invalid | Reason::Unsupported | Reason::SharedMemory => {
+            kind(400, "BadRequestException")
+        }
+        Reason::Restricted | Reason::Unauthenticated => kind(400, "InvalidKeyException"),
+        Reason::Cancelled | Reason::Internal => kind(500, "InternalServerException"),
+        Reason::Backend => {
+            let (status, text) = with_status(message);
+            Refused { status, kind: "InternalServerException", message: text.to_owned() }
+        }
+    }
+}
+
+/// The worker that had the request is gone.
+pub fn worker_died(end: End) -> Refused {
+    let status = if end == End::Killed { 507 } else { 500 };
+    Refused { status, kind: "InternalServerException", message: "Worker died.".to_owned() }
+}
+
+/// The status that a worker's message begins with, and the rest of it.
+fn with_status(message: &str) -> (u16, &str) {
+    let given = message.strip_prefix(STATUS).and_then(|rest| rest.split_once(": "));
+    let given = given.and_then(|(status, text)| Some((status.parse().ok()?, text)));
+    given.filter(|(status, _)| (100..=999).contains(status)).unwrap_or((503, message))
+}
+
+/// A message without the id of its request, which clients find in a header.
+fn without_id(message: &str) -> &str {
+    let rest = message.strip_prefix("[request id: ").and_then(|rest| rest.split_once("] "));
+    rest.map_or(message, |(_, rest)| rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_torchserves_codes() {
+        let backend = |text: &str| InferError::new(ErrorCode::Internal, Reason::Backend, text);
+        let full =
+            InferError::new(ErrorCode::Unavailable, Reason::QueueFull, "[request id: 1] Exceeds maximum queue size");
+        let lost = InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, "x");
+        for (error, status, kind, text) in [
+            (backend("Prediction failed"), 503, "InternalServerException", "Prediction failed"),
+            (backend("[request id: a-b] HTTP 418: my: text"), 418, "InternalServerException", "my: text"),
+            (backend("HTTP x: y"), 503, "InternalServerException", "HTTP x: y"),
+            (backend("HTTP 42: y"), 503, "InternalServerException", "HTTP 42: y"),
+            (lost, 500, "InternalServerException", "Worker died."),
+            (InferError::invalid("bad"), 400, "BadRequestException", "bad"),
+            (
+                full,
+                503,
+                "ServiceUnavailableException",
+                "Model \"m\" has no worker to serve inference request. Please use scale workers API to add workers. If \
+                 this is a sequence inference, please check if it is closed, or expired; or exceeds \
+                 maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",
+            ),
+        ] {
+            let refused = refused(&error, ("m", ""), || End::Died);
+            assert_eq!((refused.status, refused.kind, &*refused.message), (status, kind, text));
+        }
+        assert_eq!(worker_died(End::Killed).status, 507);
+        assert!(no_worker("m", "1.0", "").message.starts_with("Model \"m\" Version 1.0\" has no worker"));
+    }
+}

@@ -1,0 +1,156 @@
+//! What a handler gets as `data`: the parts of a request's body. A body is one part, `body`, unless it is a form.
+
+use bytes::Bytes;
+use futures_util::stream;
+use multer::{Constraints, Multipart, SizeLimit};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use super::Refused;
+
+/// The content type of a file of a form that names none.
+const FILE: &str = "application/octet-stream";
+
+/// The most parts of a form.
+const MOST_PARTS: usize = 10_000;
+
+/// One part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The key in the handler's dict.
+    pub name: String,
+    /// Without parameters; empty if it has none.
+    pub content_type: String,
+    /// Its bytes.
+    pub data: Bytes,
+}
+
+impl Part {
+    /// A part of this name without a content type.
+    pub fn bare(name: impl Into<String>, data: impl Into<Bytes>) -> Self {
+        Self { name: name.into(), content_type: String::new(), data: data.into() }
+    }
+}
+
+/// The parts of a body with this `Content-Type`.
+///
+/// # Errors
+/// It is said to be a form and is none.
+pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
+    let media = media_type(content_type);
+    if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
+        return Ok(pairs(&String::from_utf8_lossy(&body)));
+    }
+    if media.eq_ignore_ascii_case("multipart/form-data") {
+        return multipart(content_type, body).await;
+    }
+    Ok(vec![Part { name: "body".to_owned(), content_type: media.to_owned(), data: body }])
+}
+
+/// What stands before the parameters of a content type.
+fn media_type(content_type: &str) -> &str {
+    content_type.split(';').next().unwrap_or_default().trim()
+}
+
+/// The pairs of a query or of a form that looks like one, decoded.
+pub fn pairs(text: &str) -> Vec<Part> {
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).collect::<Vec<u8>>();
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    let part = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Part::bare(String::from_utf8_lossy(&decode(name)).into_owned(), decode(value))
+    };
+    pairs.map(part).collect()
+}
+
+async fn multipart(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
+    let wrong = |error: multer::Error| Refused::bad_request(format!("The body is no multipart form: {error}"));
+    let boundary = multer::parse_boundary(content_type).map_err(wrong)?;
+    let limit = SizeLimit::new().whole_stream(u64::MAX);
+    let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
+    let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
+    let mut parts = Vec::new();
+    while let Some(field) = form.next_field().await.map_err(wrong)? {
+        if parts.len() == MOST_PARTS {
+            return Err(Refused::bad_request(format!("The form has more than {MOST_PARTS} parts")));
+        }
+        let name = field.name().unwrap_or_default().to_owned();
+        let own = field.headers().get("content-type").and_then(|value| value.to_str().ok()).map(media_type);
+        // A field that is no file has no content type for handlers.
+        let content_type = field.file_name().map(|_| own.unwrap_or(FILE).to_owned()).unwrap_or_default();
+        let data = field.bytes().await.map_err(wrong)?;
+        parts.push(Part { name, content_type, data });
+    }
+    Ok(parts)
+}
+
+/// Parts as the element of the worker's one input, with its length in front, and as what the request says about them.
+pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
+    let length: usize = parts.iter().map(|part| part.data.len()).sum();
+    let mut data = Vec::with_capacity(length + 4);
+    data.extend_from_slice(&u32::try_from(length).ok()?.to_le_bytes());
+    parts.iter().for_each(|part| data.extend_from_slice(&part.data));
+    let part = |part: &Part| json!({ "name": part.name, "content_type": part.content_type, "length": part.data.len() });
+    Some((data, parts.iter().map(part).collect()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn part(name: &str, content_type: &str, data: &'static [u8]) -> Part {
+        Part { name: name.into(), content_type: content_type.into(), data: data.into() }
+    }
+
+    #[tokio::test]
+    async fn bodies_and_forms_become_parts() {
+        let multipart = "--B\r\nContent-Disposition: form-data; name=\"data\"; filename=\"f.txt\"\r\nContent-Type: \
+                         text/plain; charset=x\r\n\r\nhello\r\n--B\r\nContent-Disposition: form-data; name=\"x\"\r\nContent-Type: \
+                         text/plain\r\n\r\n1\r\n--B\r\nContent-Disposition: form-data; name=\"y\"; filename=\"b\"\r\n\r\n\0\r\n--B--\r\n";
+        for (content_type, body, expected) in [
+            ("", &b"\xff"[..], vec![part("body", "", b"\xff")]),
+            ("application/json; charset=utf-8", b"{}", vec![part("body", "application/json", b"{}")]),
+            (
+                "application/x-www-form-urlencoded",
+                b"a=1&b=x%20y+z&c",
+                vec![part("a", "", b"1"), part("b", "", b"x y z"), part("c", "", b"")],
+            ),
+            (
+                "Multipart/Form-Data; boundary=B",
+                multipart.as_bytes(),
+                vec![
+                    part("data", "text/plain", b"hello"),
+                    part("x", "", b"1"),
+                    part("y", "application/octet-stream", b"\0"),
+                ],
+            ),
+        ] {
+            assert_eq!(parts(content_type, Bytes::copy_from_slice(body)).await.unwrap(), expected, "{content_type}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_form_is_refused() {
+        for (content_type, body) in [
+            ("multipart/form-data", "x"),
+            ("multipart/form-data; boundary=B", "garbage"),
+            ("multipart/form-data; boundary=B", "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1"),
+        ] {
+            let refused = parts(content_type, Bytes::from_static(body.as_bytes())).await.unwrap_err();
+            assert_eq!((refused.status, refused.kind), (400, "BadRequestException"));
+            assert!(refused.message.starts_with("The body is no multipart form: "), "{refused}");
+        }
+    }
+
+    #[test]
+    fn parts_are_joined_with_their_lengths() {
+        let (data, said) = join(&[part("a", "text/plain", b"12"), part("b", "", b"3")]).unwrap();
+        assert_eq!(data, b"\x03\0\0\0123");
+        assert_eq!(
+            said,
+            json!([{"name": "a", "content_type": "text/plain", "length": 2}, {"name": "b", "content_type": "", "length": 1}])
+        );
+        assert_eq!(join(&[]).unwrap(), (vec![0; 4], json!([])));
+    }
+}

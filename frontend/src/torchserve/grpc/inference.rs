@@ -1,0 +1,225 @@
+//! `InferenceAPIsService`: health and predictions.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::stream;
+use pharos::error::InferError;
+use pharos::id::CorrelationId;
+use pharos::timeline::Instant;
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::RpcStatus;
+use super::failure;
+use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
+use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
+use crate::clock;
+use crate::engine::{Responses, Streamed};
+use crate::torchserve::beside::{self, Wish};
+use crate::torchserve::form::Part;
+use crate::torchserve::registry::{InFlight, Version};
+use crate::torchserve::rest::{Shared, end_of, enter};
+use crate::torchserve::{Refused, failure as prediction};
+
+/// The service.
+pub(super) struct Inference(pub(super) Arc<Shared>);
+
+type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
+
+/// A prediction on its way.
+struct Call {
+    shared: Arc<Shared>,
+    model: String,
+    asked_version: String,
+    version: Arc<Version>,
+    sequence_id: Option<String>,
+    responses: Responses,
+    received: Instant,
+    _entered: InFlight,
+}
+
+impl Call {
+    /// Sends a request on its way.
+    ///
+    /// # Errors
+    /// There is no such model, no worker of it, or the request is none.
+    async fn begin(shared: &Arc<Shared>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+        let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
+        if model_name.is_empty() {
+            let refused = Refused::bad_request("Parameter model_name is required.");
+            return Err(Status::internal(format!("{}\nBadRequestException.()", refused.message)));
+        }
+        // TorchServe has this code for whatever keeps a request from its queue.
+        let internal = |refused: Refused| failure::with_code(Code::Internal, &refused);
+        let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
+        let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
+        let received = clock::now();
+        let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
+        let mut wish = Wish::default();
+        let sequence = version.deployment().sequence.is_some().then(|| {
+            let made = || format!("ts-seq-{}", shared.ids.next());
+            let id = sequence_id.clone().filter(|id| !id.is_empty()).unwrap_or_else(made);
+            let [name, start, _] = &shared.settings.sequence_headers;
+            wish.headers.insert(name.clone(), id.as_str().into());
+            if starts {
+                wish.headers.insert(start.clone(), "true".into());
+            }
+            id
+        });
+        let id = shared.ids.next();
+        let too_long = || Status::resource_exhausted("the parts of the request are too long for one element");
+        let request = beside::request((&model_name, &model_version, &id), &parts, wish);
+        let mut request = request.ok_or_else(too_long)?;
+        if let Some(id) = sequence {
+            request.correlation_id = CorrelationId::String(id);
+            request.sequence_start = starts;
+        }
+        request.timeline.received = received;
+        request.timeline.request_start = received;
+        let (model, asked_version, shared) = (model_name, model_version, shared.clone());
+        match shared.engine.stream(request) {
+            Ok(responses) => {
+                Ok(Self { shared, model, asked_version, version, sequence_id, responses, received, _entered: entered })
+            }
+            Err(error) => {
+                let refused = prediction::refused(&error, (&model, &asked_version), || prediction::End::Died);
+                Err(failure::status(&refused))
+            }
+        }
+    }
+
+    /// The next part, and whether it is the last; `None` after that.
+    async fn next(&mut self) -> Option<(Result<PredictionResponse, Status>, bool)> {
+        let Streamed { answer, last, empty } = self.responses.next().await?;
+        if empty && answer.is_ok() {
+            return None;
+        }
+        let part = match answer.and_then(beside::answer) {
+            Ok(answer) => {
+                Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
+            }
+            Err(error) => Err(self.failed(&error).await),
+        };
+        Some((part, last))
+    }
+
+    async fn failed(&mut self, error: &InferError) -> Status {
+        let end = end_of(&self.shared, error, &self.version, self.received).await;
+        failure::status(&prediction::refused(error, (&self.model, &self.asked_version), || end))
+    }
+}
+
+#[tonic::async_trait]
+impl InferenceApIsService for Inference {
+    async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
+        let text = if self.0.registry.is_healthy() { "Healthy" } else { "Unhealthy" };
+        Ok(Response::new(TorchServeHealthResponse { health: format!("{{\n  \"status\": \"{text}\"\n}}") }))
+    }
+
+    async fn predictions(
+        self: Arc<Self>,
+        request: Request<PredictionsRequest>,
+    ) -> Result<Response<PredictionResponse>, Status> {
+        let mut call = Call::begin(&self.0, request.into_inner(), true).await?;
+        match call.next().await {
+            Some((part, _)) => part.map(Response::new),
+            None => Ok(Response::new(PredictionResponse::default())),
+        }
+    }
+
+    type StreamPredictionsStream = Parts;
+
+    async fn stream_predictions(
+        self: Arc<Self>,
+        request: Request<PredictionsRequest>,
+    ) -> Result<Response<Parts>, Status> {
+        let call = Call::begin(&self.0, request.into_inner(), true).await?;
+        let parts = stream::unfold(Some(call), async |call| {
+            let mut call = call?;
+            let (part, last) = call.next().await?;
+            let goes_on = !last && part.is_ok();
+            Some((part, goes_on.then_some(call)))
+        });
+        Ok(Response::new(Box::pin(parts)))
+    }
+
+    type StreamPredictions2Stream = Parts;
+
+    async fn stream_predictions2(
+        self: Arc<Self>,
+        request: Request<Streaming<PredictionsRequest>>,
+    ) -> Result<Response<Parts>, Status> {
+        let state =
+            Sequence { shared: self.0.clone(), requests: request.into_inner(), call: None, begun: VecDeque::new() };
+        let parts = stream::unfold(state, async |mut sequence| {
+            let part = sequence.next().await?;
+            Some((part, sequence))
+        });
+        Ok(Response::new(Box::pin(parts)))
+    }
+}
+
+/// The most sequences of one stream whose beginning is remembered.
+const MOST_BEGUN: usize = 1024;
+
+/// A stream of requests: each is answered before the next one is looked at. Errors are answers.
+struct Sequence {
+    shared: Arc<Shared>,
+    requests: Streaming<PredictionsRequest>,
+    call: Option<Call>,
+    /// The sequences that have had their first request.
+    begun: VecDeque<String>,
+}
+
+impl Sequence {
+    async fn next(&mut self) -> Option<Result<PredictionResponse, Status>> {
+        loop {
+            if let Some(call) = &mut self.call {
+                let id = call.sequence_id.clone();
+                match call.next().await {
+                    Some((part, last)) => {
+                        if last || part.is_err() {
+                            self.call = None;
+                        }
+                        return Some(Ok(part.unwrap_or_else(|status| shown(&status, id))));
+                    }
+                    None => self.call = None,
+                }
+            }
+            let asked = match self.requests.message().await {
+                Ok(asked) => asked?,
+                Err(status) => return Some(Err(status)),
+            };
+            let id = asked.sequence_id.clone().filter(|id| !id.trim().is_empty());
+            let Some(id) = id else {
+                let status = Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
+                return Some(Ok(shown(&status, None)));
+            };
+            let starts = self.starts(&id);
+            match Call::begin(&self.shared, asked, starts).await {
+                Ok(call) => self.call = Some(call),
+                Err(status) => return Some(Ok(shown(&status, Some(id)))),
+            }
+        }
+    }
+
+    /// Whether this is a sequence's first request.
+    fn starts(&mut self, id: &str) -> bool {
+        if self.begun.iter().any(|known| known == id) {
+            return false;
+        }
+        if self.begun.len() == MOST_BEGUN {
+            self.begun.pop_front();
+        }
+        self.begun.push_back(id.to_owned());
+        true
+    }
+}
+
+/// A status as an answer.
+fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
+    let status = RpcStatus { code: status.code() as i32, message: status.message().to_owned() };
+    PredictionResponse { sequence_id, status: Some(status), ..PredictionResponse::default() }
+}

@@ -1,0 +1,199 @@
+//! TorchServe's gRPC: predictions beside the v2 protocol on one port, the management of models on another.
+
+mod failure;
+mod inference;
+mod management;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::uri::PathAndQuery;
+use http::{Request, Response, Uri};
+use pharos::error::Reason;
+use pharos::timeline::Instant;
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower::Service;
+
+use self::inference::Inference;
+use self::management::Management;
+use super::rest::Shared;
+use super::token::{FAILED, Purpose};
+use crate::engine::{Protocol, Route};
+use crate::listener::Peer;
+use crate::{clock, grpc};
+
+/// The generated messages and services.
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
+mod proto {
+    pub mod inference {
+        include!(concat!(env!("OUT_DIR"), "/org.pytorch.serve.grpc.inference.rs"));
+    }
+    pub mod management {
+        include!(concat!(env!("OUT_DIR"), "/org.pytorch.serve.grpc.management.rs"));
+    }
+}
+
+/// `google.rpc.Status`, without details.
+#[allow(unreachable_pub)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct RpcStatus {
+    /// A number of `google.rpc.Code`.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    /// What is wrong.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+const OWN_INFERENCE: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/";
+const OWN_MANAGEMENT: &str = "/org.pytorch.serve.grpc.management.ManagementAPIsService/";
+/// The v2 protocol's service in the package where TorchServe has it, and where everybody else does.
+const ALIAS: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
+const STANDARD: &str = "/inference.GRPCInferenceService/";
+
+type InferenceServer = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference>;
+type ManagementServer = proto::management::management_ap_is_service_server::ManagementApIsServiceServer<Management>;
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// What a port serves.
+#[derive(Clone)]
+enum Services {
+    Inference(InferenceServer, grpc::Services),
+    Management(ManagementServer),
+}
+
+/// One port's service.
+#[derive(Clone)]
+pub(super) struct Port {
+    shared: Arc<Shared>,
+    services: Services,
+}
+
+/// Predictions, the v2 protocol, health and reflection.
+///
+/// # Errors
+/// Reflection cannot be offered.
+pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
+    let most = usize::try_from(shared.settings.max_request_size).unwrap_or(usize::MAX);
+    let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
+        .max_decoding_message_size(most)
+        .max_encoding_message_size(usize::MAX);
+    let others = grpc::service(shared.engine.clone(), grpc::Settings::default()).map_err(|error| error.to_string())?;
+    Ok(Port { shared: shared.clone(), services: Services::Inference(own, others) })
+}
+
+/// The management of models.
+///
+/// # Errors
+/// None now.
+pub(super) fn management(shared: &Arc<Shared>) -> Result<Port, String> {
+    let own = ManagementServer::from_arc(Arc::new(Management(shared.clone())));
+    Ok(Port { shared: shared.clone(), services: Services::Management(own) })
+}
+
+impl<B> Service<Request<B>> for Port
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let path = request.uri().path().to_owned();
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        let (shared, received) = (self.shared.clone(), clock::now());
+        let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
+        let answer: Answering = match (self.refusal(&request), &mut self.services) {
+            (Some(status), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
+            (None, Services::Inference(own, _)) if is_own => own.call(request),
+            (None, Services::Management(own)) => own.call(request),
+            (None, Services::Inference(_, others)) => {
+                if let Some(method) = path.strip_prefix(ALIAS) {
+                    *request.uri_mut() = standard(request.uri(), method);
+                }
+                others.call(request)
+            }
+        };
+        Box::pin(async move {
+            let response = answer.await?;
+            let code = code(&response);
+            if is_own {
+                let reason = (code != Code::Ok).then_some(reason(code));
+                shared.engine.record_answered(Protocol::Grpc, route(&path), code as u16, reason);
+            }
+            tell(&shared, (peer, &path), code, received);
+            Ok(response)
+        })
+    }
+}
+
+impl Port {
+    /// The refusal of a call without the token that it needs.
+    fn refusal<B>(&self, request: &Request<B>) -> Option<Status> {
+        let tokens = self.shared.tokens.as_ref()?;
+        let purpose = match self.services {
+            Services::Inference(..) => Purpose::Inference,
+            Services::Management(_) => Purpose::Management,
+        };
+        let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
+        tokens.check(purpose, given).err().map(|_| Status::permission_denied(FAILED))
+    }
+}
+
+/// The same call in the package where everybody else has the service.
+fn standard(uri: &Uri, method: &str) -> Uri {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = PathAndQuery::try_from(format!("{STANDARD}{method}")).ok();
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
+}
+
+fn code(response: &Response<Body>) -> Code {
+    response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
+}
+
+fn reason(code: Code) -> Reason {
+    match code {
+        Code::PermissionDenied => Reason::Unauthenticated,
+        Code::NotFound => Reason::UnknownModel,
+        Code::InvalidArgument => Reason::Invalid,
+        Code::Unavailable => Reason::NotReady,
+        Code::Unimplemented => Reason::Unsupported,
+        _ => Reason::Backend,
+    }
+}
+
+fn route(path: &str) -> Route {
+    match path.rsplit('/').next().unwrap_or_default() {
+        "Ping" => Route::Ping,
+        "Predictions" => Route::Predict,
+        "StreamPredictions" | "StreamPredictions2" => Route::StreamPredict,
+        "DescribeModel" => Route::ModelDescribe,
+        "ListModels" => Route::ModelList,
+        "RegisterModel" => Route::ModelRegister,
+        "ScaleWorker" => Route::ModelScale,
+        "SetDefault" => Route::ModelSetDefault,
+        "UnregisterModel" => Route::ModelUnregister,
+        _ => Route::Unknown,
+    }
+}
+
+fn tell(shared: &Shared, (peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
+    let Some(sink) = &shared.access else { return };
+    let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
+    let ms = (clock::now() - received).as_millis();
+    let method = path.strip_prefix('/').unwrap_or(path);
+    sink(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
+}

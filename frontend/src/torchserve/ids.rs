@@ -1,0 +1,71 @@
+//! Ids of requests, and keys for clients. What is random comes from the kernel; ids are made of one such secret and a number,
+//! so that making one asks nobody.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE;
+
+/// Makes ids.
+pub(super) struct Ids {
+    secret: [u8; 32],
+    next: AtomicU64,
+}
+
+impl Ids {
+    /// Ids that are no other server's.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { secret: random()?, next: AtomicU64::new(0) })
+    }
+
+    /// A new one: a UUID of version 4 (RFC 9562).
+    pub(super) fn next(&self) -> String {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let hash = blake3::keyed_hash(&self.secret, &number.to_le_bytes());
+        let mut id = 0u128;
+        hash.as_bytes().iter().take(16).for_each(|byte| id = id << 8 | u128::from(*byte));
+        let id = id & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+        let text = format!("{id:032x}");
+        let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();
+        format!("{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+    }
+}
+
+/// A key of eight characters, as TorchServe's are.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub(super) fn key() -> io::Result<String> {
+    Ok(URL_SAFE.encode(random::<6>()?))
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_uuids_and_all_different() {
+        let ids = Ids::new().unwrap();
+        let all: BTreeSet<String> = (0..1000).map(|_| ids.next()).collect();
+        assert_eq!(all.len(), 1000);
+        let pattern =
+            regex::Regex::new("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$").unwrap();
+        assert!(all.iter().all(|id| pattern.is_match(id)));
+        assert_ne!(Ids::new().unwrap().next(), Ids::new().unwrap().next());
+        assert_eq!((key().unwrap().len(), key().unwrap() == key().unwrap()), (8, false));
+    }
+}

@@ -1,0 +1,150 @@
+//! Opens TorchServe's listeners.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::metrics::labels::Listener;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::ids::Ids;
+use super::registry::Quiet;
+use super::rest::{Port, Shared};
+use super::settings::Age;
+use super::token::Tokens;
+use super::ways::Doors;
+use super::{AccessSink, Address, Registry, Settings, grpc};
+use crate::engine::{Engine, Protocol, Route};
+use crate::http;
+use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
+
+/// What the endpoints are made of.
+pub struct Start {
+    /// The engine, which loads models by request only.
+    pub engine: Engine,
+    /// What the configuration says.
+    pub settings: Arc<Settings>,
+    /// The repository of the engine, which is the endpoints' own.
+    pub repository: PathBuf,
+    /// Says when to stop.
+    pub life: Life,
+    /// Where lines about requests go.
+    pub access: Option<AccessSink>,
+}
+
+/// Opens the listeners and serves on them; there are no models yet.
+///
+/// # Errors
+/// An address, a certificate or the file of tokens cannot be used.
+pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), String> {
+    let Start { engine, settings, repository, life, access } = start;
+    let registry = Registry::new(engine.clone(), settings.clone(), repository);
+    let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
+    let tokens = settings.token.clone().map(Tokens::new).transpose();
+    let shared = Arc::new(Shared {
+        engine: engine.with_aliases(registry.clone()),
+        quiet: engine.with_aliases(Arc::new(Quiet)),
+        registry: registry.clone(),
+        tokens: tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?,
+        ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
+        settings: settings.clone(),
+        access,
+    });
+    let mut tasks = Vec::new();
+    for (address, doors) in doors(&settings) {
+        tasks.push(rest(&shared, (address, doors), &life)?);
+    }
+    tasks.extend(grpc_ports(&shared, &life)?);
+    Ok((registry, tasks))
+}
+
+/// Each address once, with all that it serves.
+fn doors(settings: &Settings) -> Vec<(Address, Doors)> {
+    let open = Doors::default();
+    let wanted = [
+        (Some(settings.inference), Doors { inference: true, ..open }),
+        (Some(settings.management), Doors { management: true, ..open }),
+        (settings.metrics, Doors { metrics: true, ..open }),
+    ];
+    let mut all: Vec<(Address, Doors)> = Vec::new();
+    for (address, doors) in wanted.into_iter().filter_map(|(address, doors)| Some((address?, doors))) {
+        match all.iter_mut().find(|(known, _)| known.socket == address.socket && address.socket.port() != 0) {
+            Some((_, known)) => {
+                known.inference |= doors.inference;
+                known.management |= doors.management;
+                known.metrics |= doors.metrics;
+            }
+            None => all.push((address, doors)),
+        }
+    }
+    all
+}
+
+fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -> Result<JoinHandle<()>, String> {
+    let what = match doors {
+        Doors { inference: true, .. } => "inference",
+        Doors { management: true, .. } => "management",
+        _ => "metrics",
+    };
+    let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
+    let connections = connections(shared, label, (address, Speaks::Http), Age::default())?;
+    let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
+    let settings = http::Settings { max_input_size: shared.settings.max_request_size, ..http::Settings::default() };
+    let port = Port { shared: shared.clone(), doors, kserve: http::router(shared.engine.clone(), settings) };
+    let engine = shared.engine.clone();
+    let refused = move |status| engine.record_answered(Protocol::Http, Route::Unknown, status, None);
+    Ok(tokio::spawn(listener::serve(socket, (Speaks::Http, connections), port, refused, life.clone())))
+}
+
+fn grpc_ports(shared: &Arc<Shared>, life: &Life) -> Result<[JoinHandle<()>; 2], String> {
+    let settings = &shared.settings;
+    let open = |what: &str, key: &str, address: Address, age: Age| {
+        let connections = connections(shared, Listener::Grpc, (address, Speaks::Http2), age)?;
+        Ok::<_, String>((bind(&format!("the gRPC {what} API"), key, address.socket)?, connections))
+    };
+    let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
+    let management =
+        open("management", "grpc_management_port", settings.grpc_management, settings.grpc_management_age)?;
+    let services = [grpc::inference(shared)?, grpc::management(shared)?];
+    let [for_inference, for_management] = services;
+    let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
+        tokio::spawn(listener::serve(socket, (Speaks::Http2, connections), service, |_| {}, life.clone()))
+    };
+    Ok([serve(inference, for_inference), serve(management, for_management)])
+}
+
+/// How a listener treats its connections.
+fn connections(
+    shared: &Shared,
+    listener: Listener,
+    (address, speaks): (Address, Speaks),
+    age: Age,
+) -> Result<listener::Settings, String> {
+    let limits = Limits {
+        age: age.age.unwrap_or(Duration::ZERO),
+        age_grace: age.grace.unwrap_or(Duration::ZERO),
+        ..Limits::default()
+    };
+    let tls = match (&shared.settings.tls, address.tls) {
+        (Some(paths), true) => {
+            let files = TlsFiles { certificate: paths.certificate.clone(), key: paths.key.clone(), authorities: None };
+            let tls = Tls::new(files, speaks).map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
+            Some(Arc::new(tls))
+        }
+        (None, true) => return Err(format!("{} is to speak TLS, and there is no certificate", address.socket)),
+        (_, false) => None,
+    };
+    let cache = Some(shared.engine.cache().clone());
+    Ok(listener::Settings { listener, limits, tls, cache, tells_peers: true })
+}
+
+fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {
+    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {key} chooses another place");
+    let listener = listener::bind(wanted, false).map_err(unusable)?;
+    let bound = listener.local_addr().map_err(unusable)?;
+    tracing::info!("{what} on {bound}");
+    Ok(listener)
+}

@@ -1,0 +1,316 @@
+//! TorchServe's models: names, each with versions (which are texts), one of them the default one. Each version is a model of
+//! the engine with a name of its own: the first of NAME is called NAME there, others `NAME@VERSION`.
+//!
+//! What is in here is what TorchServe would say is registered, whether or not its workers run.
+
+mod describe;
+mod health;
+mod start;
+mod version;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use tokio::sync::{Mutex, watch};
+
+use super::{Asked, Deployment, Refused, Settings};
+use crate::engine::{Aliases, Engine};
+
+pub use describe::{Listed, Listing, ModelDescription};
+pub use version::{InFlight, Version};
+
+/// A model.
+struct Model {
+    /// The version that requests without one mean.
+    default: String,
+    versions: BTreeMap<String, Arc<Version>>,
+}
+
+/// All models.
+pub struct Registry {
+    engine: Engine,
+    settings: Arc<Settings>,
+    /// Where deployments are written.
+    repository: PathBuf,
+    // Held to look up or to change, never over anything that waits.
+    models: RwLock<BTreeMap<String, Model>>,
+    // Held while a version is registered or unregistered, over the choice of its name and its entry.
+    turn: Mutex<()>,
+    changes: watch::Sender<u64>,
+}
+
+/// What came of a request to change something: a status, and a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Of HTTP: 200, or 202 if it is not done yet.
+    pub status: u16,
+    /// The sentence.
+    pub text: String,
+}
+
+impl Done {
+    fn ok(text: String) -> Self {
+        Self { status: 200, text }
+    }
+
+    fn accepted() -> Self {
+        Self { status: 202, text: "Processing worker updates...".to_owned() }
+    }
+}
+
+/// How workers are to be scaled.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Workers that are kept running.
+    pub min: u32,
+    /// The most.
+    pub max: u32,
+    /// Whether to wait until they are there.
+    pub wait: bool,
+}
+
+impl Registry {
+    /// No models yet. From now on the engine counts requests by the names that clients use.
+    pub fn new(engine: Engine, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
+        engine.cache().count_by_name(settings.initial_worker_port.into());
+        let changes = watch::Sender::new(0);
+        let (models, turn) = (RwLock::default(), Mutex::new(()));
+        let registry = Arc::new(Self { engine, settings, repository, models, turn, changes });
+        tokio::spawn(health::watch(Arc::downgrade(&registry)));
+        registry
+    }
+
+    /// Changes whenever something was registered, scaled, unregistered, or made the default.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// All that is registered, and whether it is the default version of its model.
+    pub fn deployments(&self) -> Vec<(Arc<Deployment>, bool)> {
+        let models = self.read();
+        let of_model = |model: &Model| {
+            let shown = |(text, version): (&String, &Arc<Version>)| (version.deployment(), *text == model.default);
+            model.versions.iter().map(shown).collect::<Vec<_>>()
+        };
+        models.values().flat_map(of_model).collect()
+    }
+
+    /// Registers an archive, and starts its workers; `wait` until they are there, or else gone again.
+    ///
+    /// # Errors
+    /// The archive cannot be used, is registered already, or its workers do not start.
+    pub async fn register(self: &Arc<Self>, url: &str, asked: Asked, wait: bool) -> Result<Done, Refused> {
+        let version = self.add(url, asked).await?;
+        let (name, text, workers) = (&version.name, &version.text, version.deployment().min_workers);
+        let registered = format!("Model \"{name}\" Version: {text} registered with {workers} initial workers");
+        if workers == 0 {
+            return Ok(Done::ok(format!("{registered}. Use scale workers API to add workers for the model.")));
+        }
+        if !wait {
+            version.keep_starting(self);
+            return Ok(Done::accepted());
+        }
+        match version.start(self).await {
+            Ok(()) => Ok(Done::ok(registered)),
+            Err(reason) => {
+                self.remove(&version).await;
+                Err(not_started(&version, &reason))
+            }
+        }
+    }
+
+    /// Opens an archive and makes it a version of a model; its workers do not run yet.
+    async fn add(self: &Arc<Self>, url: &str, asked: Asked) -> Result<Arc<Version>, Refused> {
+        let (settings, place) = (self.settings.clone(), url.to_owned());
+        let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place)).await;
+        let archive =
+            opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
+        let _turn = self.turn.lock().await;
+        let name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
+        let text = archive.version.clone();
+        if self.find(&name, &text).is_ok() {
+            let message = format!("Model version {text} is already registered for model {name}");
+            return Err(Refused::conflict(message));
+        }
+        let called = self.free_name(&name, &text);
+        let deployment = Deployment::new(&self.settings, Arc::new(archive), &asked, called)?;
+        let version = Arc::new(Version::new(name.clone(), text.clone(), deployment));
+        let mut models = self.write();
+        let model = models.entry(name).or_insert_with(|| Model { default: text.clone(), versions: BTreeMap::new() });
+        model.versions.insert(text, version.clone());
+        drop(models);
+        self.changed();
+        Ok(version)
+    }
+
+    /// A name for the engine that no version has.
+    fn free_name(&self, name: &str, version: &str) -> String {
+        let models = self.read();
+        let taken = |called: &str| {
+            models.values().flat_map(|model| model.versions.values()).any(|version| *version.called == *called)
+        };
+        if !taken(name) {
+            return name.to_owned();
+        }
+        let plain = |c: char| if c.is_control() || matches!(c, '/' | '\\') { '_' } else { c };
+        let wanted = format!("{name}@{version}").chars().map(plain).collect::<String>();
+        let numbered = (2..).map(|number| format!("{wanted}#{number}"));
+        std::iter::once(wanted.clone()).chain(numbered).find(|called| !taken(called)).unwrap_or(wanted)
+    }
+
+    /// Changes the number of workers.
+    ///
+    /// # Errors
+    /// There is no such version, `max` is less than `min`, or the workers do not start.
+    pub async fn scale(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
+        let Scale { min, max, wait } = scale;
+        if max < min {
+            return Err(Refused::bad_request("max_worker cannot be less than min_worker."));
+        }
+        let found = self.find(name, version)?;
+        found.resize(min, max);
+        self.changed();
+        if !wait {
+            found.keep_starting(self);
+            return Ok(Done::accepted());
+        }
+        found.start(self).await.map_err(|reason| not_started(&found, &reason))?;
+        let of_version = if version.is_empty() { String::new() } else { format!(", version: {version}") };
+        Ok(Done::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
+    }
+
+    /// Unregisters a version (empty: the default one) and ends its workers.
+    ///
+    /// # Errors
+    /// There is none, or it is the default one and others are left.
+    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
+        let turn = self.turn.lock().await;
+        let found = self.find(name, version)?;
+        let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
+        if others {
+            let message = format!("Cannot remove default version for model {name}");
+            return Err(Refused { status: 403, kind: "InvalidModelVersionException", message });
+        }
+        drop(turn);
+        self.remove(&found).await;
+        Ok(Done::ok(format!("Model \"{name}\" unregistered")))
+    }
+
+    /// Ends the workers of a version, and forgets it.
+    async fn remove(self: &Arc<Self>, version: &Arc<Version>) {
+        let _turn = self.turn.lock().await;
+        {
+            let mut models = self.write();
+            if let Some(model) = models.get_mut(&version.name)
+                && model.versions.get(&version.text).is_some_and(|known| Arc::ptr_eq(known, version))
+            {
+                model.versions.remove(&version.text);
+            }
+            models.retain(|_, model| !model.versions.is_empty());
+        }
+        version.stop(self).await;
+        self.changed();
+    }
+
+    /// Makes a version the one that requests without a version mean.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn set_default(&self, name: &str, version: &str) -> Result<Done, Refused> {
+        {
+            let mut models = self.write();
+            let model = models.get_mut(name).ok_or_else(|| unknown(name))?;
+            if !model.versions.contains_key(version) {
+                return Err(unknown_version(format!("Model version {version} does not exist for model {name}")));
+            }
+            version.clone_into(&mut model.default);
+        }
+        self.changed();
+        Ok(Done::ok(format!("Default version successfully updated for model \"{name}\" to \"{version}\"")))
+    }
+
+    /// A version (empty: the default one) of a model.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, name: &str, version: &str) -> Result<Arc<Version>, Refused> {
+        let models = self.read();
+        let model = models.get(name).ok_or_else(|| unknown(name))?;
+        let text = if version.is_empty() { &model.default } else { version };
+        model
+            .versions
+            .get(text)
+            .cloned()
+            .ok_or_else(|| unknown_version(format!("Model version: {text} does not exist for model: {name}")))
+    }
+
+    /// All versions of a model.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub fn all_of(&self, name: &str) -> Result<Vec<Arc<Version>>, Refused> {
+        let models = self.read();
+        let model = models.get(name).ok_or_else(|| unknown(name))?;
+        Ok(model.versions.values().cloned().collect())
+    }
+
+    /// The one model that was registered at the start, if it is one.
+    pub fn only_startup_model(&self) -> Option<String> {
+        let models = self.read();
+        let at_start = |model: &Model| model.versions.values().any(|version| version.deployment().at_start);
+        let mut names = models.iter().filter(|(_, model)| at_start(model)).map(|(name, _)| name.clone());
+        names.next().filter(|_| names.next().is_none())
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Model>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Model>> {
+        self.models.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Aliases for Registry {
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError> {
+        if !self.read().contains_key(name) {
+            return Ok(None);
+        }
+        match self.find(name, version) {
+            Ok(found) => Ok(Some((found.called.clone(), String::new()))),
+            Err(refused) => Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message)),
+        }
+    }
+}
+
+/// Requests of the server's own: called by the engine's names, and counted by no name.
+pub struct Quiet;
+
+impl Aliases for Quiet {
+    fn resolve(&self, _: &str, _: &str) -> Result<Option<(String, String)>, InferError> {
+        Ok(None)
+    }
+
+    fn counts(&self) -> bool {
+        false
+    }
+}
+
+fn unknown(name: &str) -> Refused {
+    Refused::not_found(format!("Model not found: {name}"))
+}
+
+fn unknown_version(message: String) -> Refused {
+    Refused { status: 404, kind: "ModelVersionNotFoundException", message }
+}
+
+fn not_started(version: &Version, reason: &str) -> Refused {
+    let (name, text) = (&version.name, &version.text);
+    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {}", reason.trim()))
+}

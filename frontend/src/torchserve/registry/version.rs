@@ -1,0 +1,159 @@
+//! One version of a model: what it is to be, and what its workers are kept like.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::health::Health;
+use super::{Deployment, Registry};
+use crate::clock;
+
+/// The pauses before a model is loaded again, in seconds; the last one goes on.
+const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
+/// A version.
+pub struct Version {
+    /// The model's name.
+    pub name: String,
+    /// The version.
+    pub text: String,
+    /// The model's name in the engine.
+    pub called: String,
+    // Replaced as a whole.
+    deployment: RwLock<Arc<Deployment>>,
+    pub(super) health: Mutex<Health>,
+    // Held while workers are started or stopped: a later wish waits for the one before.
+    turn: tokio::sync::Mutex<()>,
+    /// Changes with each wish; one that is overtaken is not tried again.
+    wishes: AtomicU64,
+    /// Requests that are on their way.
+    in_flight: AtomicUsize,
+}
+
+/// A request on its way, until it is dropped.
+pub struct InFlight(Arc<Version>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Version {
+    pub(super) fn new(name: String, text: String, deployment: Deployment) -> Self {
+        Self {
+            name,
+            text,
+            called: deployment.name.clone(),
+            deployment: RwLock::new(Arc::new(deployment)),
+            health: Mutex::default(),
+            turn: tokio::sync::Mutex::new(()),
+            wishes: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    /// What it is to be.
+    pub fn deployment(&self) -> Arc<Deployment> {
+        self.deployment.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A request has come; `None` if the model takes one only while a worker is idle, and none is.
+    pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
+        let deployment = self.deployment();
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let entered = InFlight(self.clone());
+        let idle = before < deployment.min_workers as usize;
+        (!deployment.use_job_ticket || idle).then_some(entered)
+    }
+
+    pub(super) fn resize(&self, min: u32, max: u32) {
+        let mut deployment = self.deployment.write().unwrap_or_else(PoisonError::into_inner);
+        *deployment = Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
+    }
+
+    /// Has as many workers as it should.
+    ///
+    /// # Errors
+    /// Why the model cannot be loaded.
+    pub(super) async fn start(&self, registry: &Registry) -> Result<(), String> {
+        let wish = self.wish();
+        self.try_to_start(registry, wish).await.unwrap_or(Ok(()))
+    }
+
+    /// The same without waiting for it; a model that cannot be loaded is tried again, for as long as its configuration says.
+    pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
+        let (wish, version, registry) = (self.wish(), self.clone(), registry.clone());
+        tokio::spawn(async move {
+            let began = clock::now();
+            let patience = Duration::from_secs(version.deployment().max_retry_timeout.into());
+            let last = PAUSES.last().copied().unwrap_or_default();
+            let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
+            for pause in pauses {
+                let Some(Err(reason)) = version.try_to_start(&registry, wish).await else { return };
+                let (name, text) = (&version.name, &version.text);
+                if clock::now() - began >= patience {
+                    tracing::error!("model {name} version {text} is not started again: {}", reason.trim());
+                    return version.health().give_up();
+                }
+                tracing::warn!("model {name} version {text} is started again in {pause} s: {}", reason.trim());
+                tokio::time::sleep(Duration::from_secs(pause)).await;
+            }
+        });
+    }
+
+    /// `None` if another wish has come meanwhile.
+    async fn try_to_start(&self, registry: &Registry, wish: u64) -> Option<Result<(), String>> {
+        let _turn = self.turn.lock().await;
+        if self.wishes.load(Ordering::Acquire) != wish {
+            return None;
+        }
+        self.health().begin();
+        let deployment = self.deployment();
+        if deployment.min_workers == 0 {
+            return Some(unload(registry, &self.called).await);
+        }
+        let (written, repository) = (deployment.clone(), registry.repository.clone());
+        let written = tokio::task::spawn_blocking(move || written.write(&repository)).await;
+        let written = written.map_err(|error| error.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
+        if let Err(error) = written {
+            return Some(Err(format!("its configuration cannot be written: {error}")));
+        }
+        let loaded = registry.engine.load_model(&self.called, Vec::new()).await;
+        Some(loaded.map_err(|error| error.message))
+    }
+
+    /// Ends all workers, and removes what was written of it.
+    pub(super) async fn stop(&self, registry: &Registry) {
+        self.wish();
+        let _turn = self.turn.lock().await;
+        if let Err(reason) = unload(registry, &self.called).await {
+            tracing::warn!("model {} version {} is not unloaded: {reason}", self.name, self.text);
+        }
+        let place = registry.repository.join(&self.called);
+        let removed = tokio::task::spawn_blocking(move || remove(&place)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!("what was written of model {} version {} stays: {error}", self.name, self.text);
+        }
+    }
+
+    fn wish(&self) -> u64 {
+        self.wishes.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn unload(registry: &Registry, called: &str) -> Result<(), String> {
+    registry.engine.unload_model(called, false).await.map_err(|error| error.message)
+}
+
+fn remove(place: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(place) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,158 @@
+//! The management of models: each endpoint is one of the registry's verbs.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::EXPECT;
+use serde::{Deserialize, Serialize};
+
+use super::{Asked, Shared, answer};
+use crate::http::body::{self, Read};
+use crate::torchserve::failure::{self, End};
+use crate::torchserve::registry::Scale;
+use crate::torchserve::{Asked as Wanted, Refused};
+
+/// The most bytes of a request's JSON.
+const MOST_JSON: u64 = 1 << 20;
+
+/// `GET /models`.
+pub(super) fn list(shared: &Shared, asked: &Asked) -> Response {
+    let (limit, page) = (asked.number("limit").unwrap_or(100), asked.number("next_page_token").unwrap_or(0));
+    answer::json(&shared.registry.list(limit, page))
+}
+
+/// What a request to register a model says, in JSON or in its query.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(in crate::torchserve) struct Registration {
+    pub(in crate::torchserve) url: Option<String>,
+    pub(in crate::torchserve) model_name: Option<String>,
+    pub(in crate::torchserve) handler: Option<String>,
+    pub(in crate::torchserve) runtime: Option<String>,
+    pub(in crate::torchserve) batch_size: Option<i64>,
+    pub(in crate::torchserve) max_batch_delay: Option<i64>,
+    pub(in crate::torchserve) initial_workers: Option<i64>,
+    pub(in crate::torchserve) response_timeout: Option<i64>,
+    pub(in crate::torchserve) startup_timeout: Option<i64>,
+    pub(in crate::torchserve) synchronous: Option<bool>,
+    pub(in crate::torchserve) s3_sse_kms: Option<bool>,
+}
+
+impl Registration {
+    fn of_query(asked: &Asked) -> Self {
+        let flag = |name: &str| asked.query(name).map(|value| value.eq_ignore_ascii_case("true"));
+        Self {
+            url: asked.query("url"),
+            model_name: asked.query("model_name"),
+            handler: asked.query("handler"),
+            runtime: asked.query("runtime"),
+            batch_size: asked.number("batch_size"),
+            max_batch_delay: asked.number("max_batch_delay"),
+            initial_workers: asked.number("initial_workers"),
+            response_timeout: asked.number("response_timeout"),
+            startup_timeout: asked.number("startup_timeout"),
+            synchronous: flag("synchronous"),
+            s3_sse_kms: flag("s3_sse_kms"),
+        }
+    }
+
+    /// The archive, and what is said about it. A number that makes no sense counts as not said, as in TorchServe.
+    ///
+    /// # Errors
+    /// There is no archive, or something that is not built.
+    pub(in crate::torchserve) fn wanted(self) -> Result<(String, Wanted), Refused> {
+        let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
+        if let Some(runtime) = self.runtime.filter(|runtime| !matches!(runtime.as_str(), "python" | "python3" | "")) {
+            return Err(Refused::bad_request(format!("Invalid RuntimeType value: {runtime}")));
+        }
+        if self.s3_sse_kms == Some(true) {
+            return Err(Refused::bad_request("s3_sse_kms is not supported: fetch the archive, and register the file"));
+        }
+        let number = |said: Option<i64>, least: i64| {
+            said.filter(|number| *number >= least).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+        };
+        let text = |said: Option<String>| said.filter(|text| !text.is_empty());
+        let wanted = Wanted {
+            model_name: text(self.model_name),
+            handler: text(self.handler),
+            batch_size: number(self.batch_size, 1),
+            max_batch_delay: number(self.max_batch_delay, 0),
+            initial_workers: number(self.initial_workers, 0),
+            response_timeout: number(self.response_timeout, 1),
+            startup_timeout: number(self.startup_timeout, 1),
+            ..Wanted::default()
+        };
+        Ok((url, wanted))
+    }
+}
+
+/// `POST /models`.
+pub(super) async fn register(shared: &Shared, asked: &Asked, body: Body) -> Result<Response, Refused> {
+    if !shared.settings.model_api {
+        return Err(answer::wrong_method());
+    }
+    let is_json =
+        asked.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
+    let said = if is_json { from_json(asked, body).await? } else { Registration::of_query(asked) };
+    let wait = said.synchronous.unwrap_or(true);
+    let (url, wanted) = said.wanted()?;
+    Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
+}
+
+async fn from_json(asked: &Asked, body: Body) -> Result<Registration, Refused> {
+    let read = body::read(body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
+    let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
+        Read::Whole(data) => data.join(),
+        Read::TooLarge(size) => {
+            let message = format!("The JSON has at least {size} bytes; {MOST_JSON} are allowed");
+            return Err(Refused { status: 413, kind: "BadRequestException", message });
+        }
+    };
+    serde_json::from_slice(&whole).map_err(|error| Refused::bad_request(format!("The body cannot be used: {error}")))
+}
+
+/// `PUT /models/M[/V]`.
+pub(super) async fn scale(shared: &Shared, asked: &Asked, named: (&str, &str)) -> Result<Response, Refused> {
+    let number = |name: &str| asked.number(name).map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX));
+    let min = number("min_worker").unwrap_or(1);
+    let max = number("max_worker").unwrap_or(min);
+    let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let of_query = asked.query("model_version").unwrap_or_default();
+    let (model, version) = named;
+    let version = if version.is_empty() { &of_query } else { version };
+    Ok(answer::done(shared.registry.scale(model, version, Scale { min, max, wait }).await?))
+}
+
+/// `DELETE /models/M[/V]`.
+pub(super) async fn unregister(shared: &Shared, (model, version): (&str, &str)) -> Result<Response, Refused> {
+    if !shared.settings.model_api {
+        return Err(answer::wrong_method());
+    }
+    Ok(answer::done(shared.registry.unregister(model, version).await?))
+}
+
+#[derive(Serialize)]
+struct Readiness<'a> {
+    name: &'a str,
+    ready: bool,
+}
+
+/// `GET /v1/models/M`.
+pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
+    let version = shared.registry.find(model, "")?;
+    let ready = !shared.quiet.worker_states(&version.called).is_empty();
+    Ok(answer::json(&Readiness { name: model, ready }))
+}
+
+/// `GET /token`.
+pub(super) async fn token(shared: &Shared, asked: &Asked) -> Result<Response, Refused> {
+    let Some(tokens) = &shared.tokens else { return Err(answer::not_found()) };
+    let kind = asked.query("type").unwrap_or_default();
+    match tokens.renew(&kind) {
+        Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
+        Ok(None) => {
+            let message = format!("type is '{kind}'; allowed are management and inference");
+            Err(Refused::bad_request(message))
+        }
+        Err(error) => Err(Refused::internal(format!("The file of tokens cannot be written: {error}"))),
+    }
+}

@@ -1,0 +1,203 @@
+//! TorchServe's REST: three listeners, or fewer where their addresses are the same. Every answer has an id, is counted once,
+//! and is told to the access log.
+
+mod answer;
+mod describe;
+mod manage;
+mod metrics;
+mod openapi;
+mod predict;
+mod streaming;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, HeaderMap, TRANSFER_ENCODING};
+use http::{Method, Request, Uri, Version};
+use pharos::timeline::Instant;
+use tower::Service;
+
+use super::ids::Ids;
+use super::token::Tokens;
+use super::ways::{Doors, Way, way};
+use super::{AccessSink, Refused, Registry, Settings};
+use crate::clock;
+use crate::engine::{Engine, Protocol};
+use crate::listener::Peer;
+use crate::slow::{Pace, Paced};
+
+pub(super) use describe::descriptions;
+pub(super) use manage::Registration;
+pub(super) use predict::{end_of, enter};
+
+/// How long a body may not go on.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What all listeners share.
+pub(super) struct Shared {
+    /// Its clients call models by TorchServe's names.
+    pub(super) engine: Engine,
+    /// The same, without counting by name.
+    pub(super) quiet: Engine,
+    pub(super) registry: Arc<Registry>,
+    pub(super) settings: Arc<Settings>,
+    pub(super) tokens: Option<Tokens>,
+    pub(super) ids: Ids,
+    pub(super) access: Option<AccessSink>,
+}
+
+/// One listener's service.
+#[derive(Clone)]
+pub(super) struct Port {
+    pub(super) shared: Arc<Shared>,
+    pub(super) doors: Doors,
+    /// The v2 protocol.
+    pub(super) kserve: Router,
+}
+
+/// A request, but for its body.
+struct Asked {
+    method: Method,
+    uri: Uri,
+    version: Version,
+    headers: HeaderMap,
+    peer: Option<SocketAddr>,
+    id: String,
+    received: Instant,
+}
+
+impl Asked {
+    /// A pair of the query, decoded; of several the first.
+    fn query(&self, name: &str) -> Option<String> {
+        let pairs = super::form::pairs(self.uri.query().unwrap_or_default());
+        let found = pairs.into_iter().find(|pair| pair.name == name);
+        found.map(|pair| String::from_utf8_lossy(&pair.data).into_owned())
+    }
+
+    /// A whole number of the query; one that is none counts as absent, as in TorchServe.
+    fn number(&self, name: &str) -> Option<i64> {
+        self.query(name)?.parse().ok()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl<B> Service<Request<B>> for Port
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let port = self.clone();
+        let received = clock::now();
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let chunked = parts.headers.contains_key(TRANSFER_ENCODING);
+            let pace = Pace { patience: BODY_TIMEOUT, chunked };
+            let body = Body::new(Paced::new(body, pace, |fault| Box::new(fault)));
+            let asked = Asked {
+                peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+                method: parts.method,
+                uri: parts.uri,
+                version: parts.version,
+                headers: parts.headers,
+                id: port.shared.ids.next(),
+                received,
+            };
+            Ok(port.serve(asked, body).await)
+        })
+    }
+}
+
+impl Port {
+    async fn serve(&self, asked: Asked, body: Body) -> Response {
+        let way = way(self.doors, &asked.method, asked.uri.path());
+        let (route, is_counted) = (way.route(), way == Way::Kserve);
+        let answered = match self.allowed(&way, &asked) {
+            Ok(()) => self.answer(way, &asked, body).await,
+            Err(refused) => Err(refused),
+        };
+        let (mut response, reason) = match answered {
+            Ok(response) => (response, None),
+            Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
+        };
+        answer::finish(&mut response, &asked, &self.shared.settings.cors);
+        let status = response.status().as_u16();
+        // The v2 protocol's edge counts its answers itself.
+        if !is_counted || reason.is_some() {
+            self.shared.engine.record_answered(Protocol::Http, route, status, reason);
+        }
+        self.tell(&asked, status);
+        response
+    }
+
+    fn allowed(&self, way: &Way, asked: &Asked) -> Result<(), Refused> {
+        let (Some(tokens), Some(purpose)) = (&self.shared.tokens, way.purpose(self.doors)) else { return Ok(()) };
+        tokens.check(purpose, asked.headers.get(AUTHORIZATION).map(|value| value.as_bytes()))
+    }
+
+    async fn answer(&self, way: Way, asked: &Asked, body: Body) -> Result<Response, Refused> {
+        let shared = &self.shared;
+        match way {
+            Way::ApiDescription => Ok(answer::json(&openapi::description(self.doors))),
+            Way::Ping => Ok(answer::health(shared.registry.is_healthy())),
+            Way::Predict(target) => predict::predict(self, asked, target, body).await,
+            Way::Kserve => Ok(self.kserve(asked, body).await),
+            Way::List => Ok(manage::list(shared, asked)),
+            Way::Register => manage::register(shared, asked, body).await,
+            Way::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,
+            Way::ManagementApi(model, version) => {
+                shared.registry.find(&model, &version)?;
+                Ok(answer::json(&openapi::of_management(&model)))
+            }
+            Way::Scale(model, version) => manage::scale(shared, asked, (&model, &version)).await,
+            Way::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
+            Way::Unregister(model, version) => manage::unregister(shared, (&model, &version)).await,
+            Way::V1Ready(model) => manage::ready(shared, &model),
+            Way::Token => manage::token(shared, asked).await,
+            Way::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
+            Way::Workflow(name) => Err(answer::no_workflow(&name)),
+            Way::Metrics => metrics::metrics(shared, asked).await,
+            Way::NotFound => Err(answer::not_found()),
+            Way::WrongMethod => Err(answer::wrong_method()),
+        }
+    }
+
+    /// The v2 protocol, as on its own port.
+    async fn kserve(&self, asked: &Asked, body: Body) -> Response {
+        let mut request = Request::new(body);
+        *request.method_mut() = asked.method.clone();
+        *request.uri_mut() = asked.uri.clone();
+        *request.version_mut() = asked.version;
+        request.headers_mut().clone_from(&asked.headers);
+        let Ok(response) = self.kserve.clone().call(request).await;
+        response
+    }
+
+    fn tell(&self, asked: &Asked, status: u16) {
+        let Some(sink) = &self.shared.access else { return };
+        let Asked { method, uri, version, received, .. } = asked;
+        let peer = asked.peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
+        let ms = (clock::now() - *received).as_millis();
+        sink(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
+    }
+}

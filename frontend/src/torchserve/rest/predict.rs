@@ -1,0 +1,207 @@
+//! Predictions and explanations: whatever the path, a body goes to a handler, and what the handler gives comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::EXPECT;
+use http::{Method, StatusCode};
+use hyper::ext::ReasonPhrase;
+use pharos::error::{InferError, Reason};
+use pharos::id::{CorrelationId, TraceId};
+use pharos::infer::InferRequest;
+use pharos::timeline::Instant;
+use serde_json::Value;
+
+use super::streaming::Parts;
+use super::{Asked, Port, Shared, answer, openapi};
+use crate::clock;
+use crate::engine::{Responses, Streamed};
+use crate::http::body::{self, Read};
+use crate::torchserve::Refused;
+use crate::torchserve::beside::{self, Wish};
+use crate::torchserve::failure::{self, End};
+use crate::torchserve::form::{self, Part};
+use crate::torchserve::registry::{InFlight, Version};
+use crate::torchserve::ways::Target;
+
+/// Tensors behind the JSON of the v2 protocol.
+const BINARY: &str = "inference-header-content-length";
+
+/// How long it may take to know how a process ended whose connection is gone.
+const END_KNOWN: Duration = Duration::from_millis(100);
+
+/// Answers a prediction.
+pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Body) -> Result<Response, Refused> {
+    let shared = &*port.shared;
+    if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") {
+        return Ok(port.kserve(asked, body).await);
+    }
+    let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
+    let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
+    // What nobody could answer is not read.
+    let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
+    let parts = parts(shared, asked, (&target, body)).await?;
+    let model = match named {
+        Some(model) => model,
+        None => model_of(&parts).ok_or_else(|| Refused::bad_request("Parameter model_name is required."))?,
+    };
+    let version = known.map_or_else(|| shared.registry.find(&model, &target.version), Ok)?;
+    if asked.method == Method::OPTIONS {
+        return Ok(answer::json(&openapi::of_model(&model)));
+    }
+    let called = (model.as_str(), target.version.as_str());
+    let entered = enter(shared, called, &version)?;
+    let request = request(shared, asked, called, (&parts, wish(asked, &target)), &version)?;
+    let answered = async {
+        let mut responses = shared.engine.stream(request)?;
+        let first = responses.next().await.ok_or_else(|| InferError::internal("The model gave no answer."))?;
+        respond(first, (responses, entered), shared.settings.max_response_size)
+    };
+    match answered.await {
+        Ok(response) => Ok(response),
+        Err(error) => {
+            let end = end_of(shared, &error, &version, asked.received).await;
+            Err(failure::refused(&error, called, || end))
+        }
+    }
+}
+
+/// Lets a request in if there is a worker for it, or will be.
+///
+/// # Errors
+/// There are to be none, or all are busy and the model wants none to wait.
+pub(in crate::torchserve) fn enter(
+    shared: &Shared,
+    (model, version): (&str, &str),
+    found: &Arc<Version>,
+) -> Result<InFlight, Refused> {
+    let refuse = |more: &str| {
+        shared.engine.refused_by_name(model, version);
+        failure::no_worker(model, version, more)
+    };
+    if found.deployment().min_workers == 0 {
+        return Err(refuse(""));
+    }
+    found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket lets no request wait"))
+}
+
+/// The parts of a request.
+async fn parts(shared: &Shared, asked: &Asked, (target, body): (&Target, Body)) -> Result<Vec<Part>, Refused> {
+    let limit = shared.settings.max_request_size;
+    let waits = asked.headers.contains_key(EXPECT);
+    let whole = match body::read(body, limit, waits).await {
+        Ok(Read::Whole(data)) => data.join(),
+        Ok(Read::TooLarge(size)) => {
+            let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
+            return Err(Refused { status: 413, kind: "BadRequestException", message });
+        }
+        Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
+    };
+    let mut parts = if target.query { form::pairs(asked.uri.query().unwrap_or_default()) } else { Vec::new() };
+    parts.extend(form::parts(asked.header("content-type"), whole).await?);
+    Ok(parts)
+}
+
+/// The model that a form names.
+fn model_of(parts: &[Part]) -> Option<String> {
+    let named = parts.iter().find(|part| part.name == "model_name" && !part.data.is_empty())?;
+    Some(String::from_utf8_lossy(&named.data).into_owned())
+}
+
+fn wish(asked: &Asked, target: &Target) -> Wish {
+    let mut headers = beside::headers(&asked.headers);
+    if let Some(explain) = target.explain {
+        headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
+    }
+    if let Some(url_path) = &target.url_path {
+        headers.insert("url_path".to_owned(), Value::from(url_path.as_str()));
+    }
+    Wish { headers, describe: false, explain: target.explain == Some(true) }
+}
+
+fn request(
+    shared: &Shared,
+    asked: &Asked,
+    (model, version): (&str, &str),
+    (parts, mut wish): (&[Part], Wish),
+    found: &Version,
+) -> Result<InferRequest, Refused> {
+    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut wish));
+    let too_long = || Refused::bad_request("The parts of the request are too long for one element");
+    let mut request = beside::request((model, version, &asked.id), parts, wish).ok_or_else(too_long)?;
+    if let Some((id, start, end)) = sequence {
+        request.correlation_id = CorrelationId::String(id);
+        (request.sequence_start, request.sequence_end) = (start, end);
+    }
+    request.trace = TraceId::from_traceparent(asked.header("traceparent"));
+    request.timeline.received = asked.received;
+    request.timeline.request_start = clock::now();
+    Ok(request)
+}
+
+/// The sequence of a request, and whether it begins and ends it. Without an id it begins one of its own.
+fn sequence(shared: &Shared, asked: &Asked, wish: &mut Wish) -> (String, bool, bool) {
+    let [id, start, end] = &shared.settings.sequence_headers;
+    let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
+    let given = asked.header(id);
+    if !given.is_empty() {
+        return (given.to_owned(), says(start), says(end));
+    }
+    let made = format!("ts-seq-{}", shared.ids.next());
+    wish.headers.insert(id.clone(), Value::from(made.as_str()));
+    wish.headers.insert(start.clone(), Value::from("true"));
+    (made, true, says(end))
+}
+
+/// The answer to a client: whole, or in parts if more are to come.
+fn respond(first: Streamed, (responses, entered): (Responses, InFlight), most: u64) -> Result<Response, InferError> {
+    let last = first.last || !responses.is_decoupled();
+    let answer = beside::answer(first.answer?)?;
+    check_size(&answer.body, most)?;
+    let body = match last {
+        true => Body::from(answer.body),
+        false => Body::new(Parts::new(answer.body, responses, (entered, most))),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(answer.status)
+        .map_err(|_| InferError::internal(format!("the handler's status {} is none of HTTP", answer.status)))?;
+    *response.headers_mut() = answer.headers;
+    if let Some(reason) = Some(answer.reason).filter(|reason| !reason.is_empty())
+        && let Ok(reason) = ReasonPhrase::try_from(reason)
+    {
+        response.extensions_mut().insert(reason);
+    }
+    Ok(response)
+}
+
+/// Refuses a body that is longer than allowed.
+pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
+    if body.len() as u64 <= most {
+        return Ok(());
+    }
+    let size = body.len();
+    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
+}
+
+/// How the worker of a failed request ended, if it did. That is known a moment after its connection is gone.
+pub(in crate::torchserve) async fn end_of(
+    shared: &Shared,
+    error: &InferError,
+    version: &Version,
+    since: Instant,
+) -> End {
+    if error.reason != Reason::InstanceLost {
+        return End::Died;
+    }
+    let until = clock::now() + END_KNOWN;
+    while clock::now() < until {
+        if shared.quiet.killed_since(&version.called, since) {
+            return End::Killed;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    End::Died
+}

@@ -1,0 +1,64 @@
+//! An answer in parts, as the handler sends them. A part that fails breaks the body off: nothing else can be said any more.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::Frame;
+use pharos::error::InferError;
+
+use super::predict::check_size;
+use crate::engine::{Responses, Streamed};
+use crate::torchserve::beside;
+use crate::torchserve::registry::InFlight;
+
+/// The body of a response with parts.
+pub(super) struct Parts {
+    first: Option<Bytes>,
+    responses: Responses,
+    ended: bool,
+    /// The most bytes of a part.
+    most: u64,
+    _entered: InFlight,
+}
+
+impl Parts {
+    /// This part, and all that follow.
+    pub(super) fn new(first: Bytes, responses: Responses, (entered, most): (InFlight, u64)) -> Self {
+        Self { first: Some(first), responses, ended: false, most, _entered: entered }
+    }
+
+    fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
+        self.ended = streamed.last;
+        let body = beside::answer(streamed.answer?)?.body;
+        check_size(&body, self.most)?;
+        Ok(body)
+    }
+}
+
+impl http_body::Body for Parts {
+    type Data = Bytes;
+    type Error = InferError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, InferError>>> {
+        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        loop {
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let Some(streamed) = ready!(self.responses.poll_next(cx)) else { return Poll::Ready(None) };
+            match self.part(streamed) {
+                // A chunk without bytes would be the end.
+                Ok(part) if part.is_empty() => {}
+                Ok(part) => return Poll::Ready(Some(Ok(Frame::data(part)))),
+                Err(error) => {
+                    self.ended = true;
+                    tracing::warn!("an answer in parts breaks off: {error}");
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+    }
+}
