@@ -19,7 +19,7 @@ use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::{ModelMetadata, Scheduling};
+use pharos::model::{ModelMetadata, Scheduling, envelope};
 use pharos::repository::parse_version;
 use pharos::timeline::Instant;
 
@@ -243,9 +243,12 @@ impl Engine {
             _ => vec![serving.model.version],
         };
         let metadata = serving.config.metadata(&versions);
-        Ok(match self.1 {
-            Some(_) => ModelMetadata { name: name.to_owned(), ..metadata },
-            None => metadata,
+        Ok(match (self.resolve(name, version)?, &self.1) {
+            (Some((_, own)), Some(aliases)) => {
+                let versions = if version.is_empty() { aliases.versions(name) } else { vec![own] };
+                ModelMetadata { name: name.to_owned(), versions, ..metadata }
+            }
+            _ => metadata,
         })
     }
 
@@ -275,11 +278,19 @@ impl Engine {
         let serving = self.able(&request)?;
         exchange.found(self, &serving, &mut request)?;
         self.0.shared_memory.lend(&mut request)?;
-        if serving.config.decoupled {
+        // A handler that may send parts of an answer need not.
+        if serving.config.decoupled && serving.config.backend != envelope::BACKEND {
             return Err(endpoint.refuse_decoupled());
         }
         check_text(&request)?;
-        let answer = self.0.repository.infer(&serving, request).await;
+        let answer = match serving.config.decoupled {
+            true => {
+                let admitted = serving.admit(&mut request)?;
+                let responses = Responses::many(self.0.repository.clone().stream(&serving, request, admitted));
+                responses.only().await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
+            }
+            false => self.0.repository.infer(&serving, request).await,
+        };
         if exchange.is_plain() { answer } else { exchange.end(answer) }
     }
 
@@ -395,7 +406,7 @@ impl Engine {
     /// The model that a client calls so.
     fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         match self.resolve(name, version)? {
-            Some((name, version)) => self.0.repository.serving(&name, &version),
+            Some((name, _)) => self.0.repository.serving(&name, ""),
             None => self.0.repository.serving(name, version),
         }
     }

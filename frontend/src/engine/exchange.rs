@@ -14,11 +14,15 @@ use crate::repository::Serving;
 
 /// Names of models and versions that clients use in place of those of the repository.
 pub trait Aliases: Send + Sync {
-    /// The model and version (empty: the latest) that a client means by these; `None` if it is what the client says.
+    /// The repository's name of the model that a client means by a name and a version (empty: none), and the version as
+    /// clients know it; `None` if it is what the client says.
     ///
     /// # Errors
     /// There is none of this name.
     fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError>;
+
+    /// All versions of a model, as clients know them.
+    fn versions(&self, name: &str) -> Vec<String>;
 
     /// Whether requests are counted by these names, where requests are counted by name at all.
     fn counts(&self) -> bool {
@@ -26,11 +30,20 @@ pub trait Aliases: Send + Sync {
     }
 }
 
+/// What a client calls a model.
+struct Called {
+    name: String,
+    /// The version that it has asked for; may be empty.
+    asked: String,
+    /// The version that this means.
+    version: String,
+}
+
 /// What a request was before it went to its model.
 #[derive(Default)]
 pub(super) struct Exchange {
     /// The name and version that the client used, if those of the repository are others.
-    called: Option<(String, String)>,
+    called: Option<Called>,
     /// Where it is counted.
     named: Option<(Engine, Arc<Named>)>,
     /// Its tensors became a document.
@@ -48,7 +61,8 @@ impl Exchange {
             && let Some((name, version)) = names.resolve(&request.model_name, &request.model_version)?
         {
             let name = std::mem::replace(&mut request.model_name, name);
-            exchange.called = Some((name, std::mem::replace(&mut request.model_version, version)));
+            let asked = std::mem::take(&mut request.model_version);
+            exchange.called = Some(Called { name, asked, version });
         }
         Ok(exchange)
     }
@@ -64,7 +78,7 @@ impl Exchange {
         request: &mut InferRequest,
     ) -> Result<(), InferError> {
         let (name, version) = match &self.called {
-            Some((name, version)) => (name, version),
+            Some(Called { name, asked, .. }) => (name, asked),
             None => (&request.model_name, &request.model_version),
         };
         let counts = engine.1.as_ref().is_none_or(|aliases| aliases.counts());
@@ -106,11 +120,9 @@ impl Exchange {
     }
 
     fn shown(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
-        if let Some((name, version)) = &self.called {
+        if let Some(Called { name, version, .. }) = &self.called {
             response.model_name.clone_from(name);
-            if !version.is_empty() {
-                response.model_version.clone_from(version);
-            }
+            response.model_version.clone_from(version);
         }
         if let Some(asked) = &self.asked {
             envelope::from_document(&mut response, asked)?;

@@ -58,6 +58,21 @@ impl Responses {
         !matches!(self.kind, Kind::One(_))
     }
 
+    /// The one answer that says something; `None` if there are more of them, or none.
+    ///
+    /// # Errors
+    /// The first of an answer.
+    pub(super) async fn only(mut self) -> Result<Option<InferResponse>, InferError> {
+        let mut found = None;
+        while let Some(Streamed { answer, empty, .. }) = self.next().await {
+            let answer = answer?;
+            if !empty && found.replace(answer).is_some() {
+                return Ok(None);
+            }
+        }
+        Ok(found)
+    }
+
     /// The next answer; `None` after the one that says that it is the last. Who asks for the next has taken the one before:
     /// a model waits for its slow readers.
     pub async fn next(&mut self) -> Option<Streamed> {

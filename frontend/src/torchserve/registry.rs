@@ -102,6 +102,11 @@ impl Registry {
     /// # Errors
     /// The archive cannot be used, is registered already, or its workers do not start.
     pub async fn register(self: &Arc<Self>, url: &str, asked: Asked, wait: bool) -> Result<Done, Refused> {
+        let (registry, url) = (self.clone(), url.to_owned());
+        to_the_end(async move { registry.register_now(&url, asked, wait).await }).await
+    }
+
+    async fn register_now(self: &Arc<Self>, url: &str, asked: Asked, wait: bool) -> Result<Done, Refused> {
         let version = self.add(url, asked).await?;
         let (name, text, workers) = (&version.name, &version.text, version.deployment().min_workers);
         let registered = format!("Model \"{name}\" Version: {text} registered with {workers} initial workers");
@@ -165,6 +170,11 @@ impl Registry {
     /// # Errors
     /// There is no such version, `max` is less than `min`, or the workers do not start.
     pub async fn scale(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
+        let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
+        to_the_end(async move { registry.scale_now(&name, &version, scale).await }).await
+    }
+
+    async fn scale_now(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
         let Scale { min, max, wait } = scale;
         if max < min {
             return Err(Refused::bad_request("max_worker cannot be less than min_worker."));
@@ -186,6 +196,11 @@ impl Registry {
     /// # Errors
     /// There is none, or it is the default one and others are left.
     pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
+        let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
+        to_the_end(async move { registry.unregister_now(&name, &version).await }).await
+    }
+
+    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
         let turn = self.turn.lock().await;
         let found = self.find(name, version)?;
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
@@ -283,9 +298,13 @@ impl Aliases for Registry {
             return Ok(None);
         }
         match self.find(name, version) {
-            Ok(found) => Ok(Some((found.called.clone(), String::new()))),
+            Ok(found) => Ok(Some((found.called.clone(), found.text.clone()))),
             Err(refused) => Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message)),
         }
+    }
+
+    fn versions(&self, name: &str) -> Vec<String> {
+        self.read().get(name).map(|model| model.versions.keys().cloned().collect()).unwrap_or_default()
     }
 }
 
@@ -297,9 +316,19 @@ impl Aliases for Quiet {
         Ok(None)
     }
 
+    fn versions(&self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     fn counts(&self) -> bool {
         false
     }
+}
+
+/// Does something to its end, whether or not the client waits for it: nothing is left half done because one went away.
+async fn to_the_end(work: impl Future<Output = Result<Done, Refused>> + Send + 'static) -> Result<Done, Refused> {
+    let done = tokio::spawn(work).await;
+    done.unwrap_or_else(|error| Err(Refused::internal(format!("it broke off: {error}"))))
 }
 
 fn unknown(name: &str) -> Refused {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pharos::timeline::Instant;
-use serde_json::json;
+use serde::Serialize;
 
 use super::Refused;
 use super::ids::key;
@@ -41,6 +41,22 @@ struct Keys {
     management: Expiring,
     inference: Expiring,
     renewal: String,
+}
+
+/// The file, in TorchServe's order.
+#[derive(Serialize)]
+struct KeyFile {
+    management: Shown,
+    inference: Shown,
+    #[serde(rename = "API")]
+    renewal: Shown,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    key: String,
+    #[serde(rename = "expiration time", skip_serializing_if = "Option::is_none")]
+    expiration: Option<String>,
 }
 
 /// The tokens of a server.
@@ -107,14 +123,13 @@ impl Tokens {
     }
 
     fn write(&self, keys: &Keys) -> io::Result<()> {
-        let of = |key: &Expiring| json!({ "key": key.key, "expiration time": key.shown });
-        // Written by hand at the top: readers may expect TorchServe's order.
-        let pretty = |value| serde_json::to_string_pretty(&value).map_err(io::Error::other);
-        let part = |value| Ok::<_, io::Error>(pretty(value)?.replace('\n', "\n  "));
-        let (management, inference) = (part(of(&keys.management))?, part(of(&keys.inference))?);
-        let renewal = part(json!({ "key": keys.renewal }))?;
-        let text =
-            format!("{{\n  \"management\": {management},\n  \"inference\": {inference},\n  \"API\": {renewal}\n}}");
+        let expiring = |key: &Expiring| Shown { key: key.key.clone(), expiration: Some(key.shown.clone()) };
+        let file = KeyFile {
+            management: expiring(&keys.management),
+            inference: expiring(&keys.inference),
+            renewal: Shown { key: keys.renewal.clone(), expiration: None },
+        };
+        let text = serde_json::to_string_pretty(&file).map_err(io::Error::other)?;
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.settings.file)?;
         // A file that was there may be readable to others.

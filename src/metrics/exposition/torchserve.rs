@@ -92,8 +92,10 @@ mod tests {
     use crate::id::ModelVersion;
     use crate::metrics::cache::Settings;
     use crate::metrics::catalog::Catalog;
+    use crate::metrics::journal::Counters;
     use crate::metrics::labels::{Outcome, Protocol, Route};
     use crate::metrics::record;
+    use crate::timeline::{Instant, Timeline};
 
     const YAML: &str = "mode: prometheus\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
@@ -135,6 +137,42 @@ H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
             lines
         };
         assert_eq!(sorted(&shown(&[])), sorted(expected));
+    }
+
+    #[test]
+    fn requests_are_counted_by_the_names_in_urls() {
+        let yaml = YAML.replace("mode: prometheus", "mode: both").replace(
+            "  counter:\n    - {name: Requests2XX",
+            "  counter:\n    - {name: ts_queue_latency_microseconds, unit: Microseconds, dimensions: [model_name, \
+             model_version, hostname]}\n    - {name: Requests2XX",
+        );
+        let cache = Arc::new(Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h")));
+        assert!(cache.named("m", "").is_none(), "nobody has asked for it");
+        cache.count_by_name(9000);
+        let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+        record::inference_requested(&series);
+        for version in ["", "", "1.0"] {
+            let named = cache.named("m", version).unwrap();
+            record::named_requested(&cache, &named);
+            let mut timeline = Timeline::default();
+            timeline.compute.start = Instant(2_000_500);
+            timeline.queue_start = Instant(500);
+            record::named_done(&cache, &named, &timeline);
+        }
+        let text = render(&cache, &Names::default());
+        for (version, requests, queue) in [("default", "2.0", "4000.0"), ("1.0", "1.0", "2000.0")] {
+            let labels = format!("{{model_name=\"m\",model_version=\"{version}\",hostname=\"h\",}}");
+            assert!(text.contains(&format!("ts_inference_requests_total{labels} {requests}\n")), "{text}");
+            assert!(text.contains(&format!("ts_queue_latency_microseconds{labels} {queue}\n")), "{text}");
+        }
+        assert!(!text.contains("model_version=\"1\""), "{text}");
+        let mut lines = Vec::new();
+        Counters::new().collect(&cache, 10, |text, value| {
+            lines.push((format!("{text:?}").contains("model_version:default"), value));
+            true
+        });
+        assert_eq!(lines.iter().filter(|line| **line == (true, 1.0)).count(), 2, "{lines:?}");
+        assert_eq!(lines.len(), 3, "those of the version by its number are not told: {lines:?}");
     }
 
     #[test]

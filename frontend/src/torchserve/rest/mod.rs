@@ -39,6 +39,9 @@ pub(super) use describe::descriptions;
 pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter};
 
+/// Tensors behind the JSON of the v2 protocol.
+const BINARY: &str = "inference-header-content-length";
+
 /// How long a body may not go on.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -130,7 +133,13 @@ where
 
 impl Port {
     async fn serve(&self, asked: Asked, body: Body) -> Response {
-        let way = way(self.doors, &asked.method, asked.uri.path());
+        let way = match way(self.doors, &asked.method, asked.uri.path()) {
+            // Tensors behind the JSON are no body for a handler.
+            Way::Predict(_) if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") => {
+                Way::Kserve
+            }
+            way => way,
+        };
         let (route, is_counted) = (way.route(), way == Way::Kserve);
         let answered = match self.allowed(&way, &asked) {
             Ok(()) => self.answer(way, &asked, body).await,

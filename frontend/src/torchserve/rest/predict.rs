@@ -27,18 +27,12 @@ use crate::torchserve::form::{self, Part};
 use crate::torchserve::registry::{InFlight, Version};
 use crate::torchserve::ways::Target;
 
-/// Tensors behind the JSON of the v2 protocol.
-const BINARY: &str = "inference-header-content-length";
-
 /// How long it may take to know how a process ended whose connection is gone.
 const END_KNOWN: Duration = Duration::from_millis(100);
 
 /// Answers a prediction.
 pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Body) -> Result<Response, Refused> {
     let shared = &*port.shared;
-    if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") {
-        return Ok(port.kserve(asked, body).await);
-    }
     let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
     // What nobody could answer is not read.
