@@ -233,7 +233,7 @@ def metric(line: str) -> str:
 def at_start(setup, peer: Peer) -> list:
     """Waits until the workers of all models are ready; a server with tokens is asked with them."""
     token = {"Authorization": "Bearer MANAGEMENT"}
-    end = time.monotonic() + 120
+    end = time.monotonic() + 60
 
     def ask(path: str):
         body = peer.rest(Rest(path, headers=token, at="management"))["body"]

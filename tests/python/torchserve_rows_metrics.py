@@ -172,7 +172,7 @@ PROMETHEUS = [
         *(
             Rest(f"/metrics?{query}", at="metrics")
             for query in (
-                "name[]=Requests2XX",
+                "name[]=StartTime",
                 "name%5B%5D=PC&name%5B%5D=PG",
                 "name[]=PH",
                 "name[]=PH_sum",
