@@ -23,6 +23,7 @@ impl Place {
             python: Some("/bin/sh".into()),
             backends: Some(root.join("backends")),
             environments: root.join("environments"),
+            hidden: Vec::new(),
         };
         Self { root, program }
     }

@@ -55,9 +55,12 @@ impl Home {
         });
     }
 
-    /// The last snapshot.
+    /// The last snapshot; and the tokens, which are good for nothing any more.
     pub(super) fn stopping(&self) {
         save(&self.settings, Kind::Shutdown, &self.registry);
+        if let Some(token) = &self.settings.token {
+            let _ = std::fs::remove_file(&token.file);
+        }
     }
 }
 

@@ -49,7 +49,10 @@ pub const KEYS: &[Key] = &[
     same("default_workers_per_model"),
     same("default_response_timeout"),
     same("default_startup_timeout"),
-    same("unregister_model_timeout"),
+    none(
+        "unregister_model_timeout",
+        "a model that is unregistered finishes what it has accepted, and nobody waits for that",
+    ),
     none("number_of_netty_threads", THREADS),
     none("netty_client_threads", THREADS),
     same("job_queue_size"),
