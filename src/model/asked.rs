@@ -55,6 +55,12 @@ impl Draft {
         self.proto.parameters.get(name).map(|parameter| parameter.string_value.as_str())
     }
 
+    /// Whether there is nothing to ask the model's code: an archive of TorchServe only says what nobody has written, and who
+    /// has written inputs and outputs has written it all. It saves starting an interpreter twice.
+    pub fn needs_no_answer(&self) -> bool {
+        self.proto.backend == "torchserve" && !self.proto.input.is_empty() && !self.proto.output.is_empty()
+    }
+
     /// Which versions should run.
     ///
     /// # Errors

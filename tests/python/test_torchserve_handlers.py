@@ -6,8 +6,8 @@ They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that 
 import json
 import math
 import os
+import queue
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -55,6 +55,15 @@ model_metrics:
     - {name: Spread, unit: s, dimensions: [*ModelName, *Level]}
 """
 BATCHED = "batchSize: 4\nmaxBatchDelay: 500\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpacked(tmp_path_factory):
+    """Where archives are unpacked."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +239,22 @@ def test_errors_have_torchserves_codes(served, what, more, text):
     assert do(served, "told", "echo")[0]
 
 
+@pytest.mark.parametrize("told", [
+    "{", "5", '{"parts": 5}', '{"parts": [{"name": "body"}]}', '{"parts": [{"name": "body", "length": 9}]}', '{"parts": []}',
+    '{"parts": [{"name": "body", "length": "1"}]}', '{"parts": [{"name": [], "length": 1}]}', '{"headers": 5, "parts": []}',
+])  # fmt: skip
+def test_a_request_that_cannot_be_understood_costs_no_other(served, told):
+    def one(at):
+        try:
+            return ask(served, "spread", b"x", told if at == 0 else None)[0][0]
+        except InferenceServerException as error:
+            return error.message()
+
+    answers = together(3, one)
+    assert answers[0].startswith("HTTP 400: the request's parameter 'torchserve' has not the agreed form"), answers[0]
+    assert [json.loads(answer)["body"] for answer in answers[1:]] == [["bytearray", "78"]] * 2
+
+
 @pytest.mark.parametrize("kind", ["exit", "kill"])
 def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
     def serves():
@@ -239,9 +264,8 @@ def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
             return None
 
     eventually("it serves", 30, serves)
-    # It is executed a second time, unless the instance waits before it is started again.
     text = refused(served, "packed", "ends", kind=kind)
-    assert "died twice" in text or "no instance of the model is left" in text
+    assert text == "the worker of model 'packed' version 1 died while it executed this request", "it has no second try"
     eventually("it serves again", 30, serves)
 
 
@@ -274,8 +298,6 @@ def test_describe_and_explain_are_no_part_of_a_batch(served):
 
 def streamed(server, model, body, identity="s", sequence=0):
     """The parts of an answer over gRPC: the bodies, what is told of the first, and the error."""
-    import queue
-
     tensor = grpc.InferInput("data", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[body]], np.object_))
     answers, bodies, told, error = queue.Queue(), [], [], None
@@ -460,6 +482,7 @@ def test_metrics_of_older_handlers(served):
     before = of(served, "Calls")
     measure(served, "id-store", do="store")
     assert of(served, "Calls") == before + 10 and of(served, "Stored") == 7
+    assert "the metric 'Errors' cannot take the value 'not a number'" in served.log.read_text()
 
 
 def test_times_are_the_handlers_own(served):
@@ -478,6 +501,83 @@ def test_times_are_the_handlers_own(served):
     # A batch has all of its ids.
     together(4, lambda at: ask(served, "spread", b"x", identity=f"many-{at}"))
     eventually("the batch is written", 10, lambda: written("PredictionTime")[-1][3].count(",") == 3)
+
+
+NETWORK = b"""
+import torch
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 6)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+"""
+MAKE = """
+import sys
+sys.path.insert(0, ".")
+import torch, network
+torch.manual_seed(1)
+model = network.Network().eval()
+torch.save(model.state_dict(), "state.pt")
+torch.jit.script(model).save("script.pt")
+x = torch.arange(24.0).reshape(2, 3, 2, 2) / 24
+print(torch.softmax(model(x), 1).tolist())
+"""
+
+
+def network(folder, **model):
+    """An archive of a network for a handler that TorchServe has."""
+    files = {name: (folder / name).read_bytes() for name in ("network.py", "state.pt", "script.pt")}
+    files["index_to_name.json"] = json.dumps({str(number): f"class {number}" for number in range(6)}).encode()
+    return files | {"MAR-INF/MANIFEST.json": json.dumps({"model": {"modelName": "n", "modelVersion": "1.0"} | model}).encode()}
+
+
+@pytest.mark.skipif(not has_torch, reason=f"{PYTHON} does not have PyTorch")
+def test_handlers_that_torchserve_has(tmp_path):
+    (tmp_path / "network.py").write_bytes(NETWORK)
+    made = subprocess.run([PYTHON, "-c", MAKE], cwd=tmp_path, capture_output=True, text=True, check=True)
+    probabilities = json.loads(made.stdout)
+    state = {"modelFile": "network.py", "serializedFile": "state.pt"}
+    repository = tmp_path / "models"
+    for name, model in {"eager": state, "script": {"serializedFile": "script.pt"}}.items():
+        models.write(repository / name / "1", name, network(tmp_path, handler="image_classifier", **model))
+        (repository / name / "config.pbtxt").write_text('backend: "torchserve" max_batch_size: 4\n')
+    models.write(repository / "base/1", "base", network(tmp_path, handler="base_handler", **state))
+    (repository / "base/config.pbtxt").write_text('backend: "torchserve"\n' + parameter("envelope", "body"))
+    code = b"import torch\n\n\ndef handle(data, context):\n    return None if data is None else [torch.arange(3)] * len(data)\n"
+    models.model(repository, "tensor", "function", files={"function.py": code})
+    models.write(repository / "wrong/1", "wrong", network(tmp_path, handler="base_handler", serializedFile="network.py"))
+    (repository / "wrong/config.pbtxt").write_text('backend: "torchserve"\n')
+    pictures = (np.arange(24.0).reshape(2, 3, 2, 2) / 24).tolist()
+    bodies = [parts(("body", "application/json", json.dumps(picture).encode())) for picture in pictures]
+    with Server(tmp_path, [repository], [f"--python={PYTHON}", "--strict-readiness=false", "--exit-on-error=false"]) as server:
+        for name in ("eager", "script"):
+            for (body, told), expected in zip(bodies, probabilities):
+                found = json.loads(ask(server, name, body, told)[0][0])
+                assert len(found) == 5
+                assert found == pytest.approx({label: expected[int(label[-1])] for label in found}, rel=1e-5)
+        found = json.loads(ask(server, "base", *bodies[0])[0][0])
+        shares = np.exp(found) / np.exp(found).sum()
+        assert shares.tolist() == pytest.approx(probabilities[0], rel=1e-5)
+        (tmp_path / "answer.pt").write_bytes(ask(server, "tensor", b"")[0][0])
+        read = [PYTHON, "-c", "import torch; print(torch.load('answer.pt').tolist())"]
+        assert subprocess.run(read, cwd=tmp_path, capture_output=True, text=True).stdout == "[0, 1, 2]\n"
+        assert "its serializedFile is" in server.log.read_text()
+
+
+def test_metrics_that_nobody_has_defined(tmp_path):
+    models.model(tmp_path / "models", "measured", "measured")
+    (tmp_path / "metrics.yaml").write_text(METRICS.replace("- {name: Own,", "- {name: Other,"))
+    options = [f"--python={PYTHON}", f"--metrics-config={tmp_path / 'metrics.yaml'}", "--metrics-mode=both"]
+    with Server(tmp_path, [tmp_path / "models"], [*options, "--model-metrics-auto-detect"]) as server:
+        measure(server, "the-id", do="all")
+        assert (of(server, "Undeclared"), of(server, "Own", ModelName="x", Level="y")) == (1, 9)
+        eventually("the lines are written", 10, lambda: lines(server, "Undeclared"))
+        assert lines(server, "Undeclared") == [("Count", "1.0", "ModelName:measured,Level:Model", "the-id")]
+        assert lines(server, "Own") == [("tokens/s", "9.0", "ModelName:x,Level:y", "null")]
 
 
 @pytest.mark.parametrize("found, text", [

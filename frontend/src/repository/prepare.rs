@@ -204,9 +204,8 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
         default_max_batch_size: settings.default_max_batch_size,
     };
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
-    // What this server has written of an archive of TorchServe's is complete.
-    let complete = draft.backend() == "torchserve" && draft.parameter("torchserve_handler").is_some();
-    if settings.auto_complete && !complete && (is_python || launch::PYTHON.contains(&draft.backend())) {
+    is_python |= launch::PYTHON.contains(&draft.backend()) && !draft.needs_no_answer();
+    if settings.auto_complete && is_python {
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
         let asked = Asked { draft, directory, files, default_max_batch_size };

@@ -205,9 +205,6 @@ fn backends_and_platforms_are_matched() {
         ("backend: 'sklearn'", &["model.pkl", "model.joblib"], &[], "sklearn||model.joblib"),
         ("", &["model.ubj"], &[], "xgboost||model.ubj"),
         ("backend: 'xgboost'", &[], &[], "xgboost||model.json"),
-        ("", &["mnist.mar"], &[], "torchserve||"),
-        ("", &["mnist.mar", "model.py"], &[], "python||model.py"),
-        ("backend: 'torchserve'", &[], &[], "torchserve||"),
         ("default_model_filename: 'run.py'", &["run.py"], &[], "python||run.py"),
         ("", &["model.onnx"], &["tract", "builtin"], "tract||model.onnx"),
         ("platform: 'onnxruntime_onnx'", &[], &["tract"], "tract|onnxruntime_onnx|model.onnx"),
@@ -237,6 +234,18 @@ fn backends_and_platforms_are_matched() {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());
         assert_eq!(got, expected, "{source} {files:?}");
     }
+}
+
+#[test]
+fn an_archive_of_torchserve_may_have_any_name() {
+    let backend = |files: &[&str]| {
+        let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
+        let completion = Completion { directory: "m", files: &files, ..Completion::default() };
+        Draft::from_text("", "f").unwrap().resolve(&completion).map(|draft| draft.backend().to_owned())
+    };
+    assert_eq!(backend(&["mnist.mar"]).unwrap(), "torchserve");
+    assert_eq!(backend(&["mnist.mar", "model.py"]).unwrap(), "python", "what every backend knows goes first");
+    assert!(backend(&["mnist.tar"]).is_err());
 }
 
 /// Texts that a real Triton gave for the same configurations, where it refuses them too.

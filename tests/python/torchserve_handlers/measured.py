@@ -46,4 +46,5 @@ class Measured:
         store = MetricsStore(context.request_ids, context.model_name)
         store.add_counter("Calls", 10)
         store.add_time("Stored", 7, 0, "ms", None)
+        store.add_error("Errors", "not a number")
         emit_metrics(store.store)

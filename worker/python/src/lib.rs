@@ -9,6 +9,7 @@ mod answer;
 mod array;
 mod backend;
 mod batch;
+mod bodies;
 mod call;
 mod datatype;
 #[allow(unsafe_code)]
@@ -44,6 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("WIRE_VERSION", pharos::wire::VERSION)?;
     utils::register(module)?;
+    bodies::register(module)?;
     metrics::register(module)?;
     yaml::register(module)?;
     backend::register(module)

@@ -59,6 +59,14 @@ impl Tensor {
         &self.shape
     }
 
+    /// The bytes of one that the server gave.
+    pub(crate) fn received_bytes(&self) -> Option<&[u8]> {
+        match &self.stored {
+            Stored::Received(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
     fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         if name.is_empty() {
             return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));

@@ -176,6 +176,45 @@ fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
 }
 
 #[test]
+fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
+    let mut world = world(true);
+    let metrics = world.metrics.clone();
+    let many = format!("{},b", "x".repeat(8000));
+    let record = |name, kind, dimensions: &[(&str, &str)], value, ids| {
+        metrics.record_loose(&Loose { name, unit: "ms", kind, dimensions }, value, ids);
+    };
+    let model = [("ModelName", "t"), ("Level", "Model")];
+    // By name; what the worker knows may be left out, and what TorchServe appends need not be defined.
+    record("HandlerTime", Kind::Gauge, &model, 1.0, Requests::Ids("a,b"));
+    record("Orders", Kind::Gauge, &[("shop", "x"), model[0], model[1]], 2.0, Requests::None);
+    record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&many));
+    // By position, with any names; and where neither fits.
+    record("Orders", Kind::Counter, &[("store", "y"), ("of", "z")], 3.0, Requests::Ids("a"));
+    record("Orders", Kind::Counter, &[("a", "b"), ("c", "d"), ("e", "f")], 3.0, Requests::None);
+    // The first sample says what a metric is that nobody has defined; names become those that can be shown.
+    record("of-time", Kind::Gauge, &[("in.step", "p:q"), model[0]], 4.0, Requests::None);
+    record("of-time", Kind::Counter, &[("other", "r"), ("names", "s")], 5.0, Requests::None);
+    record("QueueTime", Kind::Gauge, &[], 6.0, Requests::None);
+    let (all, dropped) = world.came();
+    assert!(all[2].2.is_nan());
+    let found: Vec<_> = all.into_iter().map(|(name, labels, value, id)| (name, labels, value.to_string(), id)).collect();
+    let of = |name: &str, labels: &[&str], value: &str, ids: &str| {
+        (name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect(), value.to_owned(), ids.to_owned())
+    };
+    let expected = vec![
+        of("HandlerTime", &["ModelName=t", "Level=Model"], "1", "a,b"),
+        of("Orders", &["shop=x", "ModelName=t"], "2", ""),
+        of("Depth", &["ModelName=m", "sea=north", "Level=Model"], "NaN", ""),
+        of("Orders", &["shop=y", "ModelName=z"], "3", "a"),
+        of("of_time", &["in_step=p:q", "ModelName=t"], "4", ""),
+        of("of_time", &["in_step=r", "ModelName=s"], "5", ""),
+    ];
+    assert_eq!((found, dropped), (expected, 2));
+    let names: Vec<String> = metrics.of_models().into_iter().map(|spec| spec.name).collect();
+    assert_eq!(names, ["Orders", "HandlerTime", "Depth", "Size"]);
+}
+
+#[test]
 fn gathered_values_come_with_the_flush() {
     let mut world = world(false);
     let orders = world.metrics.get_metric("Orders", Kind::Counter).unwrap();

@@ -307,7 +307,7 @@ fn calls_are_answered_whoever_reads_and_given_back() {
     let output = AnswerOutput { name: "Y".into(), datatype: DataType::Uint8, shape: vec![4], offset: 8192, len: 4 };
     let answer = |call, loan| Answer { call, loan, version: "2".into(), ..Answer::default() };
     frontend.send(&ToWorker::Answer(Answer { outputs: vec![output], ..answer(numbers[0], FIRST_LOAN) }));
-    let error = InferError::new(ErrorCode::NotFound, pharos::error::Reason::Backend, "no such model");
+    let error = InferError::new(ErrorCode::NotFound, Reason::Backend, "no such model");
     let error = Some(crate::instance::wire_error(error));
     frontend.send(&ToWorker::Answer(Answer { error, last: true, ..answer(numbers[1], 0) }));
     assert_eq!(second.join().unwrap().message, "no such model");

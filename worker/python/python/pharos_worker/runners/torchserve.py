@@ -18,6 +18,8 @@ from pharos_worker.runners import files
 
 ENGINE = None
 """What runs the model, for logs and the served configuration; known once a handler is loaded."""
+MOST_RUNNING = 10_000
+"""Requests that go on, of which a worker keeps in mind that it knows them."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 AGAIN = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -80,7 +82,7 @@ class TritonPythonModel:
                 self.loop.start(self._answer_later(request))
             return None if self.decoupled else [None] * len(requests)
         items = [self._items(request) for request in requests]
-        everything = [item for some in items for item in some]
+        everything = [item for some in items for item in some if not item.refused]
         together = [item for item in everything if not item.alone]
         try:
             for group in [together] + [[item] for item in everything if item.alone]:
@@ -96,7 +98,11 @@ class TritonPythonModel:
     def _items(self, request):
         if request.request_id() in self.running:
             return [self.inbox.continued(request)]
-        return self.inbox.items(request)
+        items = self.inbox.items(request)
+        if self.iterative and len(items) > 1:
+            for item in items:
+                item.refused = self.exchange.Refused(400, "a request to a model with continuousBatching has one element")
+        return items
 
     def _run(self, items):
         """Has the handler answer items of one batch, until each has its last part."""
@@ -141,6 +147,9 @@ class TritonPythonModel:
             self._send_part(item, item.body)
             if self.iterative and item.request.request_id():
                 self.running[item.id] = True
+                if len(self.running) > MOST_RUNNING:
+                    # Of a client that has gone: it does not come again.
+                    del self.running[next(iter(self.running))]
                 item.request.set_release_flags(AGAIN)
                 item.body = None
             else:
@@ -167,7 +176,8 @@ class TritonPythonModel:
         try:
             items = self.inbox.items(request)
             for item in items:
-                await self._run_later(item)
+                if not item.refused:
+                    await self._run_later(item)
             response = self.exchange.answer(self.output, self.batch > 0, items)
         except SystemExit as error:
             _leave(error)

@@ -17,6 +17,8 @@ import triton_python_backend_utils as pb_utils
 from ts.context import RequestProcessor
 from ts.service import Refused
 
+from pharos_worker import _native
+
 logger = logging.getLogger(__name__)
 
 PARAMETER = "torchserve"
@@ -58,14 +60,23 @@ class Inbox:
         self._sequence = (context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end)
 
     def items(self, request):
-        """The items of a request: one, or one for each row of a KServe client's."""
-        bodies = pb_utils.get_input_tensor_by_name(request, self._tensor).as_numpy().ravel().tolist()
+        """The items of a request: one, or one for each row of a KServe client's. What cannot be understood is refused alone, or
+        a client could have the requests of others refused."""
+        try:
+            return self._items(request)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            item = Item(request, request.request_id(), {}, {})
+            item.refused = Refused(400, f"the request's parameter '{PARAMETER}' has not the agreed form: {error!r}")
+            return [item]
+
+    def _items(self, request):
+        tensor = pb_utils.get_input_tensor_by_name(request, self._tensor)
         told = json.loads(request.parameters()).get(PARAMETER)
         if told is None:
             headers = {"body": {"content-type": ""}}
-            return [self._item(request, {"body": bytearray(body)}, dict(headers)) for body in bodies]
+            return [self._item(request, {"body": body}, dict(headers)) for body in _native.bodies(tensor)]
         told = json.loads(told)
-        data, headers = self._parts(bodies[0], told.get("parts") or [])
+        data, headers = self._parts(tensor, told.get("parts") or [])
         headers.update(told.get("headers") or {})
         for flag in ("describe", "explain"):
             if told.get(flag):
@@ -89,25 +100,24 @@ class Inbox:
         alone = headers.get("describe") == "True" or headers.get("explain") == "True"
         return Item(request, identity, data, headers, alone)
 
-    def _parts(self, body, parts):
-        data, headers, at = {}, {}, 0
-        whole = memoryview(body)
-        for part in parts:
-            name, kind, length = part["name"], part.get("content_type") or "", part["length"]
-            data[name] = self._decoded(whole[at : at + length], kind)
+    def _parts(self, tensor, parts):
+        data, headers = {}, {}
+        contents = _native.bodies(tensor, [part["length"] for part in parts])
+        for part, content in zip(parts, contents):
+            name, kind = part["name"], part.get("content_type") or ""
+            data[name] = self._decoded(content, kind)
             headers[name] = {"content-type": kind}
-            at += length
         return data, headers
 
     def _decoded(self, content, kind):
         try:
             if self._decode and kind == "application/json":
-                return json.loads(bytes(content))
+                return json.loads(content.decode())
             if self._decode and kind.startswith("text"):
-                return str(content, "utf-8")
+                return content.decode()
         except ValueError as error:
             logger.warning("a part of a request is no %s (%s); the handler is given its bytes", kind, error)
-        return bytearray(content)
+        return content
 
 
 def encoded(value):

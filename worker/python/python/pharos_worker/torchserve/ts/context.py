@@ -106,8 +106,12 @@ class RequestProcessor:
         self._reason_phrase = None
 
     def get_request_property(self, key):
-        """A header of the request."""
-        return self._request_header.get(key)
+        """A header of the request, whatever case its name was sent in."""
+        value = self._request_header.get(key)
+        if value is None and key:
+            wanted = key.lower()
+            return next((value for name, value in self._request_header.items() if name.lower() == wanted), None)
+        return value
 
     def get_request_properties(self):
         """All headers of the request."""

@@ -1,5 +1,6 @@
 """A sample that is kept, as handlers of older releases have it."""
 
+import logging
 import socket
 import time
 from collections import OrderedDict
@@ -7,6 +8,8 @@ from collections import OrderedDict
 from ts.metrics import sink
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.metric_type_enum import MetricTypes
+
+logger = logging.getLogger(__name__)
 
 
 class Metric:
@@ -35,7 +38,11 @@ class Metric:
     def emit(self):
         """Records the value. Nobody has said of which type the metric is: what counts is a counter, all else a gauge."""
         kind = "counter" if self.unit == "Count" else "gauge"
-        sink.record((self.name, self.unit, kind), self._pairs(), self.value, self.request_id or "")
+        try:
+            sink.record((self.name, self.unit, kind), self._pairs(), self.value, self.request_id or "")
+        except (ValueError, TypeError) as error:
+            # Such as the text that older handlers give `add_error`.
+            logger.error("the metric '%s' cannot take the value %r: %s", self.name, self.value, error)
 
     def _pairs(self):
         return [(str(dimension.name), str(dimension.value)) for dimension in self.dimensions]

@@ -55,11 +55,12 @@ class VisionHandler(BaseHandler, ABC):
 
     def _picture(self, image):
         import torch
-        from PIL import Image
 
         if isinstance(image, str):
             image = base64.b64decode(image)
         if isinstance(image, (bytes, bytearray)):
+            from PIL import Image
+
             return self.image_processing(Image.open(io.BytesIO(image)))
         return torch.FloatTensor(image)
 
