@@ -213,7 +213,7 @@ def test_archives_of_every_form_and_place(tmp_path):
             ("file:///etc/passwd", 400, "does not match any allowed URL(s)"),
             ("/etc", 400, "does not match any allowed URL(s)"),
             ("../file.mar", 404, "Relative path is not allowed in url: ../file.mar"),
-            ("absent.mar", 404, "Model not found in model store: absent.mar"),
+            ("absent.mar", 404, "Model not found at: absent.mar"),
         ):
             got = server.register(url, model_name="other")
             assert (got[0], part in got[1]) == (status, True), (url, got)

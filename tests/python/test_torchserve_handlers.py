@@ -264,8 +264,9 @@ def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
             return None
 
     eventually("it serves", 30, serves)
+    # It is not executed a second time: TorchServe's clients are told at once.
     text = refused(served, "packed", "ends", kind=kind)
-    assert text == "the worker of model 'packed' version 1 died while it executed this request", "it has no second try"
+    assert text.endswith("died while it executed this request"), text
     eventually("it serves again", 30, serves)
 
 

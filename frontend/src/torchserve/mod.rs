@@ -3,6 +3,8 @@
 
 pub mod archive;
 pub mod beside;
+// In unit tests nobody starts a server.
+#[cfg_attr(test, allow(dead_code))]
 mod command;
 mod configuration;
 pub mod deployment;
@@ -12,10 +14,11 @@ pub mod form;
 #[cfg(not(test))]
 mod grpc;
 mod ids;
-mod initial;
 #[cfg(not(test))]
 mod listen;
+#[cfg_attr(test, allow(dead_code))]
 mod options;
+#[cfg_attr(test, allow(dead_code))]
 mod pid;
 pub mod properties;
 pub mod refused;
@@ -35,7 +38,6 @@ use std::sync::Arc;
 pub use archive::{Archive, Unpacked, open};
 pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
-pub use initial::{Initial, initial};
 #[cfg(not(test))]
 pub use listen::{Start, serve};
 pub use refused::Refused;

@@ -134,7 +134,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         let refused = place.open(url).unwrap_err();
         assert!(refused.status == status && refused.message.contains(part), "{url}: {refused:?}");
     };
-    check("none.mar", 404, "Model not found in model store: none.mar");
+    check("none.mar", 404, "Model not found at: none.mar");
     check("../secret.mar", 404, "Relative path is not allowed in url: ../secret.mar");
     check("file:///nowhere/../etc/m.mar", 404, "Relative path is not allowed");
     check("", 400, "url");
@@ -145,7 +145,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     );
     check("https://models.example.org/m.mar", 400, "does not match any allowed");
     check("/etc", 400, "Given URL /etc does not match");
-    check("file:///nowhere/m.mar", 404, "file:///nowhere/m.mar");
+    check("file:///nowhere/m.mar", 400, "Failed to download archive from: file:///nowhere/m.mar");
     fs::write(place.store("m.mar"), "text").unwrap();
     check("m.mar", 400, "The archive 'm.mar' cannot be used: it is neither a zip file (.mar) nor a .tar.gz");
     fs::write(place.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();

@@ -1,9 +1,13 @@
-//! What is registered when the server starts. An archive that cannot be used hides no other.
+//! What is registered when the server starts: a snapshot, else the models that the settings name. An archive that cannot be
+//! used hides no other.
 
 use std::sync::Arc;
 
-use super::Registry;
-use crate::torchserve::{Initial, initial};
+use super::{Asked, Registry};
+use crate::torchserve::{LoadModels, ModelProperties};
+
+/// What an archive's file may end with.
+const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
 impl Registry {
     /// Registers what is to be there at the start. The workers start in the background. Gives what could not be registered,
@@ -11,19 +15,16 @@ impl Registry {
     pub async fn load_at_start(self: &Arc<Self>) -> Vec<(String, String)> {
         let mut failed = Vec::new();
         let mut defaults = Vec::new();
-        let settings = self.settings.clone();
-        let all = tokio::task::spawn_blocking(move || initial(&settings)).await;
-        let all = match all.unwrap_or_else(|error| Err(error.to_string())) {
-            Ok(all) => all,
-            Err(reason) => return vec![("all".to_owned(), reason)],
-        };
-        for Initial { url, asked, default_version } in all {
+        for (url, asked, default) in self.at_start() {
             match self.add(&url, asked).await {
                 Ok(version) => {
                     version.keep_starting(self);
-                    defaults.extend(default_version.then(|| (version.name.clone(), version.text.clone())));
+                    defaults.extend(default.then(|| (version.name.clone(), version.text.clone())));
                 }
-                Err(refused) => failed.push((url, refused.message)),
+                Err(refused) => {
+                    tracing::error!("{url} is not registered: {refused}");
+                    failed.push((url, refused.message));
+                }
             }
         }
         for (name, version) in defaults {
@@ -33,4 +34,59 @@ impl Registry {
         }
         failed
     }
+
+    /// URLs, what is said about them, and whether a default version is named so.
+    fn at_start(&self) -> Vec<(String, Asked, bool)> {
+        let settings = &self.settings;
+        let asked = |name: Option<String>| Asked { model_name: name, at_start: true, ..Asked::default() };
+        if !settings.snapshot.is_empty() {
+            return settings.snapshot.iter().filter_map(of_snapshot).collect();
+        }
+        match &settings.load_models {
+            LoadModels::None => Vec::new(),
+            LoadModels::All => self.store().into_iter().map(|url| (url, asked(None), false)).collect(),
+            LoadModels::Listed(models) => {
+                models.iter().map(|(name, url)| (url.clone(), asked(name.clone()), false)).collect()
+            }
+        }
+    }
+
+    /// Everything in the model store, by name.
+    fn store(&self) -> Vec<String> {
+        let Some(store) = &self.settings.model_store else { return Vec::new() };
+        let entries = match std::fs::read_dir(store) {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::error!("the model store '{}' cannot be read: {error}", store.display());
+                return Vec::new();
+            }
+        };
+        let archive = |entry: std::fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let usable = entry.path().is_dir() || ENDINGS.iter().any(|ending| name.ends_with(ending));
+            (usable && !name.starts_with('.')).then_some(name)
+        };
+        let mut names: Vec<String> = entries.flatten().filter_map(archive).collect();
+        names.sort();
+        names
+    }
+}
+
+fn of_snapshot(said: &ModelProperties) -> Option<(String, Asked, bool)> {
+    let Some(url) = said.mar_name.clone() else {
+        tracing::error!("the snapshot names no archive for model {} version {}", said.name, said.version);
+        return None;
+    };
+    let asked = Asked {
+        model_name: Some(said.name.clone()),
+        handler: None,
+        batch_size: said.batch_size,
+        max_batch_delay: said.max_batch_delay,
+        initial_workers: said.min_workers,
+        max_workers: said.max_workers,
+        response_timeout: said.response_timeout,
+        startup_timeout: said.startup_timeout,
+        at_start: true,
+    };
+    Some((url, asked, said.default_version))
 }
