@@ -99,6 +99,15 @@ DIFFERENCES = [
         ("`metric_type` must be a MetricTypes enum",),
     ),
     Difference(
+        ("metrics: store of old",),
+        "Metrics of the older interface are detected too; TorchServe loses them, since their lines have no type.",
+        ('\\"NoneType\\"',),
+        tuple(
+            f"{name}|#ModelName:metered,Level:Model|UUID"
+            for name in ("O1.Count:1.0", "O2.Milliseconds:2.0", "O3.Megabytes:3.0", "O4.Percent:4.0", "O6.Count:6.0")
+        ),
+    ),
+    Difference(
         ("metrics: ts names",),
         "A model's metric does not have the name of one of the server's.",
         ('"status": 200',),
