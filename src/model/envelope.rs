@@ -144,7 +144,7 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
 fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
     let data = tensor.data.as_slice();
     let float = |value: f64| Number::from_f64(value).map_or_else(|| nonfinite(value), Value::Number);
-    if tensor.datatype.size().is_some_and(|size| data.len() % size != 0) {
+    if tensor.datatype.size().is_some_and(|size| !data.len().is_multiple_of(size)) {
         let text = format!("input '{name}' has {} bytes, no whole number of {}", data.len(), tensor.datatype);
         return Err(InferError::invalid(text));
     }

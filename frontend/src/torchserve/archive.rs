@@ -102,19 +102,18 @@ fn files(settings: &Settings, url: &str) -> Result<Unpacked, Refused> {
         allow(settings, url, url)?;
         let path = url.get("file://".len()..).unwrap_or_default();
         let path = percent_decode_str(path.strip_prefix("localhost").unwrap_or(path)).decode_utf8_lossy();
-        let missing = || Refused::download(format!("Failed to download archive from: {url}"));
+        let missing = Refused::download(format!("Failed to download archive from: {url}"));
         return at(settings, url, Path::new(&*path), missing);
     }
     let path = Path::new(url);
-    let missing = || Refused::not_found(format!("Model not found at: {url}"));
     if path.is_absolute() {
         allow(settings, url, &format!("file://{url}"))?;
-        return at(settings, url, path, missing);
+        return at(settings, url, path, Refused::not_found(format!("Model not found at: {url}")));
     }
     let Some(store) = &settings.model_store else {
         return Err(Refused::not_found("Model store has not been configured."));
     };
-    at(settings, url, &store.join(path), missing)
+    at(settings, url, &store.join(path), Refused::not_found(format!("Model not found at: {url}")))
 }
 
 /// Refuses what no pattern of `allowed_urls` matches.
@@ -126,12 +125,12 @@ fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
 }
 
 /// A directory or a file of this machine.
-fn at(settings: &Settings, url: &str, path: &Path, missing: impl FnOnce() -> Refused) -> Result<Unpacked, Refused> {
+fn at(settings: &Settings, url: &str, path: &Path, missing: Refused) -> Result<Unpacked, Refused> {
     if path.is_dir() {
         return Ok(Unpacked { root: within(path), own: None });
     }
     if !path.is_file() {
-        return Err(missing());
+        return Err(missing);
     }
     unpacked(settings, url, path)
 }

@@ -97,7 +97,7 @@ mod tests {
     use crate::metrics::record;
     use crate::timeline::{Instant, Timeline};
 
-    const YAML: &str = "mode: prometheus\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
+    const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
         model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A]}\n  histogram:\n    - {name: H, unit: s, \
         dimensions: [ModelName], buckets: [0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
