@@ -49,7 +49,9 @@ fn loopback(port: u16) -> SocketAddr {
 
 async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
     let mut router = Router::new().route("/v2/health/ready", get(|| async {}));
-    for workload in Workload::ALL.into_iter().filter(|workload| !matches!(workload, Workload::Python(_))) {
+    for workload in
+        Workload::ALL.into_iter().filter(|workload| !matches!(workload, Workload::Python(_) | Workload::Handler))
+    {
         let (head, length) = (workload.http_response_head().len(), workload.http_response_length());
         let path = format!("/v2/models/{}/infer", workload.model());
         router = router.route(&path, post(move |body: Bytes| async move { http_echo(&body, head, length) }));

@@ -29,6 +29,8 @@ impl Case {
                     (Workload::Sequences, _) => &[8],
                     (Workload::Python(_), Protocol::Http) => &[1, 4, 16],
                     (Workload::Python(_), Protocol::Grpc) => &[16],
+                    (Workload::Handler, Protocol::Http) => &[1, 8, 32],
+                    (Workload::Handler, Protocol::Grpc) => &[],
                     _ => &[1, 8],
                 };
                 cases.extend(clients.iter().map(|clients| Self { workload, protocol, clients: *clients }));
@@ -132,6 +134,7 @@ mod tests {
         let names: std::collections::BTreeSet<_> = Case::all().iter().map(Case::name).collect();
         assert!(names.contains("identity_1mib/grpc/8"));
         assert!(names.contains("python_64kib_batch_8/http/16"));
-        assert_eq!(names.len(), 34);
+        assert!(names.contains("handler/http/32"));
+        assert_eq!(names.len(), 37);
     }
 }

@@ -15,6 +15,7 @@ mod models;
 mod report;
 mod server;
 mod stats;
+mod torchserve;
 mod workload;
 
 use std::process::ExitCode;
@@ -41,7 +42,7 @@ struct Options {
     /// Seconds for each measurement, after a short warm-up.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Comma-separated: names of servers (echo, pharos, triton), and parts of the names of cases (simple/grpc/8).
+    /// Comma-separated: names of servers (echo, pharos, triton, torchserve), and parts of the names of cases (simple/grpc/8).
     #[arg(long, default_value = "", hide_default_value = true)]
     only: String,
     /// Leaves Triton out even where it is installed.
@@ -85,11 +86,18 @@ impl Selection {
 
     /// Leaves out the models in Python, and says why, where this server cannot run them.
     fn leave_out_python(&mut self, programs: &Programs) {
-        let reason = programs.no_python().filter(|_| self.has_python() && self.kinds.contains(&Kind::Pharos));
+        let in_python = |case: &Case| matches!(case.workload, Workload::Python(_) | Workload::Handler);
+        let here = [Kind::Pharos, Kind::PharosTorchserve].iter().any(|kind| self.kinds.contains(kind));
+        let reason = programs.no_python().filter(|_| here && self.cases.iter().any(in_python));
         if let Some(reason) = reason {
             println!("models in Python: skipped: {reason}");
-            self.cases.retain(|case| !matches!(case.workload, Workload::Python(_)));
+            self.cases.retain(|case| !in_python(case));
         }
+    }
+
+    /// Whether a server has anything to do.
+    fn needs(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind) && self.cases.iter().any(|case| kind.serves(case.workload))
     }
 }
 
@@ -152,7 +160,7 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
 fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<Vec<Server>, String> {
     let programs = Programs::find();
     let mut servers = Vec::new();
-    for kind in selection.kinds.iter().copied() {
+    for kind in Kind::ALL.into_iter().filter(|kind| selection.needs(*kind)) {
         let reason = match kind {
             Kind::Triton if skip_triton => Some("--skip-triton".to_owned()),
             _ => programs.missing(kind),
@@ -160,7 +168,7 @@ fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<
         let started = reason.map_or_else(|| Server::start(kind, &programs, scratch), Err);
         match started {
             Ok(server) => servers.push(server),
-            Err(reason) if kind == Kind::Triton => println!("triton: skipped: {reason}"),
+            Err(reason) if kind.is_peer() => println!("{}: skipped: {reason}", kind.name()),
             Err(reason) => return Err(reason),
         }
     }
@@ -199,15 +207,8 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
     Ok(rows.into_iter().flatten().filter(is_measured).collect())
 }
 
-/// What metrics cost shows where requests are small; what sequences cost, beside the dynamic batcher of the same server;
-/// what Python costs, beside Triton's.
 fn is_measured(row: &Row) -> bool {
-    match row.case.workload {
-        Workload::Simple => true,
-        Workload::Identity => row.kind != Kind::Bare,
-        Workload::Sequences => row.kind == Kind::Pharos,
-        Workload::Python(_) => matches!(row.kind, Kind::Pharos | Kind::Triton),
-    }
+    row.kind.serves(row.case.workload)
 }
 
 #[cfg(test)]
@@ -222,13 +223,22 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_started_for_what_it_serves() {
+        let selection = Selection::parse("handler").unwrap();
+        let needed: Vec<_> = Kind::ALL.into_iter().filter(|kind| selection.needs(*kind)).collect();
+        assert_eq!(needed, [Kind::PharosTorchserve, Kind::Torchserve]);
+        assert!(!Selection::parse("simple").unwrap().needs(Kind::Torchserve));
+    }
+
+    #[test]
     fn selections() {
-        check("", 4, 34);
-        check("echo", 1, 34);
-        check("simple/http", 4, 2);
+        check("", 6, 37);
+        check("echo", 1, 37);
+        check("simple/http", 6, 2);
         check("echo, pharos, grpc/8", 2, 3);
-        check("python", 4, 24);
-        check("python_16mib_batch_8", 4, 4);
+        check("python", 6, 24);
+        check("python_16mib_batch_8", 6, 4);
+        check("torchserve, handler", 1, 3);
         assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
     }
 }

@@ -97,6 +97,9 @@ fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
 
 /// What the case is held to. Bytes per second and requests per second are the same ratio: the payload is the same.
 fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
+    if case.workload == Workload::Handler {
+        return beside_torchserve(rows);
+    }
     let Some(pharos) = find(rows, Kind::Pharos) else { return Vec::new() };
     let mut targets = Vec::new();
     if let Some(echo) = find(rows, Kind::Echo) {
@@ -110,7 +113,7 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
                 let text = "requests/s at least 0.50 of the echo's".to_owned();
                 targets.push(Target { text, reached: rate, passes: |ratio| ratio >= 0.5 });
             }
-            (Workload::Simple | Workload::Sequences | Workload::Python(_), _) => {}
+            (Workload::Simple | Workload::Sequences | Workload::Python(_) | Workload::Handler, _) => {}
         }
         if case.clients == 1 {
             let (text, reached) = ("p99 under 3 x the echo's".to_owned(), pharos.ratio(echo, |sample| sample.p99));
@@ -143,6 +146,14 @@ fn beside_triton(case: Case, reached: Option<Spread>) -> Target {
         _ => ("requests/s ahead of Triton's", |ratio| ratio > 1.0),
     };
     Target { text: text.to_owned(), reached, passes }
+}
+
+/// How far ahead of TorchServe the same archive must be.
+fn beside_torchserve(rows: &[&Row]) -> Vec<Target> {
+    let (ours, theirs) = (find(rows, Kind::PharosTorchserve), find(rows, Kind::Torchserve));
+    let reached = ours.zip(theirs).and_then(|(ours, theirs)| ours.ratio(theirs, |sample| sample.rate));
+    let text = "requests/s at least 3 x TorchServe's".to_owned();
+    vec![Target { text, reached, passes: |ratio| ratio >= 3.0 }]
 }
 
 /// What an increment of a counter costs a model in Python, in nanoseconds.
@@ -220,6 +231,17 @@ mod tests {
         };
         check(&[of(Kind::Pharos, 149.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "FAIL");
         check(&[of(Kind::Pharos, 151.0), of(Kind::Triton, 100.0)], "at least 1.5 of Triton's", "PASS");
+    }
+
+    #[test]
+    fn a_handler_is_held_to_three_times_torchserve() {
+        let of = |kind, rate| Row {
+            case: Case { workload: Workload::Handler, protocol: Protocol::Http, clients: 32 },
+            ..row(kind, &[rate], 1.0)
+        };
+        check(&[of(Kind::PharosTorchserve, 299.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "FAIL");
+        check(&[of(Kind::PharosTorchserve, 301.0), of(Kind::Torchserve, 100.0)], "3 x TorchServe's", "PASS");
+        check(&[of(Kind::PharosTorchserve, 301.0)], "3 x TorchServe's", "not measured");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::client::Protocol;
 use crate::http_client::get_status;
 use crate::models::{Scratch, write_builtin, write_common, write_python};
+use crate::torchserve;
+use crate::workload::Workload;
 
 /// A server may take this long to be ready; Triton starts a Python for each model.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -30,11 +32,16 @@ pub(crate) enum Kind {
     Bare,
     /// The peer.
     Triton,
+    /// This server, started as TorchServe is.
+    PharosTorchserve,
+    /// The peer of handlers.
+    Torchserve,
 }
 
 impl Kind {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 4] = [Self::Echo, Self::Pharos, Self::Bare, Self::Triton];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Echo, Self::Pharos, Self::Bare, Self::Triton, Self::PharosTorchserve, Self::Torchserve];
 
     /// The name in the report.
     pub(crate) fn name(self) -> &'static str {
@@ -43,6 +50,35 @@ impl Kind {
             Self::Pharos => "pharos",
             Self::Bare => "pharos-no-metrics",
             Self::Triton => "triton",
+            Self::PharosTorchserve => "pharos-torchserve",
+            Self::Torchserve => "torchserve",
+        }
+    }
+
+    /// Whether it is only there to compare with, and may be missing.
+    pub(crate) fn is_peer(self) -> bool {
+        matches!(self, Self::Triton | Self::Torchserve)
+    }
+
+    /// Whether it is asked this. What metrics cost shows where requests are small; what sequences cost, beside the dynamic
+    /// batcher of the same server; what Python costs, beside Triton's and TorchServe's.
+    pub(crate) fn serves(self, workload: Workload) -> bool {
+        let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
+        match workload {
+            Workload::Simple => !handlers,
+            Workload::Identity => !handlers && self != Self::Bare,
+            Workload::Sequences => self == Self::Pharos,
+            Workload::Python(_) => matches!(self, Self::Pharos | Self::Triton),
+            Workload::Handler => handlers,
+        }
+    }
+
+    /// What answers 200 when it is ready.
+    fn ready_path(self) -> &'static str {
+        match self {
+            // `/ping` says nothing about the model: TorchServe is healthy before it has loaded anything.
+            Self::PharosTorchserve | Self::Torchserve => "/predictions/handler",
+            _ => "/v2/health/ready",
         }
     }
 }
@@ -57,10 +93,12 @@ pub(crate) struct Server {
 
 /// Free ports on loopback.
 #[derive(Clone, Copy)]
-struct Ports {
-    http: u16,
-    grpc: u16,
-    metrics: u16,
+pub(crate) struct Ports {
+    pub(crate) http: u16,
+    pub(crate) grpc: u16,
+    pub(crate) metrics: u16,
+    pub(crate) management: u16,
+    pub(crate) grpc_management: u16,
 }
 
 impl Server {
@@ -112,7 +150,7 @@ impl Server {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("{name} ended before it was ready ({status}):\n{}", self.log_tail()));
             }
-            let seen = match get_status(self.address(Protocol::Http), "/v2/health/ready") {
+            let seen = match get_status(self.address(Protocol::Http), self.kind.ready_path()) {
                 Ok(200) => return Ok(()),
                 Ok(status) => format!("HTTP status {status}"),
                 Err(error) => error,
@@ -149,9 +187,10 @@ impl Ports {
     /// Asks the system for ports that nothing listens on, all at once so that they differ.
     fn free() -> std::io::Result<Self> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-        let (http, grpc, metrics) = (bind()?, bind()?, bind()?);
-        let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
-        Ok(Self { http: port(&http)?, grpc: port(&grpc)?, metrics: port(&metrics)? })
+        let all = [bind()?, bind()?, bind()?, bind()?, bind()?];
+        let port = |at: usize| all[at].local_addr().map(|address| address.port());
+        let (management, grpc_management) = (port(3)?, port(4)?);
+        Ok(Self { http: port(0)?, grpc: port(1)?, metrics: port(2)?, management, grpc_management })
     }
 }
 
@@ -165,6 +204,8 @@ pub(crate) struct Programs {
     peers_home: PathBuf,
     /// The interpreter for models in Python: `PHAROS_PYTHON`, else `python3`.
     python: PathBuf,
+    /// Where `tests/python/torchserve_peer.py` installs TorchServe.
+    torchserve: PathBuf,
 }
 
 impl Programs {
@@ -178,6 +219,7 @@ impl Programs {
             peers: from("PHAROS_PEERS").unwrap_or_else(|| root.join("../shared/peers")),
             peers_home: from("PEERS_HOME").unwrap_or_else(|| cache().unwrap_or_default().join("pharos-peers")),
             python: from("PHAROS_PYTHON").unwrap_or_else(|| "python3".into()),
+            torchserve: from("PHAROS_TORCHSERVE_HOME").unwrap_or_else(|| root.join("target/torchserve")),
         }
     }
 
@@ -185,7 +227,7 @@ impl Programs {
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
-            Kind::Pharos | Kind::Bare if !self.pharos.is_file() => {
+            Kind::Pharos | Kind::Bare | Kind::PharosTorchserve if !self.pharos.is_file() => {
                 Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
             }
             Kind::Triton if !script.is_file() => {
@@ -194,6 +236,7 @@ impl Programs {
             Kind::Triton if !marker.is_file() => {
                 Some(format!("{} does not exist: run `{}` once to install it", marker.display(), script.display()))
             }
+            Kind::Torchserve => torchserve::missing(&self.torchserve),
             _ => None,
         }
     }
@@ -214,6 +257,12 @@ impl Programs {
             Kind::Echo => Command::new(std::env::current_exe()?),
             Kind::Pharos | Kind::Bare => Command::new(&self.pharos),
             Kind::Triton => Command::new(self.peers.join("triton")),
+            Kind::PharosTorchserve => {
+                let mut command = torchserve::command(&self.pharos, ports, scratch)?;
+                command.env("PHAROS_PYTHON", &self.python);
+                return Ok(command);
+            }
+            Kind::Torchserve => return torchserve::peer(&self.torchserve, ports, scratch),
         };
         match kind {
             Kind::Echo => {
@@ -238,6 +287,7 @@ impl Programs {
                     command.arg(format!("--{listener}-port={port}")).arg(format!("--{listener}-address=127.0.0.1"));
                 }
             }
+            Kind::PharosTorchserve | Kind::Torchserve => {}
             Kind::Triton => {
                 write_python(&models)?;
                 write_common(&models)?;

@@ -11,6 +11,9 @@ const MIB: usize = 1 << 20;
 /// The path of the one gRPC method that is measured.
 pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
+/// The model with a handler of TorchServe's.
+pub(crate) const HANDLER: &str = "handler";
+
 /// Sequences that are open at once.
 pub(crate) const OPEN_SEQUENCES: u64 = 10_000;
 
@@ -32,6 +35,8 @@ pub(crate) enum Workload {
     Sequences,
     /// FP32 in, the same out, by a model in Python: what a request and a byte cost there.
     Python(Rows),
+    /// Some bytes in, the same out, by a handler of TorchServe's without torch: what a request costs there.
+    Handler,
 }
 
 /// The size of a request to the model in Python.
@@ -53,7 +58,7 @@ pub(crate) struct Tensor {
 
 impl Workload {
     /// All.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Simple,
         Self::Identity,
         Self::Sequences,
@@ -63,6 +68,7 @@ impl Workload {
         Self::python(64 << 10, 8),
         Self::python(16 * MIB, 1),
         Self::python(16 * MIB, 8),
+        Self::Handler,
     ];
 
     const fn python(bytes: usize, count: usize) -> Self {
@@ -76,6 +82,7 @@ impl Workload {
             Self::Identity => "identity_1mib",
             Self::Sequences => "sequences_10000",
             Self::Python(_) => "python_identity",
+            Self::Handler => HANDLER,
         }
     }
 
@@ -108,6 +115,7 @@ impl Workload {
             Self::Simple | Self::Sequences => vec![int32("INPUT0", &left()), int32("INPUT1", &right())],
             Self::Identity => vec![uint8("INPUT0")],
             Self::Python(rows) => vec![fp32("INPUT0", rows)],
+            Self::Handler => vec![octets()],
         }
     }
 
@@ -122,6 +130,7 @@ impl Workload {
             }
             Self::Identity => vec![uint8("OUTPUT0")],
             Self::Python(rows) => vec![fp32("OUTPUT0", rows)],
+            Self::Handler => vec![octets()],
         }
     }
 
@@ -140,8 +149,11 @@ impl Workload {
         (steps(true), steps(false))
     }
 
-    /// A whole HTTP/1.1 request with binary tensor data in and out.
+    /// A whole HTTP/1.1 request with binary tensor data in and out, or to TorchServe's endpoint.
     pub(crate) fn http_request(self, step: Option<Step>) -> Bytes {
+        if self == Self::Handler {
+            return prediction(&octets().data);
+        }
         let inputs = self.inputs();
         let wanted: Vec<_> = self.outputs().iter().map(|output| wanted_json(output.name)).collect();
         let parameters = step.map_or_else(String::new, |Step { sequence, start }| {
@@ -223,6 +235,21 @@ fn fp32(name: &'static str, Rows { bytes, count }: Rows) -> Tensor {
     Tensor { name, datatype: "FP32", shape: vec![count as i64, elements], data: pattern(bytes * count) }
 }
 
+/// What the handler is given: bytes without shape and type, which make up its answer alone.
+fn octets() -> Tensor {
+    Tensor { name: "body", datatype: "BYTES", shape: vec![1], data: pattern(64) }
+}
+
+/// A request to TorchServe's endpoint.
+fn prediction(body: &[u8]) -> Bytes {
+    let length = body.len();
+    let mut request = BytesMut::new();
+    request.put(format!("POST /predictions/{HANDLER} HTTP/1.1\r\nHost: 127.0.0.1\r\n").as_bytes());
+    request.put(format!("Content-Type: application/octet-stream\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+    request.put(body);
+    request.freeze()
+}
+
 /// Bytes that are not all alike, so that a misplaced block cannot pass; a prime period, so that no page equals the next.
 fn pattern(length: usize) -> Bytes {
     (0..length).map(|position| (position % 251) as u8).collect()
@@ -266,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_http_request_states_its_own_lengths() {
-        for workload in Workload::ALL {
+        for workload in Workload::ALL.into_iter().filter(|workload| *workload != Workload::Handler) {
             let request = workload.http_request(None);
             let end = request.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
             let head = std::str::from_utf8(&request[..end]).unwrap();
@@ -279,6 +306,15 @@ mod tests {
             assert_eq!(json + workload.payload(), request.len() - end);
             assert_eq!((request[end], request[end + json - 1]), (b'{', b'}'));
         }
+    }
+
+    #[test]
+    fn the_handler_is_asked_for_what_it_is_given() {
+        let request = Workload::Handler.http_request(None);
+        let text = String::from_utf8_lossy(&request[..request.len() - Workload::Handler.payload()]).into_owned();
+        assert!(text.starts_with("POST /predictions/handler HTTP/1.1\r\n"), "{text}");
+        assert!(text.ends_with("Content-Length: 64\r\n\r\n"), "{text}");
+        assert!(request.ends_with(&Workload::Handler.answer()[0]));
     }
 
     #[test]

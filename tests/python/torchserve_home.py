@@ -23,7 +23,9 @@ class Home:
         self.inference, self.management, self.metrics, self.grpc, self.grpc_management = free_ports(5)
         self.folder, self.store = folder, folder / "store"
         self.store.mkdir(parents=True, exist_ok=True)
-        lines = [f"{name}_address=http://{HOST}:{getattr(self, name)}" for name in ("inference", "management", "metrics")]
+        lines = [
+            f"{name}_address=http://{HOST}:{getattr(self, name)}" for name in ("inference", "management", "metrics")
+        ]
         lines += [f"grpc_inference_port={self.grpc}", f"grpc_management_port={self.grpc_management}"]
         lines += ["default_workers_per_model=1", *config]
         (folder / "config.properties").write_text("\n".join(lines) + "\n")
@@ -46,9 +48,16 @@ class Home:
         # Where the file is that says which server runs.
         own = self.folder / "tmp"
         own.mkdir(exist_ok=True)
-        environment = {**os.environ, "TMPDIR": str(own), "LOG_LOCATION": str(self.folder / "logs"), "METRICS_LOCATION": str(self.folder / "logs")}
+        environment = {
+            **os.environ,
+            "TMPDIR": str(own),
+            "LOG_LOCATION": str(self.folder / "logs"),
+            "METRICS_LOCATION": str(self.folder / "logs"),
+        }
         with (self.folder / "out").open("wb") as out:
-            self.process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder)
+            self.process = subprocess.Popen(
+                self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
+            )
         eventually("the server has started", 30, self.has_started)
         return self
 

@@ -1,0 +1,96 @@
+//! A handler of TorchServe's, served by this server and by a real TorchServe from the same files.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::models::Scratch;
+use crate::server::Ports;
+use crate::workload::HANDLER;
+
+/// As little as a handler can do: the body is the answer. Called without requests once, at the start.
+const PROGRAM: &str = r#"def handle(data, context):
+    return None if data is None else [bytes(request["body"]) for request in data]
+"#;
+
+/// Why the real TorchServe cannot be measured here, if it cannot.
+pub(crate) fn missing(home: &Path) -> Option<String> {
+    let marker = home.join("ready");
+    (!marker.is_file()).then(|| {
+        format!("{} does not exist: `python3 tests/python/torchserve_peer.py install` makes it", marker.display())
+    })
+}
+
+/// This server as a user of TorchServe starts it.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn command(pharos: &Path, ports: Ports, scratch: &Scratch) -> io::Result<Command> {
+    let files = Files::write(&scratch.path("pharos-torchserve"), ports)?;
+    let mut command = Command::new(pharos);
+    command.args(["torchserve", "--start", "--foreground", "--ncs", "--disable-token-auth"]);
+    command.arg("--ts-config").arg(&files.config).arg("--model-store").arg(&files.store);
+    command.current_dir(&files.folder).env("TMPDIR", &files.folder);
+    Ok(command)
+}
+
+/// The real TorchServe without its launcher, so that its process is the one that is ended. A `torch` of a few lines is
+/// there for its own modules, since the handler needs none.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn peer(home: &Path, ports: Ports, scratch: &Scratch) -> io::Result<Command> {
+    let files = Files::write(&scratch.path("torchserve"), ports)?;
+    let python = home.join("venv/bin/python");
+    let packages = packages(home)?;
+    let mut command = Command::new("java");
+    command.arg(format!("-Dmodel_server_home={}", packages.display()));
+    command.arg(format!("-Djava.io.tmpdir={}", files.folder.display()));
+    command.arg("-cp").arg(packages.join("ts/frontend/*")).arg("org.pytorch.serve.ModelServer");
+    command.arg("--python").arg(&python).arg("-f").arg(&files.config).arg("-s").arg(&files.store);
+    command.args(["-ncs", "--disable-token-auth"]).current_dir(&files.folder).env("PYTHONPATH", home.join("stub"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", home.join("venv/bin").display()));
+    Ok(command)
+}
+
+/// The folder of the packages of its environment.
+fn packages(home: &Path) -> io::Result<PathBuf> {
+    let mut entries = fs::read_dir(home.join("venv/lib"))?;
+    let python = entries.find_map(|entry| entry.ok().map(|entry| entry.path()));
+    python.map(|python| python.join("site-packages")).ok_or_else(|| io::Error::other("an environment without packages"))
+}
+
+/// What either is started with: one worker, no batching, metrics in the logs, as TorchServe has it by default.
+struct Files {
+    folder: PathBuf,
+    store: PathBuf,
+    config: PathBuf,
+}
+
+impl Files {
+    fn write(folder: &Path, ports: Ports) -> io::Result<Self> {
+        let (folder, store) = (folder.to_owned(), folder.join("store"));
+        let archive = store.join(HANDLER);
+        fs::create_dir_all(archive.join("MAR-INF"))?;
+        fs::write(archive.join("handler.py"), PROGRAM)?;
+        let model = format!(r#"{{"modelName": "{HANDLER}", "handler": "handler.py", "modelVersion": "1.0"}}"#);
+        let manifest = format!(r#"{{"runtime": "python", "archiverVersion": "0.12.0", "model": {model}}}"#);
+        fs::write(archive.join("MAR-INF/MANIFEST.json"), manifest)?;
+        let config = folder.join("config.properties");
+        fs::write(&config, properties(ports))?;
+        Ok(Self { folder, store, config })
+    }
+}
+
+fn properties(ports: Ports) -> String {
+    let Ports { http, grpc, metrics, management, grpc_management } = ports;
+    let address = |name: &str, port: u16| format!("{name}_address=http://127.0.0.1:{port}\n");
+    let addresses = [("inference", http), ("management", management), ("metrics", metrics)];
+    let listeners: String = addresses.iter().map(|(name, port)| address(name, *port)).collect();
+    format!(
+        "{listeners}grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\nnumber_of_gpu=0\n\
+         default_workers_per_model=1\nload_models={HANDLER}\n"
+    )
+}

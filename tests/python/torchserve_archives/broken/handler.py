@@ -1,0 +1,3 @@
+"""Cannot be loaded."""
+
+raise ImportError("this module cannot be imported")

@@ -1,0 +1,11 @@
+"""Takes as many milliseconds as the body says."""
+
+import time
+
+
+def handle(data, context):
+    """Sleeps."""
+    if data is None:
+        return None
+    time.sleep(int(bytes(data[0]["body"])) / 1000)
+    return ["slept" for _ in data]
