@@ -197,7 +197,8 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
     record("QueueTime", Kind::Gauge, &[], 6.0, Requests::None);
     let (all, dropped) = world.came();
     assert!(all[2].2.is_nan());
-    let found: Vec<_> = all.into_iter().map(|(name, labels, value, id)| (name, labels, value.to_string(), id)).collect();
+    let found: Vec<_> =
+        all.into_iter().map(|(name, labels, value, id)| (name, labels, value.to_string(), id)).collect();
     let of = |name: &str, labels: &[&str], value: &str, ids: &str| {
         (name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect(), value.to_owned(), ids.to_owned())
     };
