@@ -107,7 +107,9 @@ fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
 fn command(launch: &Launch) -> Command {
     let mut command = Command::new(&launch.executable);
     command.args(&launch.arguments);
-    launch.hidden.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in &launch.hidden {
+        command.env_remove(name);
+    }
     for (name, value) in &launch.variables {
         match value {
             Some(value) => command.env(name, value),
