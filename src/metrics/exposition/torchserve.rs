@@ -99,8 +99,8 @@ mod tests {
 
     const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
-        model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A]}\n  histogram:\n    - {name: H, unit: s, \
-        dimensions: [ModelName], buckets: [0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
+        model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A, Hostname]}\n  histogram:\n    - {name: H, unit: s, \
+        dimensions: [ModelName, Hostname], buckets: [0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
 
     fn shown(names: &[&str]) -> String {
         let cache = Arc::new(Cache::new(Catalog::parse(YAML, "m.yaml").unwrap(), Settings::new("h")));
