@@ -192,11 +192,14 @@ pub struct SequenceBatching {
     pub iterative: bool,
     /// What the server tells the model of each place of a batch.
     pub controls: Vec<ControlInput>,
-    /// The most sequences that may wait for a slot; 0 for no limit. From the parameter `max_queued_sequences`: the schema
-    /// has no place for it.
-    pub max_queued_sequences: usize,
+    /// The most sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`: the
+    /// schema has no place for it.
+    pub max_queued_sequences: Option<usize>,
     /// The most requests that may wait in one sequence; 0 for no limit. From the parameter `max_queue_size_per_sequence`.
     pub max_queue_size_per_sequence: usize,
+    /// Whether a sequence begins with the first request of its id, with START or without. From the parameter
+    /// `implicit_sequence_start`.
+    pub implicit_start: bool,
 }
 
 /// How sequences share an instance.

@@ -123,18 +123,35 @@ fn sequence(
         max_sequence_idle_us: raw.max_sequence_idle_microseconds,
         iterative: raw.iterative_sequence,
         controls,
-        max_queued_sequences: limit(model, "max_queued_sequences")?,
+        max_queued_sequences: match parameter(model, "max_queued_sequences") {
+            Some("none") => Some(0),
+            _ => Some(limit(model, "max_queued_sequences")?).filter(|limit| *limit != 0),
+        },
         max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence")?,
+        implicit_start: match parameter(model, "implicit_sequence_start") {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => {
+                let name = &model.name;
+                return error(format!(
+                    "parameter 'implicit_sequence_start' is '{other}', it must be true or false, for {name}"
+                ));
+            }
+        },
     })
 }
 
 /// A limit among the free parameters; 0 if it is not there.
 fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
-    let Some(parameter) = model.parameters.get(name) else { return Ok(0) };
-    let text = &parameter.string_value;
-    text.trim().parse().or_else(|_| {
+    let Some(text) = parameter(model, name) else { return Ok(0) };
+    text.parse().or_else(|_| {
         error(format!("parameter '{name}' is '{text}', it must be a whole number, 0 for no limit, for {}", model.name))
     })
+}
+
+/// One of the free parameters.
+fn parameter<'a>(model: &'a proto::ModelConfig, name: &str) -> Option<&'a str> {
+    model.parameters.get(name).map(|parameter| parameter.string_value.trim())
 }
 
 fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {

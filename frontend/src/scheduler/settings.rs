@@ -63,6 +63,7 @@ fn sequences(config: &ModelConfig, batching: &SequenceBatching) -> Settings {
             iterative: batching.iterative,
             max_backlog: batching.max_queued_sequences,
             max_queue: batching.max_queue_size_per_sequence,
+            implicit_start: batching.implicit_start,
             backlog_hold: variable(BACKLOG_VARIABLE).unwrap_or(0),
         }),
         ..Settings::default()

@@ -88,10 +88,12 @@ pub struct SequenceSettings {
     pub max_idle_us: u64,
     /// One request makes a sequence, which ends when it is done and was not rescheduled.
     pub iterative: bool,
-    /// Sequences that may wait for a slot; 0: any number.
-    pub max_backlog: usize,
+    /// Sequences that may wait for a slot; `None`: any number.
+    pub max_backlog: Option<usize>,
     /// Requests that may wait in one sequence, beside the one that executes; 0: any number.
     pub max_queue: usize,
+    /// A sequence begins with the first request of its id, with START or without.
+    pub implicit_start: bool,
     /// [`Settings::delay_scheduler`] also waits until the backlog holds so many requests
     /// (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
     pub backlog_hold: usize,
@@ -154,7 +156,9 @@ impl SequenceBatcher {
 
     /// The sequence that takes a request.
     fn admit(&mut self, wanted: &InSequence) -> Result<Number, RejectReason> {
-        if self.stopping && (wanted.start || self.sequences.iterative) {
+        let starts = wanted.start || self.sequences.implicit_start;
+        let known = || self.sequences.implicit_start && self.table.find(&wanted.id).is_some();
+        if self.stopping && (wanted.start || self.sequences.iterative || starts && !known()) {
             return Err(RejectReason::Stopping);
         }
         if self.sequences.iterative {
@@ -164,7 +168,7 @@ impl SequenceBatcher {
         if let Some(number) = self.table.find(&wanted.id) {
             let known = self.table.get(number);
             match known.map(|sequence| sequence.place) {
-                Some(Place::Lost) if !wanted.start => return Err(RejectReason::SequenceLost),
+                Some(Place::Lost) if !starts => return Err(RejectReason::SequenceLost),
                 Some(Place::Lost) | None => self.table.remove(number),
                 Some(_) => {
                     let waiting = known.map_or(0, Sequence::waiting);
@@ -172,7 +176,7 @@ impl SequenceBatcher {
                     return if too_many { Err(RejectReason::QueueFull) } else { Ok(number) };
                 }
             }
-        } else if !wanted.start {
+        } else if !starts {
             self.start_errors += 1;
             return Err(RejectReason::SequenceNotStarted);
         }
@@ -181,8 +185,8 @@ impl SequenceBatcher {
 
     /// A new sequence. That of an iterative request is closed at once, so that it is found by no id.
     fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
-        let limit = self.sequences.max_backlog;
-        if limit != 0 && !self.table.has_free_slot() && self.table.backlogged() >= limit {
+        let full = |limit| !self.table.has_free_slot() && self.table.backlogged() >= limit;
+        if self.sequences.max_backlog.is_some_and(full) {
             return Err(RejectReason::QueueFull);
         }
         Ok(self.table.open(id))

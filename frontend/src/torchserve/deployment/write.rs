@@ -78,10 +78,17 @@ fn scheduling(deployment: &Deployment) -> String {
                 0 => 365 * 24 * 3_600_000_000,
                 milliseconds => u64::from(milliseconds) * 1000,
             };
+            // As in TorchServe no START is asked for, and a sequence for which there is no place is refused.
+            let parameter = |key: &str, value: &str| {
+                format!("\nparameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}")
+            };
             format!(
                 "sequence_batching {{ max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
-                 max_queue_delay_microseconds: {delay} }} }}",
-                sequence.most.max(deployment.batch_size)
+                 max_queue_delay_microseconds: {delay} }} }}{}{}{}",
+                sequence.most.max(deployment.batch_size),
+                parameter("implicit_sequence_start", "true"),
+                parameter("max_queued_sequences", "none"),
+                parameter("max_queue_size_per_sequence", &sequence.queue.to_string()),
             )
         }
     }

@@ -23,8 +23,9 @@ fn settings(max_batch_size: u32, strategy: SequenceStrategy) -> Settings {
         strategy,
         max_idle_us: IDLE,
         iterative: false,
-        max_backlog: 0,
+        max_backlog: None,
         max_queue: 0,
+        implicit_start: false,
         backlog_hold: 0,
     };
     Settings { max_batch_size, sequence: Some(sequences), ..Settings::default() }
@@ -326,7 +327,7 @@ fn oldest_frees_the_slot_when_the_end_is_done() {
 
 #[test]
 fn limits_refuse_on_arrival() {
-    let limits = |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (1, 1);
+    let limits = |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (Some(1), 1);
     let mut bench = Bench::new(with(oldest(1), limits), 1);
     bench.send(&["(a"]);
     bench.check(["1: (1"]);
@@ -334,6 +335,23 @@ fn limits_refuse_on_arrival() {
     bench.check(["3 QueueFull", "5 QueueFull", "6 SequenceNotStarted"]);
     bench.done(1);
     bench.check(["1: 2"]);
+}
+
+#[test]
+fn a_sequence_may_begin_unasked_and_be_refused_a_place() {
+    let unasked = |sequences: &mut SequenceSettings| {
+        (sequences.implicit_start, sequences.max_backlog) = (true, Some(0));
+    };
+    let mut bench = Bench::new(with(oldest(1), unasked), 1);
+    bench.send(&["a", "a", "b", "a)"]);
+    bench.check(["3 QueueFull", "1: (1"]);
+    for batch in ["1: 2", "1: 4)"] {
+        bench.done(1);
+        bench.check([batch]);
+    }
+    bench.done(1);
+    bench.send(&["b"]);
+    bench.check(["1: (5"]);
 }
 
 #[test]
