@@ -150,6 +150,11 @@ DIFFERENCES = [
         ("Failed to download archive from: http://127.0.0.1:1/a.mar: ",),
     ),
     Difference(
+        ("sequence: three at most two",),
+        "The same.",
+        ("or exceeds maxSequenceJobQueueSize. Its queue is full: ",),
+    ),
+    Difference(
         ("register: a handler that cannot be loaded",),
         "The same.",
         (

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
 use crate::clock;
@@ -26,6 +27,9 @@ const KEPT: Duration = Duration::from_hours(24 * 14);
 
 /// How long `conda-unpack` may take.
 const PATIENCE: Duration = Duration::from_mins(10);
+
+/// Between two tries to become the one that unpacks, after another has failed to.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// In a lock file: the directory is whole.
 const READY: &[u8] = b"ready\n";
@@ -111,24 +115,31 @@ fn lock_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.lock"))
 }
 
-/// The lock file of an environment, held exclusively. Waits for who holds it.
+/// The lock file of an environment, held exclusively, or shared if the environment is ready. Waits for who unpacks it.
+///
+/// Nobody waits to be alone: who uses an environment holds its file for as long as it lives.
 fn locked(folder: &Path, key: &str) -> io::Result<File> {
     let path = lock_path(folder, key);
     loop {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        // Who uses it holds it shared: then it is ready, and nobody changes it.
-        flock(&file, FlockOperation::LockShared)?;
+        let alone = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(Errno::WOULDBLOCK) => {
+                flock(&file, FlockOperation::LockShared)?;
+                false
+            }
+            Err(error) => return Err(error.into()),
+        };
         if !is_the_file(&file, &path) {
             continue;
         }
         let mut seen = &file;
-        if is_ready(&mut seen)? {
+        if alone || is_ready(&mut seen)? {
             return Ok(file);
         }
-        flock(&file, FlockOperation::LockExclusive)?;
-        if is_the_file(&file, &path) {
-            return Ok(file);
-        }
+        // Who unpacked it has failed: it is somebody else's turn.
+        drop(file);
+        std::thread::sleep(AGAIN);
     }
 }
 
@@ -308,6 +319,23 @@ mod tests {
 
     fn python(home: &Path) -> Result<PathBuf, String> {
         Ok(home.join("bin/python3"))
+    }
+
+    #[test]
+    fn those_who_come_together_all_get_it_while_they_use_it() {
+        let folder = folder("together");
+        let one = folder.join("one.tar.gz");
+        archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
+        for round in 0..50 {
+            let (sender, came) = std::sync::mpsc::channel();
+            for _ in 0..4 {
+                let (sender, one, cache) = (sender.clone(), one.clone(), folder.join(round.to_string()));
+                thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
+            }
+            let used: Vec<_> = (0..4).map(|_| came.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
+            assert_eq!(used.len(), 4);
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
