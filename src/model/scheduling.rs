@@ -128,16 +128,7 @@ fn sequence(
             _ => Some(limit(model, "max_queued_sequences")?).filter(|limit| *limit != 0),
         },
         max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence")?,
-        implicit_start: match parameter(model, "implicit_sequence_start") {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(other) => {
-                let name = &model.name;
-                return error(format!(
-                    "parameter 'implicit_sequence_start' is '{other}', it must be true or false, for {name}"
-                ));
-            }
-        },
+        implicit_start: flag(model, "implicit_sequence_start")?,
     })
 }
 
@@ -147,6 +138,15 @@ fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
     text.parse().or_else(|_| {
         error(format!("parameter '{name}' is '{text}', it must be a whole number, 0 for no limit, for {}", model.name))
     })
+}
+
+/// Whether a free parameter says so; not if it is not there.
+fn flag(model: &proto::ModelConfig, name: &str) -> Result<bool, ConfigError> {
+    match parameter(model, name) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => error(format!("parameter '{name}' is '{other}', it must be true or false, for {}", model.name)),
+    }
 }
 
 /// One of the free parameters.
