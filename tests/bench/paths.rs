@@ -137,9 +137,15 @@ fn scheduler_paths(criterion: &mut Criterion) {
 
 /// Open sequences that have a step now and then, each of which is executed at once.
 fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (SequenceStrategy, u64)) {
-    let (max_backlog, max_queue, backlog_hold) = (0, 0, 0);
-    let max_idle_us = 3_600_000_000;
-    let sequences = SequenceSettings { strategy, max_idle_us, iterative: false, max_backlog, max_queue, backlog_hold };
+    let sequences = SequenceSettings {
+        strategy,
+        max_idle_us: 3_600_000_000,
+        iterative: false,
+        max_backlog: None,
+        max_queue: 0,
+        implicit_start: false,
+        backlog_hold: 0,
+    };
     let settings = Settings { max_batch_size: 8, sequence: Some(sequences), ..Settings::default() };
     let mut scheduler = scheduler::create(settings);
     scheduler.instance_ready(InstanceId(0), Instant(0));

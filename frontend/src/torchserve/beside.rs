@@ -28,9 +28,9 @@ pub struct Wish {
 pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     let mut headers = Map::new();
     for name in all.keys() {
-        let values = all.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let mut values = all.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         // As in TorchServe the last one counts.
-        if let Some(value) = values.last() {
+        if let Some(value) = values.next_back() {
             headers.insert(title_case(name.as_str()), Value::String(value.into_owned()));
         }
     }
@@ -145,7 +145,7 @@ mod tests {
             "explain": true,
         });
         assert_eq!((name.as_str(), serde_json::from_str::<Value>(text).unwrap()), (PARAMETER, expected));
-        assert_eq!(request.inputs[0].tensor.data.as_slice(), &b"\x03\0\0\0123"[..]);
+        assert_eq!(request.inputs[0].tensor.data.as_slice(), &b"\x03\x00\x00\x00123"[..]);
     }
 
     fn response(said: &str, body: &[u8]) -> InferResponse {

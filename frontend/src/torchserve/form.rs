@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn parts_are_joined_with_their_lengths() {
         let (data, said) = join(&[part("a", "text/plain", b"12"), part("b", "", b"3")]).unwrap();
-        assert_eq!(data, b"\x03\0\0\0123");
+        assert_eq!(data, b"\x03\x00\x00\x00123");
         assert_eq!(
             said,
             json!([{"name": "a", "content_type": "text/plain", "length": 2}, {"name": "b", "content_type": "", "length": 1}])

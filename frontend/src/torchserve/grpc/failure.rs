@@ -30,8 +30,8 @@ fn code(status: u16) -> Code {
         501 => Code::Unimplemented,
         503 => Code::Unavailable,
         504 => Code::DeadlineExceeded,
-        400..=499 => Code::FailedPrecondition,
-        500..=599 => Code::Internal,
+        _ if status / 100 == 4 => Code::FailedPrecondition,
+        _ if status / 100 == 5 => Code::Internal,
         _ => Code::Unknown,
     }
 }

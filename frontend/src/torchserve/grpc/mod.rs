@@ -65,7 +65,7 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>
 /// What a port serves.
 #[derive(Clone)]
 enum Services {
-    Inference(InferenceServer, grpc::Services),
+    Inference(Box<(InferenceServer, grpc::Services)>),
     Management(ManagementServer),
 }
 
@@ -86,7 +86,7 @@ pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
     let others = grpc::service(shared.engine.clone(), grpc::Settings::default()).map_err(|error| error.to_string())?;
-    Ok(Port { shared: shared.clone(), services: Services::Inference(own, others) })
+    Ok(Port { shared: shared.clone(), services: Services::Inference(Box::new((own, others))) })
 }
 
 /// The management of models.
@@ -118,9 +118,10 @@ where
         let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
         let answer: Answering = match (self.refusal(&request), &mut self.services) {
             (Some(status), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(own, _)) if is_own => own.call(request),
+            (None, Services::Inference(both)) if is_own => both.0.call(request),
             (None, Services::Management(own)) => own.call(request),
-            (None, Services::Inference(_, others)) => {
+            (None, Services::Inference(both)) => {
+                let others = &mut both.1;
                 if let Some(method) = path.strip_prefix(ALIAS) {
                     *request.uri_mut() = standard(request.uri(), method);
                 }
@@ -145,7 +146,7 @@ impl Port {
     fn refusal<B>(&self, request: &Request<B>) -> Option<Status> {
         let tokens = self.shared.tokens.as_ref()?;
         let purpose = match self.services {
-            Services::Inference(..) => Purpose::Inference,
+            Services::Inference(_) => Purpose::Inference,
             Services::Management(_) => Purpose::Management,
         };
         let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());

@@ -51,10 +51,14 @@ impl Reader<'_> {
         let metrics = Some(metrics).filter(|_| self.flag("enable_metrics_api", true));
         let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
         let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
-        let all = [Some(inference), Some(management), metrics, Some(grpc_inference), Some(grpc_management)];
-        let secure = all.iter().flatten().any(|address| address.tls);
         Ok(Settings {
-            tls: if secure { Some(self.tls()?) } else { None },
+            tls: self.tls_of(&[
+                Some(inference),
+                Some(management),
+                metrics,
+                Some(grpc_inference),
+                Some(grpc_management),
+            ])?,
             cors: self.cors(),
             max_request_size: self.number("max_request_size", 6_553_500)?,
             max_response_size: self.number("max_response_size", 6_553_500)?,
@@ -97,6 +101,12 @@ impl Reader<'_> {
             grpc_management,
             grpc_management_age,
         })
+    }
+
+    /// What TLS needs, if one of the addresses has it.
+    fn tls_of(&self, all: &[Option<Address>]) -> Result<Option<TlsPaths>, String> {
+        let secure = all.iter().flatten().any(|address| address.tls);
+        secure.then(|| self.tls()).transpose()
     }
 
     /// Tells about keys that are not known, or mean nothing here.
