@@ -47,18 +47,12 @@ impl Reader<'_> {
     fn settings(&mut self, gpus: u32, workplace: PathBuf) -> Result<Settings, String> {
         let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
         let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
-        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", (8082, 8445))?;
-        let metrics = Some(metrics).filter(|_| self.flag("enable_metrics_api", true));
+        let metrics = self.metrics_address()?;
         let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
         let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
+        let all = [Some(inference), Some(management), metrics, Some(grpc_inference), Some(grpc_management)];
         Ok(Settings {
-            tls: self.tls_of(&[
-                Some(inference),
-                Some(management),
-                metrics,
-                Some(grpc_inference),
-                Some(grpc_management),
-            ])?,
+            tls: self.tls_of(&all)?,
             cors: self.cors(),
             max_request_size: self.number("max_request_size", 6_553_500)?,
             max_response_size: self.number("max_response_size", 6_553_500)?,
@@ -101,6 +95,12 @@ impl Reader<'_> {
             grpc_management,
             grpc_management_age,
         })
+    }
+
+    /// Where metrics are scraped, unless `enable_metrics_api` says nowhere.
+    fn metrics_address(&mut self) -> Result<Option<Address>, String> {
+        let metrics = self.address("metrics_address", "http://127.0.0.1:8082", (8082, 8445))?;
+        Ok(Some(metrics).filter(|_| self.flag("enable_metrics_api", true)))
     }
 
     /// What TLS needs, if one of the addresses has it.
