@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pharos::error::InferError;
 use tracing::{Level, Metadata};
@@ -22,8 +22,14 @@ use crate::cli::Log;
 /// The target of the lines about single requests.
 const ACCESS: &str = "access";
 
+/// The field of a worker's line that says which stream it came from, if not from standard output.
+const STREAM: &str = "stream";
+
 pub(crate) use crate::cli::LogFormat as Format;
 pub(crate) use torchserve::Keeper;
+
+/// TorchServe's log, if that is on.
+static JOURNAL: OnceLock<torchserve::Journal> = OnceLock::new();
 
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,8 +121,21 @@ pub(crate) fn start_torchserve(options: &Log, directory: &Path) -> Result<Option
     CURRENT.access.store(options.access, Ordering::Relaxed);
     let keeper = Keeper::start(directory).map_err(|error| format!("the log cannot be started: {error}"))?;
     let _ = tracing_subscriber::registry().with(keeper.journal().with_filter(filter_fn(is_wanted))).try_init();
+    let _ = JOURNAL.set(keeper.journal());
     take(options);
     Ok(Some(keeper))
+}
+
+/// Whether lines of the metrics are in the log too: in TorchServe's.
+pub(crate) fn takes_metrics() -> bool {
+    JOURNAL.get().is_some()
+}
+
+/// Puts lines of the metrics, as the console has them, into the log.
+pub(crate) fn metrics(lines: &str) {
+    if let Some(journal) = JOURNAL.get().filter(|_| !lines.is_empty()) {
+        journal.push_metrics(lines);
+    }
 }
 
 fn take(options: &Log) {

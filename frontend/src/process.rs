@@ -35,13 +35,16 @@ pub(crate) struct Worker {
     pub(crate) link: Link,
 }
 
-/// Where the metric lines go that a worker prints.
+/// Where the lines go that a worker prints.
 pub(crate) struct Printed {
+    /// What the log calls the worker.
+    pub(crate) name: String,
+    /// Where metric lines go.
     pub(crate) cache: Arc<Cache>,
     pub(crate) series: Arc<ModelSeries>,
 }
 
-/// Starts a worker whose output goes to the log under `instance`, except for metric lines, which go to `printed`.
+/// Starts a worker whose output goes to the log and, if it is metric lines, into the metrics.
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
@@ -73,8 +76,8 @@ pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Prin
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = command.spawn().map_err(|error| cannot_start(launch, &error))?;
-    forward_output(child.stdout.take(), instance, printed);
-    forward_errors(child.stderr.take(), instance);
+    forward_errors(child.stderr.take(), &printed.name);
+    forward_output(child.stdout.take(), printed);
     Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
 }
 
@@ -129,10 +132,10 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
 
 /// Forwards standard output until it ends: metric lines into the metrics, in the moment in which they are read, all others
 /// to the log.
-fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str, printed: Printed) {
+fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, printed: Printed) {
     let Some(stream) = stream else { return };
-    let instance = instance.to_owned();
     tokio::spawn(async move {
+        let instance = &printed.name;
         let mut complaints = Complaints::new(format!("the output of {instance}"));
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
@@ -155,17 +158,18 @@ fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, insta
 /// Forwards standard error to the log until it ends.
 fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str) {
     let Some(stream) = stream else { return };
-    let instance = instance.to_owned();
+    let (instance, lines) = (instance.to_owned(), stream);
+    let stream = "stderr";
     tokio::spawn(async move {
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(lines);
         let mut line = Vec::new();
         while let Ok(true) = read_line(&mut reader, &mut line).await {
             let text = String::from_utf8_lossy(&line);
             match leveled(text.trim_end()) {
-                (Level::ERROR, text) => tracing::error!(target: "worker", %instance, "{text}"),
-                (Level::INFO, text) => tracing::info!(target: "worker", %instance, "{text}"),
-                (Level::DEBUG, text) => tracing::debug!(target: "worker", %instance, "{text}"),
-                (_, text) => tracing::warn!(target: "worker", %instance, "{text}"),
+                (Level::ERROR, text) => tracing::error!(target: "worker", %instance, stream, "{text}"),
+                (Level::INFO, text) => tracing::info!(target: "worker", %instance, stream, "{text}"),
+                (Level::DEBUG, text) => tracing::debug!(target: "worker", %instance, stream, "{text}"),
+                (_, text) => tracing::warn!(target: "worker", %instance, stream, "{text}"),
             }
         }
     });

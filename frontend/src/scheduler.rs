@@ -32,7 +32,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::emitter::Throttle;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{Checked, ModelConfig};
+use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::Instant;
 use pharos::wire::{Done, SequenceStep, flags};
@@ -247,8 +247,12 @@ impl Driver {
         });
     }
 
-    /// Sequences that have begun and not ended.
+    /// Sequences that have begun and are waited for until they end. One that begins with any request ends when its client
+    /// says nothing more: nobody can wait for that.
     pub(crate) fn running_sequences(&self) -> usize {
+        if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
+            return 0;
+        }
         self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
     }
 

@@ -5,7 +5,7 @@ mod warmup;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -68,6 +68,8 @@ struct Health {
     broken: AtomicBool,
     /// What the metrics show: 0 for nothing, else one more than the state's number.
     shown: AtomicU8,
+    /// Since when it has been lost, first of a row of losses; 0 while it is not.
+    lost: AtomicU64,
     /// Its process; 0 while it has none.
     pid: AtomicU32,
     /// It is kept out of scheduling: requests can rely on it neither now nor later.
@@ -81,6 +83,11 @@ impl Health {
     fn state(&self) -> Option<InstanceState> {
         let number = usize::from(self.shown.load(Ordering::Relaxed));
         InstanceState::ALL.get(number.checked_sub(1)?).copied()
+    }
+
+    /// Since when it has been lost, first of a row of losses; `None` while it is not.
+    fn lost(&self) -> Option<Instant> {
+        Some(Instant(self.lost.load(Ordering::Relaxed))).filter(|since| since.0 != 0)
     }
 
     fn set_link(&self, link: Option<SharedLink>) {
@@ -183,6 +190,8 @@ impl Instance {
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name, "instance lost: {reason}; it will be restarted");
                 self.gone();
+                // Of a row of losses the first counts.
+                let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
                 let broken = machine.losses() >= PATIENCE;
                 self.health.broken.store(broken, Ordering::Relaxed);
                 if !self.all.can_serve() {
@@ -205,7 +214,9 @@ impl Instance {
     /// Starts a process, sends it the model and reads its answers in a task of its own.
     fn spawn(&self) -> io::Result<Running> {
         let started = clock::now();
-        let printed = Printed { cache: self.plan.cache.clone(), series: self.driver.series.clone() };
+        let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
+        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name.clone());
+        let printed = Printed { name, cache, series };
         let worker = process::start(&self.plan.launch, &self.name, self.plan.threads, printed)?;
         let link = Arc::new(worker.link);
         link.send(&ToWorker::Load(Load {
@@ -240,6 +251,7 @@ impl Instance {
         let Some(running) = running else { return };
         self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);
+        self.health.lost.store(0, Ordering::Relaxed);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {

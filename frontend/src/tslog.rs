@@ -19,7 +19,7 @@ use pharos::metrics::journal::{Batch, Counters, MAX_WAITING};
 use pharos::metrics::tslog::{self, File, Layout, Stamp, Text};
 use pharos::timeline::Instant;
 
-use crate::clock;
+use crate::{clock, log};
 use sink::{LogFile, Sink, Stdout};
 
 /// How often lines are written while there are any.
@@ -193,7 +193,8 @@ impl Work {
         let (room, kept) = (self.allowance.refill(now), self.allowance.kept());
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, .. } = self;
-        let mut output = Output { files, stdout, json: settings.json, stamp, lines: 0 };
+        let logged = log::takes_metrics().then(String::new);
+        let mut output = Output { files, stdout, logged, json: settings.json, stamp, lines: 0 };
         journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
             if !output.line(line.text(), line.shown(value), ids) {
@@ -209,6 +210,7 @@ impl Work {
         journal.settle(batch, |line, value| told(line.text(), line.shown(value)));
         counters.collect(cache, room.saturating_sub(kept) as u64, &mut told);
         allowance.used = output.lines;
+        log::metrics(output.logged.as_deref().unwrap_or_default());
         output.lines > 0 || waits
     }
 
@@ -249,6 +251,8 @@ fn add(cache: &Cache, counter: Builtin, file: &str, count: u64) {
 struct Output<'a> {
     files: &'a mut [LogFile],
     stdout: &'a mut Option<Stdout>,
+    /// Lines for the server's log.
+    logged: Option<String>,
     json: bool,
     stamp: &'a Stamp,
     lines: u64,
@@ -265,6 +269,9 @@ impl Output<'_> {
         text.write(file.pending(), layout(Layout::File), self.stamp, (value, request_ids));
         if let Some(pending) = self.stdout.as_mut().and_then(Stdout::next_line) {
             text.write(pending, layout(Layout::Console), self.stamp, (value, request_ids));
+        }
+        if let Some(logged) = &mut self.logged {
+            text.write(logged, Layout::Console, self.stamp, (value, request_ids));
         }
         self.lines += 1;
         true

@@ -242,6 +242,10 @@ impl Cache {
         self.by_name.switch_on(first_worker);
     }
 
+    pub(super) fn counts_by_name(&self) -> bool {
+        self.by_name.is_on()
+    }
+
     pub(super) fn first_worker(&self) -> u32 {
         self.by_name.first_worker()
     }

@@ -179,11 +179,21 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
     series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
 }
 
+/// What TorchServe calls the worker of this number: `W-9000-model_1.0`. `None` where requests are not counted by the names
+/// that TorchServe's clients use.
+pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
+    cache.counts_by_name().then(|| called_by_number(cache, series, instance))
+}
+
+fn called_by_number(cache: &Cache, series: &ModelSeries, instance: u32) -> String {
+    let (name, version) = series.called();
+    format!("W-{}-{name}_{version}", cache.first_worker() + instance)
+}
+
 /// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes
 /// with the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
-    let (name, version) = series.called();
-    let worker = format!("W-{}-{name}_{version}", cache.first_worker() + instance);
+    let worker = called_by_number(cache, series, instance);
     let labels = [worker.as_str(), "Host", cache.hostname()];
     if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
         series.own(&gauge);

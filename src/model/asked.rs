@@ -122,7 +122,7 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
-    workers(config, &answer);
+    of_archive(config, &answer);
     let model = config.name.as_str();
     config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
     config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
@@ -146,11 +146,18 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// An archive of TorchServe says itself how many workers it wants; other models leave that to the configuration.
-fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig) {
+/// An archive of TorchServe says itself how many workers it wants, and how long they may take; other models leave that to
+/// the configuration.
+fn of_archive(config: &mut proto::ModelConfig, answer: &proto::ModelConfig) {
+    if config.backend != "torchserve" {
+        return;
+    }
     let count = answer.instance_group.first().map_or(0, |group| group.count);
-    if config.backend == "torchserve" && config.instance_group.is_empty() && count > 1 {
+    if config.instance_group.is_empty() && count > 1 {
         config.instance_group.push(proto::ModelInstanceGroup { count, ..Default::default() });
+    }
+    for (key, value) in &answer.parameters {
+        config.parameters.entry(key.clone()).or_insert_with(|| value.clone());
     }
 }
 

@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from server import eventually
-from torchserve_home import HOST, Home, fields, has_worker, message
+from torchserve_home import HOST, INFERENCE, MANAGEMENT, Home, body, call, has_worker
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -54,6 +54,7 @@ def test_answers_have_torchserves_headers(home):
     assert headers["cache-control"] == "no-cache; no-store, must-revalidate, private"
     assert (headers["pragma"], headers["expires"]) == ("no-cache", "Thu, 01 Jan 1970 00:00:00 UTC")
     assert (headers["access-control-allow-origin"], headers["connection"]) == ("*", "keep-alive")
+    assert home.ask("GET", "/ping", headers={"Connection": "close"})[1]["connection"] == "close"
     status, headers, body = home.ask("GET", "/nowhere")
     assert (status, headers["connection"], headers["content-type"]) == (404, "close", "application/json")
     assert body.startswith(b'{\n  "code": 404,\n  "type": "ResourceNotFoundException",\n  "message": ')
@@ -204,6 +205,7 @@ def test_a_model_is_registered_scaled_and_unregistered(home):
     assert home.manage("GET", "/models/q?customized=true")[1]["message"] == describe
     assert home.manage("GET", "/v1/models/q")[1]["ready"] is False
     assert home.manage("PUT", "/models/q?min_worker=2&max_worker=1") == (400, {"code": 400, "type": "BadRequestException", "message": "max_worker cannot be less than min_worker."})
+    assert home.manage("PUT", "/models/q?min_worker=-1")[1]["message"] == "min_worker is -1; whole numbers from 0 on are allowed"
     assert home.manage("PUT", "/models/q?min_worker=2&synchronous=true") == (200, {"status": "Workers scaled to 2 for model: q"})
     workers = home.manage("GET", "/models/q")[1][0]["workers"]
     assert [worker["status"] for worker in workers] == ["READY", "READY"]
@@ -270,7 +272,14 @@ def test_a_registration_may_be_json(home):
     found = home.manage("GET", "/models/json")[1][0]
     assert [found[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout", "minWorkers")] == [4, 7, 9, 11, 0]
     assert home.manage("DELETE", "/models/json")[0] == 200
-    assert home.manage("POST", "/models", "{bad", JSON)[0] == 400
+    texts = {"url": "j-1.0.mar", "model_name": "7", "initial_workers": "0", "batch_size": "4", "max_batch_delay": 7.0, "synchronous": "true"}
+    assert home.manage("POST", "/models", json.dumps(texts), JSON)[0] == 200
+    found = home.manage("GET", "/models/7")[1][0]
+    assert [found[key] for key in ("batchSize", "maxBatchDelay", "minWorkers")] == [4, 7, 0]
+    assert home.manage("DELETE", "/models/7")[0] == 200
+    for bad, said in (("{bad", "key must be"), ('["j-1.0.mar"]', "expected a map"), ('{"batch_size": 1.5}', "1.5 is no whole number"), ('{"synchronous": 1}', "1 is neither true nor false")):
+        status, answer = home.manage("POST", "/models", bad, JSON)
+        assert status == 400 and said in answer["message"], answer
 
 
 def test_a_full_queue_refuses_with_torchserves_text(home):
@@ -351,23 +360,6 @@ def test_the_access_log_tells_each_request(home):
     eventually("a line about it", 5, lambda: re.search(line, home.access(), re.M))
 
 
-def call(port, method, *parts, metadata=(), stream=False):
-    """The answer of a method of gRPC as fields, or the answers."""
-    channel = grpc.insecure_channel(f"{HOST}:{port}")
-    make = channel.unary_stream if stream else channel.unary_unary
-    answer = make(method)(message(*parts), metadata=metadata, timeout=30)
-    return [fields(part) for part in answer] if stream else fields(answer)
-
-
-INFERENCE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
-MANAGEMENT = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
-
-
-def body(text):
-    """An entry of the map of inputs."""
-    return (3, message((1, "body"), (2, text)))
-
-
 def test_predictions_by_grpc(home):
     assert json.loads(call(home.grpc, INFERENCE + "Ping")[1][0]) == {"status": "Healthy"}
     found = call(home.grpc, INFERENCE + "Predictions", (1, "m"), body("bytes"))
@@ -438,16 +430,6 @@ def test_tokens_open_what_they_are_for(tmp_path):
         assert 1 in call(server.grpc, INFERENCE + "Ping", metadata=metadata)
 
 
-def test_ping_tells_of_workers_that_do_not_come_back(tmp_path):
-    server = Home(tmp_path, ["load_models=fails-1.0.mar"])
-    server.archive("fails", yaml="maxRetryTimeoutInSec: 2\n")
-    with server:
-        assert server.ask("GET", "/ping")[0] == 200, "it is still tried"
-        eventually("it is given up", 30, lambda: server.ask("GET", "/ping")[0] == 500)
-        assert json.loads(server.ask("GET", "/ping")[2]) == {"status": "Unhealthy"}
-        assert server.manage("GET", "/models")[1]["models"][0]["modelName"] == "fails"
-
-
 def test_one_address_may_serve_everything(tmp_path):
     server = Home(tmp_path, ["load_models=m-1.0.mar"])
     text = (tmp_path / "config.properties").read_text()
@@ -461,36 +443,6 @@ def test_one_address_may_serve_everything(tmp_path):
             assert server.ask("GET", path)[0] == 200, path
         assert server.ask("POST", "/models/m/invoke", b"bytes")[2] == b"\x00\xff"
         assert json.loads(server.ask("GET", "/v2/models/m")[2])["versions"] == ["1.0"]
-
-
-def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
-    home.archive("ticket", yaml="useJobTicket: true\n")
-    home.register("ticket-1.0.mar")
-    answers = []
-    clients = [threading.Thread(target=lambda: answers.append(home.predict("ticket", b"sleep 1"))) for _ in range(3)]
-    [client.start() for client in clients]
-    [client.join() for client in clients]
-    assert sorted(status for status, _ in answers) == [200, 503, 503]
-    assert home.predict("ticket", b"pid")[0] == 200
-    assert home.manage("DELETE", "/models/ticket")[0] == 200
-
-
-def test_requests_of_a_sequence_go_to_one_worker(home):
-    home.archive("sequence", yaml="sequenceBatching: true\nmaxNumSequence: 4\nminWorkers: 2\nsequenceMaxIdleMSec: 60000\n")
-    home.register("sequence-1.0.mar", "&initial_workers=2")
-    name = "ts_request_sequence_id"
-    ask = lambda headers: home.ask("POST", "/predictions/sequence", b"pid", headers)[::2]
-    answers = {ask({name: "a", "ts_request_sequence_start": "true"})} | {ask({name: "a"}) for _ in range(5)}
-    assert len(answers) == 1 and next(iter(answers))[0] == 200, answers
-    assert home.ask("POST", "/predictions/sequence", b"pid")[0] == 200, "a sequence of its own"
-    requests = [message((1, "sequence"), body("pid"), (4, "b")) for _ in range(3)] + [message((1, "sequence"), body("pid"))]
-    channel = grpc.insecure_channel(f"{HOST}:{home.grpc}")
-    found = [fields(part) for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=30)]
-    assert len({part[1][0] for part in found[:3]}) == 1
-    assert [part[2] for part in found[:3]] == [[b"b"]] * 3
-    status = fields(found[3][3][0])
-    assert (status[1], status[2]) == ([13], [b"Parameter sequenceId is required.\nBadRequestException.()"])
-    assert home.manage("DELETE", "/models/sequence")[0] == 200
 
 
 def test_requests_share_a_batch(home):

@@ -86,7 +86,8 @@ def served(tmp_path_factory):
     models.model(repository, "looped", "continued", "batchSize: 4\nstreaming: true\n")
     models.model(repository, "later", "later")
     models.model(repository, "micro", "micro", "batchSize: 8\nmaxBatchDelay: 500\nmicro_batching: {micro_batch_size: 2, parallelism: {inference: 2}}\n")
-    models.model(repository, "sequence", "told", "sequenceBatching: true\nmaxNumSequence: 4\n")
+    limits = "responseTimeout: 2\nstartupTimeout: 33\nmaxRetryTimeoutInSec: 44\nuseJobTicket: true\n"
+    models.model(repository, "sequence", "told", f"sequenceBatching: true\nmaxNumSequence: 4\n{limits}")
     for envelope in ("body", "json", "kserve", "kservev2"):
         config = 'backend: "torchserve"\n' + parameter("envelope", envelope)
         models.model(repository, envelope, "items", "batchSize: 2\nmaxBatchDelay: 500\n", config=config)
@@ -163,6 +164,13 @@ def test_what_an_archive_says_completes_the_configuration(served):
     assert config("streamed")["model_transaction_policy"]["decoupled"]
     assert not config("unstreamed").get("model_transaction_policy", {}).get("decoupled")
     assert config("continued")["sequence_batching"]["iterative_sequence"]
+    said = {name: value["string_value"] for name, value in config("sequence")["parameters"].items()}
+    assert said == {
+        "torchserve_response_timeout": "2", "torchserve_startup_timeout": "33", "torchserve_max_retry_timeout": "44",
+        "implicit_sequence_start": "true", "max_queued_sequences": "none", "max_queue_size_per_sequence": "1",
+        "engine": said["engine"],
+    }  # fmt: skip
+    assert "useJobTicket has no effect in a repository of the server's own form" in served.log_tail()
 
 
 def test_functions_are_entry_points(served):
@@ -373,6 +381,9 @@ def test_sequences_have_their_id_in_a_header(served):
         headers = about["headers"]
         assert (about["sequence"], headers.get("ts_request_sequence_start")) == ("42", "true" if start else None)
         assert headers.get("ts_request_sequence_end") == ("true" if end else None)
+    body, told = parts(("body", "application/json", b'{"do": "about"}'))
+    about = json.loads(ask(served, "sequence", body, told, sequence_id=43)[0][0])
+    assert about["sequence"] == "43", "no START is asked for"
 
 
 def enveloped(server, envelope, content, explain=False):

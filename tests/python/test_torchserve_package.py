@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -287,3 +288,29 @@ def test_profiled_steps(metrics):
         assert Timed().handle([1], context) == [1]
         assert [metric[0] for metric, *_ in samples] == names
         samples.clear()
+
+
+REMOVES = """
+import runpy, sys
+runpy.run_path(sys.argv[1])["_remove_unused"](sys.argv[2], "mine")
+"""
+
+
+def test_unused_archives_are_removed_by_several_at_once(tmp_path):
+    """Each may find gone what it has just seen; what is in use stays."""
+    import fcntl
+
+    old = time.time() - 7200
+    for number in range(300):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "code.py").touch()
+        for ending in ("lock", "making"):
+            (tmp_path / f"{number}.{ending}").touch()
+        os.utime(tmp_path / f"{number}.lock", (old, old))
+    (tmp_path / "new.lock").touch()
+    with (tmp_path / "7.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        run = lambda: subprocess.Popen([sys.executable, "-c", REMOVES, HOME / "archive.py", tmp_path], stderr=subprocess.PIPE)
+        for process in [run() for _ in range(6)]:
+            assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "7.lock", "7.making", "new.lock"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import torchserve_models as models
 from peers import free_ports
 from server import binary, eventually
@@ -148,3 +149,20 @@ def fields(data):
             at, value = at + value, data[at : at + value]
         found.setdefault(key >> 3, []).append(value)
     return found
+
+
+def call(port, method, *parts, metadata=(), stream=False):
+    """The answer of a method of gRPC as fields, or the answers."""
+    channel = grpc.insecure_channel(f"{HOST}:{port}")
+    make = channel.unary_stream if stream else channel.unary_unary
+    answer = make(method)(message(*parts), metadata=metadata, timeout=30)
+    return [fields(part) for part in answer] if stream else fields(answer)
+
+
+INFERENCE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
+MANAGEMENT = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
+
+
+def body(text):
+    """An entry of the map of inputs."""
+    return (3, message((1, "body"), (2, text)))

@@ -38,11 +38,12 @@ impl Engine {
         shown.collect()
     }
 
-    /// The number of each, and what it is doing.
-    pub fn worker_states(&self, name: &str) -> Vec<(u32, Option<InstanceState>)> {
+    /// What each is doing, and since when it has been lost: from the first of a row of losses on.
+    pub fn worker_states(&self, name: &str) -> Vec<(Option<InstanceState>, Option<Instant>)> {
         let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
-        let states = serving.instances().map(|instances| instances.states()).unwrap_or_default();
-        states.into_iter().map(|(id, _, state)| (id.0, state)).collect()
+        let Some(instances) = serving.instances() else { return Vec::new() };
+        let states = instances.states().into_iter().map(|(_, _, state)| state);
+        states.zip(instances.losses()).collect()
     }
 
     /// Requests that wait for a model (a name of the repository's).

@@ -57,6 +57,9 @@ pub mod proto {
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/grpc_service.bin"));
 }
 
+/// The name of the v2 protocol's service.
+const SERVICE: &str = "inference.GRPCInferenceService";
+
 /// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
 const MAX_MESSAGE: usize = i32::MAX as usize;
 
@@ -73,6 +76,8 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// Whether answers are compressed for all clients that can read that.
     pub compress: bool,
+    /// The name of a service that is served on the same port by somebody else, for reflection.
+    pub beside: Option<&'static str>,
 }
 
 /// How a listener treats its connections unless it is told otherwise.
@@ -118,6 +123,21 @@ pub struct Dispatch {
 /// Every gRPC service of the server, counted.
 pub(crate) type Services = Counted<Dispatch>;
 
+/// These services with reflection, which shows those of these names.
+///
+/// # Errors
+/// As [`serve`].
+pub(crate) fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, ReflectionError> {
+    let builder = || {
+        let builder = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+        let own = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
+        names.iter().chain(&own).fold(builder, |builder, name| builder.with_service_name(*name))
+    };
+    Ok(services.add_service(builder().build_v1()?).add_service(builder().build_v1alpha()?))
+}
+
 /// Makes them.
 ///
 /// # Errors
@@ -131,16 +151,10 @@ pub(crate) fn service(engine: Engine, settings: Settings) -> Result<Services, Re
         .max_encoding_message_size(MAX_MESSAGE);
     let compressing =
         plain.clone().send_compressed(CompressionEncoding::Gzip).send_compressed(CompressionEncoding::Deflate);
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    let others = Routes::new(HealthServer::new(HealthService(engine.clone())))
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
-        .prepare();
-    let Settings { restricted, access, forward, body_timeout, compress } = settings;
+    let Settings { restricted, access, forward, body_timeout, compress, beside } = settings;
+    let health = Routes::new(HealthServer::new(HealthService(engine.clone())));
+    let services = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(beside);
+    let others = with_reflection(health, &services.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, compressing, others, body_timeout, compress };
     Ok(Counted { engine, restricted, access, forward, inner })
 }

@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::{Format, settings};
+use super::{Format, STREAM, settings};
 
 /// Writes lines.
 pub(super) struct Lines;
@@ -65,6 +65,10 @@ where
         let mut parts = Parts::default();
         event.record(&mut parts);
         let (level, module) = (*event.metadata().level(), event.metadata().target());
+        if settings().format != Format::Json {
+            // Of workers; their level says as much to people.
+            parts.take(STREAM);
+        }
         writeln!(writer, "{}", formatted(settings().format, (level, module), &parts)?)
     }
 }

@@ -1,5 +1,5 @@
 //! The log as TorchServe's users know it: `access_log.log`, `model_log.log` (what workers print) and `ts_log.log`
-//! (everything else), and each line on standard output too, with the names of the loggers.
+//! (everything, lines of the metrics too), and each line on standard output too, with the names of the loggers.
 //!
 //! Lines are collected and written by a thread of their own: no request waits for a disk or a terminal.
 
@@ -18,7 +18,7 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::lines::{Parts, formatted};
-use super::{ACCESS, Format, settings};
+use super::{ACCESS, Format, STREAM, settings};
 use crate::clock;
 
 /// How long lines are collected before they are written.
@@ -109,9 +109,20 @@ impl Journal {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A line for the file of `place`, and as the console has it. Whatever it is, `ts_log.log` has it too.
     fn push(&self, place: Place, file: &str, console: &str) {
+        let server = (place != Place::Server).then_some((Place::Server, console));
+        self.append([(place, file), (Place::Console, console)].into_iter().chain(server));
+    }
+
+    /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
+    pub(super) fn push_metrics(&self, lines: &str) {
+        self.append([(Place::Server, lines)].into_iter());
+    }
+
+    fn append<'a>(&self, lines: impl Iterator<Item = (Place, &'a str)>) {
         let mut waiting = self.lock();
-        for (place, line) in [(place, file), (Place::Console, console)] {
+        for (place, line) in lines {
             match waiting.texts.get_mut(place as usize) {
                 Some(text) if text.len() + line.len() <= MOST_WAITING => text.push_str(line),
                 _ => waiting.lost += 1,
@@ -167,7 +178,10 @@ impl<S: Subscriber> Layer<S> for Journal {
         let current = thread::current();
         let (place, thread, logger) = match target {
             ACCESS => (Place::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
-            "worker" => (Place::Model, parts.take("instance").unwrap_or_default() + "-stdout", "MODEL_LOG"),
+            "worker" => {
+                let stream = parts.take(STREAM).unwrap_or_else(|| "stdout".to_owned());
+                (Place::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
+            }
             other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
         };
         let text = parts.text();
@@ -283,7 +297,7 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(keeper.journal());
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "access", "/127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
-            tracing::warn!(target: "worker", instance = "noop:1:0", "hello\nthere");
+            tracing::warn!(target: "worker", instance = "W-9000-noop_1.0", stream = "stderr", "hello\nthere");
             tracing::error!(count = 3, "it failed");
         });
         keeper.finish();
@@ -297,9 +311,14 @@ mod tests {
             rest.to_owned()
         };
         assert_eq!(line("access_log.log"), " - /127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
-        assert_eq!(line("model_log.log"), " [WARN ] noop:1:0-stdout MODEL_LOG - hello\\nthere");
-        let server = line("ts_log.log");
-        let (head, text) = server.split_once(" - ").unwrap();
+        assert_eq!(line("model_log.log"), " [WARN ] W-9000-noop_1.0-stderr MODEL_LOG - hello\\nthere");
+        let all = read("ts_log.log");
+        for (line, part) in
+            all.lines().zip(["] - ACCESS_LOG - /127.0.0.1:1", "-stderr MODEL_LOG - hello", "tests - it failed"])
+        {
+            assert!(line.contains(part.trim_start_matches("] - ")), "{line}");
+        }
+        let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
         assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_frontend::log::torchserve::tests"), "{head}");
         assert_eq!(text, "it failed count=3");
         fs::remove_dir_all(&folder).unwrap();

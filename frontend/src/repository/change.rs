@@ -61,7 +61,13 @@ impl Repository {
         let running = self.table().serving.get(model).cloned().unwrap_or_default();
         let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
         let wanted = prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
-        let plan = changes(&made, &wanted, reload);
+        let mut plan = changes(&made, &wanted, reload);
+        for (number, change) in &mut plan {
+            let given_up = |serving: &Arc<Serving>| serving.instances().is_some_and(|all| all.any_given_up());
+            if matches!(change, Change::Keep | Change::Describe) && running.get(number).is_some_and(given_up) {
+                *change = Change::Resize;
+            }
+        }
         let mut outcome = Outcome { cache: self.cache.clone(), ready: Vec::new(), failed: BTreeMap::new() };
         for (&number, &change) in &plan {
             self.perform(prepared, (number, change), running.get(&number), &mut outcome).await;

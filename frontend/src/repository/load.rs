@@ -179,7 +179,7 @@ impl Repository {
         };
         let config = &self.configure(prepared, (number, version), &launch).await?;
         if let Executor::Instances { driver, instances } = &*serving.executor
-            && version.made.instances != serving.made.instances
+            && (version.made.instances != serving.made.instances || instances.any_given_up())
         {
             let placements = placements(config, number)?;
             let stateful = matches!(config.scheduling, Scheduling::Sequence(_));

@@ -95,6 +95,7 @@ impl Listeners<'_> {
             forward: Forward::new(clients.forward.clone(), access),
             body_timeout: options.patience.body,
             compress: clients.compress(),
+            beside: None,
         };
         let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;
         let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);

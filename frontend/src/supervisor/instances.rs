@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pharos::id::InstanceId;
 use pharos::metrics::labels::InstanceState;
+use pharos::timeline::Instant;
 use pharos::wire::Loaded;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -69,6 +70,9 @@ type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
 /// What an instance does: its number, its name, its state.
 pub(crate) type Doing = (InstanceId, String, Option<InstanceState>);
 
+/// The state of an instance that is not started any more.
+const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
+
 impl Instances {
     /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
     ///
@@ -102,16 +106,20 @@ impl Instances {
         Ok(())
     }
 
-    /// Whether following these placements means to stop an instance.
+    /// Whether following these placements means to stop an instance that runs, or is started again.
     pub(crate) fn loses_any(&self, placements: &[Placement]) -> bool {
-        !self.differences(placements).1.is_empty()
+        self.differences(placements).1.iter().any(|handle| handle.health.state() != GIVEN_UP)
     }
 
-    /// The placements that have no instance, and the instances that have no placement.
+    /// The placements that have no instance, and the instances that have no placement. One that is not started any more has
+    /// none: in its place a new one is tried.
     fn differences(&self, placements: &[Placement]) -> (Vec<Placement>, Vec<Arc<Handle>>) {
         let mut gone = self.handles();
         let mut new = placements.to_vec();
-        new.retain(|placement| match gone.iter().position(|handle| handle.placement == *placement) {
+        let stays = |handle: &Arc<Handle>, placement: &Placement| {
+            handle.placement == *placement && handle.health.state() != GIVEN_UP
+        };
+        new.retain(|placement| match gone.iter().position(|handle| stays(handle, placement)) {
             Some(kept) => {
                 gone.remove(kept);
                 false
@@ -210,6 +218,16 @@ impl Instances {
     pub(crate) fn states(&self) -> Vec<Doing> {
         let state = |handle: &Arc<Handle>| (handle.id, handle.placement.name.clone(), handle.health.state());
         self.all().iter().map(state).collect()
+    }
+
+    /// Whether one of them is not started any more.
+    pub(crate) fn any_given_up(&self) -> bool {
+        self.all().iter().any(|handle| handle.health.state() == GIVEN_UP)
+    }
+
+    /// Since when each has been lost, first of a row of losses; `None` for one that is not, or is not started any more.
+    pub(crate) fn losses(&self) -> Vec<Option<Instant>> {
+        self.all().iter().map(|handle| handle.health.lost()).collect()
     }
 
     /// How many are ready for requests now.

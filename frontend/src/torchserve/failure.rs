@@ -47,6 +47,7 @@ pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnO
             kind(400, "BadRequestException")
         }
         Reason::Restricted | Reason::Unauthenticated => kind(400, "InvalidKeyException"),
+        Reason::Cancelled if message.is_empty() => Refused::internal("The request was cancelled"),
         Reason::Cancelled | Reason::Internal => kind(500, "InternalServerException"),
         Reason::Backend => {
             let (status, text) = with_status(message);

@@ -32,7 +32,8 @@ impl Part {
     }
 }
 
-/// The parts of a body with this `Content-Type`.
+/// The parts of a body with this `Content-Type`. One that is said to be a form of several parts without saying what is
+/// between them is one part, as in TorchServe.
 ///
 /// # Errors
 /// It is said to be a form and is none.
@@ -41,8 +42,10 @@ pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused
     if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         return Ok(pairs(&String::from_utf8_lossy(&body)));
     }
-    if media.eq_ignore_ascii_case("multipart/form-data") {
-        return multipart(content_type, body).await;
+    if media.eq_ignore_ascii_case("multipart/form-data")
+        && let Ok(boundary) = multer::parse_boundary(content_type)
+    {
+        return multipart(boundary, body).await;
     }
     Ok(vec![Part { name: "body".to_owned(), content_type: media.to_owned(), data: body }])
 }
@@ -63,9 +66,8 @@ pub fn pairs(text: &str) -> Vec<Part> {
     pairs.map(part).collect()
 }
 
-async fn multipart(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
+async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> {
     let wrong = |error: multer::Error| Refused::bad_request(format!("The body is no multipart form: {error}"));
-    let boundary = multer::parse_boundary(content_type).map_err(wrong)?;
     let limit = SizeLimit::new().whole_stream(u64::MAX);
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body)]);
     let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
@@ -133,7 +135,6 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_form_is_refused() {
         for (content_type, body) in [
-            ("multipart/form-data", "x"),
             ("multipart/form-data; boundary=B", "garbage"),
             ("multipart/form-data; boundary=B", "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1"),
         ] {
@@ -141,6 +142,12 @@ mod tests {
             assert_eq!((refused.status, refused.kind), (400, "BadRequestException"));
             assert!(refused.message.starts_with("The body is no multipart form: "), "{refused}");
         }
+    }
+
+    #[tokio::test]
+    async fn without_a_boundary_a_body_is_one_part() {
+        let found = parts("multipart/form-data", Bytes::from_static(b"x")).await.unwrap();
+        assert_eq!(found, [part("body", "multipart/form-data", b"x")]);
     }
 
     #[test]

@@ -77,9 +77,7 @@ impl Registry {
         engine.cache().count_by_name(settings.initial_worker_port.into());
         let changes = watch::Sender::new(0);
         let (models, turn) = (RwLock::default(), Mutex::new(()));
-        let registry = Arc::new(Self { engine, settings, repository, models, turn, changes });
-        tokio::spawn(health::watch(Arc::downgrade(&registry)));
-        registry
+        Arc::new(Self { engine, settings, repository, models, turn, changes })
     }
 
     /// Changes whenever something was registered, scaled, unregistered, or made the default.

@@ -7,6 +7,15 @@ use serde_json::{Map, Value};
 /// The most bytes of a file.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// Keys of TorchServe's that nothing here follows from, and why.
+const NO_EFFECT: [(&str, &str); 5] = [
+    ("useVenv", "each model's requirements are in a folder of its own, and all models run under one interpreter"),
+    ("parallelType", "a worker is one process, which may use all GPUs that it sees"),
+    ("parallelLevel", "a worker is one process, which may use all GPUs that it sees"),
+    ("torchrun", "a worker is one process, which may use all GPUs that it sees"),
+    ("sequenceTimeoutMSec", "a sequence lasts until it ends or is silent for sequenceMaxIdleMSec"),
+];
+
 /// The frontend's keys. A key that is not there, or that has a wrong type, is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelYaml {
@@ -80,7 +89,9 @@ impl ModelYaml {
     /// # Errors
     /// It is no YAML, or no mapping.
     pub fn parse(text: &str, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
-        let whole: Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        document.apply_merge().map_err(|error| error.to_string())?;
+        let whole: Value = serde_yaml::from_value(document).map_err(|error| error.to_string())?;
         let mut yaml = Self::default();
         match &whole {
             Value::Null => {}
@@ -95,6 +106,10 @@ impl ModelYaml {
         for (key, value) in keys {
             if let Err(allowed) = self.take_one(key, value) {
                 warn(format!("{key} is {value}; allowed are {allowed}; it is ignored"));
+            }
+            let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
+            if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {
+                warn(format!("{key} is {value}, and has no effect here: {why}"));
             }
         }
     }

@@ -10,8 +10,9 @@
 //! each has a *key* of its own, whatever its correlation id.
 //!
 //! A sequence is given up when one of its requests is cancelled while it waits (with all that wait behind it; those before
-//! it are executed), when it was idle too long, when its timeout passes in the backlog, or when its instance is lost. The instance is told of
-//! those that end without an END step ([`Action::SequencesEnded`]). Idle is a sequence of which nothing waits or executes
+//! it are executed; where sequences begin unasked, only that request goes), when it was idle too long, when its timeout
+//! passes in the backlog, or when its instance is lost. The instance is told of those that end without an END step
+//! ([`Action::SequencesEnded`]). Idle is a sequence of which nothing waits or executes
 //! (so says Triton's schema; its code also ends sequences whose last request takes longer than the idle time). What an
 //! instance lost is never continued: everything that waits is answered, and so is what comes for the same id until START
 //! or the idle time is over.
@@ -237,6 +238,15 @@ impl SequenceBatcher {
         }
     }
 
+    /// A request of a sequence that goes on is not executed.
+    fn leave_out(&mut self, number: Number, request: RequestId) {
+        self.table.take_one(number, request);
+        if let Some(instance) = self.instance_of(number) {
+            instance.withdraw(request);
+        }
+        self.reject(request, RejectReason::Cancelled);
+    }
+
     /// What comes after a sequence's request is done, or nothing of it waits any more: its next request, its end, or its
     /// idle time.
     fn settle(&mut self, number: Number, now: Instant) {
@@ -352,7 +362,10 @@ impl Scheduler for SequenceBatcher {
 
     fn cancel(&mut self, request: RequestId, now: Instant) {
         if let Some(number) = self.table.waiting_in(request) {
-            self.give_back(number, Some(request), RejectReason::Cancelled);
+            match self.sequences.implicit_start {
+                true => self.leave_out(number, request),
+                false => self.give_back(number, Some(request), RejectReason::Cancelled),
+            }
             self.settle(number, now);
         }
     }

@@ -308,6 +308,16 @@ impl Table {
         requests
     }
 
+    /// Takes out one request of a sequence that waits.
+    pub(super) fn take_one(&mut self, number: Number, request: RequestId) {
+        let Some(sequence) = self.sequences.get_mut(&number) else { return };
+        let issued = sequence.current.take_if(|current| !current.sent && current.request == request);
+        if issued.is_none() {
+            sequence.queue.retain(|step| step.request != request);
+        }
+        self.waiting.remove(&request);
+    }
+
     /// No more requests come for this sequence; its id may begin another.
     pub(super) fn close(&mut self, number: Number) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };

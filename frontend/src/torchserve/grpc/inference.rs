@@ -1,26 +1,25 @@
 //! `InferenceAPIsService`: health and predictions.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::timeline::Instant;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::RpcStatus;
 use super::failure;
 use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
+use super::sequences;
 use crate::clock;
 use crate::engine::{Responses, Streamed};
 use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::form::Part;
 use crate::torchserve::registry::{InFlight, Version};
-use crate::torchserve::rest::{Shared, end_of, enter};
+use crate::torchserve::rest::{Shared, end_of, enter, first_of};
 use crate::torchserve::{Refused, failure as prediction};
 
 /// The service.
@@ -29,13 +28,15 @@ pub(super) struct Inference(pub(super) Arc<Shared>);
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
 /// A prediction on its way.
-struct Call {
+pub(super) struct Call {
     shared: Arc<Shared>,
     model: String,
     asked_version: String,
     version: Arc<Version>,
     sequence_id: Option<String>,
     responses: Responses,
+    /// An answer has come.
+    begun: bool,
     received: Instant,
     _entered: InFlight,
 }
@@ -45,7 +46,7 @@ impl Call {
     ///
     /// # Errors
     /// There is no such model, no worker of it, or the request is none.
-    async fn begin(shared: &Arc<Shared>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+    pub(super) fn begin(shared: &Arc<Shared>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
             let refused = Refused::bad_request("Parameter model_name is required.");
@@ -80,19 +81,47 @@ impl Call {
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
         match shared.engine.stream(request) {
-            Ok(responses) => {
-                Ok(Self { shared, model, asked_version, version, sequence_id, responses, received, _entered: entered })
-            }
-            Err(error) => {
-                let refused = prediction::refused(&error, (&model, &asked_version), || prediction::End::Died);
-                Err(failure::status(&refused))
-            }
+            Ok(responses) => Ok(Self {
+                shared,
+                model,
+                asked_version,
+                version,
+                sequence_id,
+                responses,
+                begun: false,
+                received,
+                _entered: entered,
+            }),
+            Err(error) => Err(status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))),
         }
+    }
+
+    /// The sequence that the client has named.
+    pub(super) fn sequence_id(&self) -> Option<String> {
+        self.sequence_id.clone()
+    }
+
+    /// All parts of the answer; an error is the last one.
+    pub(super) fn parts(self) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
+        stream::unfold(Some(self), async |call| {
+            let mut call = call?;
+            let (part, last) = call.next().await?;
+            let goes_on = !last && part.is_ok();
+            Some((part, goes_on.then_some(call)))
+        })
     }
 
     /// The next part, and whether it is the last; `None` after that.
     async fn next(&mut self) -> Option<(Result<PredictionResponse, Status>, bool)> {
-        let Streamed { answer, last, empty } = self.responses.next().await?;
+        let begun = std::mem::replace(&mut self.begun, true);
+        let streamed = match begun {
+            true => self.responses.next().await,
+            false => match first_of(&mut self.responses, &self.version, self.received).await {
+                Ok(streamed) => streamed,
+                Err(error) => return Some((Err(self.failed(&error).await), true)),
+            },
+        };
+        let Streamed { answer, last, empty } = streamed?;
         if empty && answer.is_ok() {
             return None;
         }
@@ -107,7 +136,15 @@ impl Call {
 
     async fn failed(&mut self, error: &InferError) -> Status {
         let end = end_of(&self.shared, error, &self.version, self.received).await;
-        failure::status(&prediction::refused(error, (&self.model, &self.asked_version), || end))
+        status(&prediction::refused(error, (&self.model, &self.asked_version), || end))
+    }
+}
+
+/// The status of a refusal. TorchServe has INTERNAL for whatever keeps a request from its queue.
+fn status(refused: &Refused) -> Status {
+    match refused.kind {
+        "ServiceUnavailableException" => failure::with_code(Code::Internal, refused),
+        _ => failure::status(refused),
     }
 }
 
@@ -122,7 +159,7 @@ impl InferenceApIsService for Inference {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<PredictionResponse>, Status> {
-        let mut call = Call::begin(&self.0, request.into_inner(), true).await?;
+        let mut call = Call::begin(&self.0, request.into_inner(), true)?;
         match call.next().await {
             Some((part, _)) => part.map(Response::new),
             None => Ok(Response::new(PredictionResponse::default())),
@@ -135,14 +172,8 @@ impl InferenceApIsService for Inference {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<Parts>, Status> {
-        let call = Call::begin(&self.0, request.into_inner(), true).await?;
-        let parts = stream::unfold(Some(call), async |call| {
-            let mut call = call?;
-            let (part, last) = call.next().await?;
-            let goes_on = !last && part.is_ok();
-            Some((part, goes_on.then_some(call)))
-        });
-        Ok(Response::new(Box::pin(parts)))
+        let call = Call::begin(&self.0, request.into_inner(), true)?;
+        Ok(Response::new(call.parts().boxed()))
     }
 
     type StreamPredictions2Stream = Parts;
@@ -151,75 +182,6 @@ impl InferenceApIsService for Inference {
         self: Arc<Self>,
         request: Request<Streaming<PredictionsRequest>>,
     ) -> Result<Response<Parts>, Status> {
-        let state =
-            Sequence { shared: self.0.clone(), requests: request.into_inner(), call: None, begun: VecDeque::new() };
-        let parts = stream::unfold(state, async |mut sequence| {
-            let part = sequence.next().await?;
-            Some((part, sequence))
-        });
-        Ok(Response::new(Box::pin(parts)))
+        Ok(Response::new(sequences::answers(self.0.clone(), request.into_inner()).boxed()))
     }
-}
-
-/// The most sequences of one stream whose beginning is remembered.
-const MOST_BEGUN: usize = 1024;
-
-/// A stream of requests: each is answered before the next one is looked at. Errors are answers.
-struct Sequence {
-    shared: Arc<Shared>,
-    requests: Streaming<PredictionsRequest>,
-    call: Option<Call>,
-    /// The sequences that have had their first request.
-    begun: VecDeque<String>,
-}
-
-impl Sequence {
-    async fn next(&mut self) -> Option<Result<PredictionResponse, Status>> {
-        loop {
-            if let Some(call) = &mut self.call {
-                let id = call.sequence_id.clone();
-                match call.next().await {
-                    Some((part, last)) => {
-                        if last || part.is_err() {
-                            self.call = None;
-                        }
-                        return Some(Ok(part.unwrap_or_else(|status| shown(&status, id))));
-                    }
-                    None => self.call = None,
-                }
-            }
-            let asked = match self.requests.message().await {
-                Ok(asked) => asked?,
-                Err(status) => return Some(Err(status)),
-            };
-            let id = asked.sequence_id.clone().filter(|id| !id.trim().is_empty());
-            let Some(id) = id else {
-                let status = Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
-                return Some(Ok(shown(&status, None)));
-            };
-            let starts = self.starts(&id);
-            match Call::begin(&self.shared, asked, starts).await {
-                Ok(call) => self.call = Some(call),
-                Err(status) => return Some(Ok(shown(&status, Some(id)))),
-            }
-        }
-    }
-
-    /// Whether this is a sequence's first request.
-    fn starts(&mut self, id: &str) -> bool {
-        if self.begun.iter().any(|known| known == id) {
-            return false;
-        }
-        if self.begun.len() == MOST_BEGUN {
-            self.begun.pop_front();
-        }
-        self.begun.push_back(id.to_owned());
-        true
-    }
-}
-
-/// A status as an answer.
-fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
-    let status = RpcStatus { code: status.code() as i32, message: status.message().to_owned() };
-    PredictionResponse { sequence_id, status: Some(status), ..PredictionResponse::default() }
 }

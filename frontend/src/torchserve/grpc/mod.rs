@@ -3,6 +3,7 @@
 mod failure;
 mod inference;
 mod management;
+mod sequences;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -18,6 +19,7 @@ use http::{Request, Response, Uri};
 use pharos::error::Reason;
 use pharos::timeline::Instant;
 use tonic::body::Body;
+use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower::Service;
 
@@ -66,7 +68,7 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>
 #[derive(Clone)]
 enum Services {
     Inference(Box<(InferenceServer, grpc::Services)>),
-    Management(ManagementServer),
+    Management(Routes),
 }
 
 /// One port's service.
@@ -85,17 +87,24 @@ pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
-    let others = grpc::service(shared.engine.clone(), grpc::Settings::default()).map_err(|error| error.to_string())?;
+    let settings = grpc::Settings { beside: Some(service_of(OWN_INFERENCE)), ..grpc::Settings::default() };
+    let others = grpc::service(shared.engine.clone(), settings).map_err(|error| error.to_string())?;
     Ok(Port { shared: shared.clone(), services: Services::Inference(Box::new((own, others))) })
 }
 
-/// The management of models.
+/// The management of models, and reflection.
 ///
 /// # Errors
-/// None now.
+/// Reflection cannot be offered.
 pub(super) fn management(shared: &Arc<Shared>) -> Result<Port, String> {
-    let own = ManagementServer::from_arc(Arc::new(Management(shared.clone())));
-    Ok(Port { shared: shared.clone(), services: Services::Management(own) })
+    let own = Routes::new(ManagementServer::from_arc(Arc::new(Management(shared.clone()))));
+    let own = grpc::with_reflection(own, &[service_of(OWN_MANAGEMENT)]).map_err(|error| error.to_string())?;
+    Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
+}
+
+/// The name of the service whose methods have paths that begin so.
+fn service_of(path: &'static str) -> &'static str {
+    path.trim_matches('/')
 }
 
 impl<B> Service<Request<B>> for Port
@@ -119,7 +128,7 @@ where
         let answer: Answering = match (self.refusal(&request), &mut self.services) {
             (Some(status), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(request),
-            (None, Services::Management(own)) => own.call(request),
+            (None, Services::Management(own)) => Box::pin(own.call(request)),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
                 if let Some(method) = path.strip_prefix(ALIAS) {

@@ -115,8 +115,10 @@ pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
     headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
     headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
-    if asked.version <= Version::HTTP_11 {
-        let connection = if failed { "close" } else { "keep-alive" };
-        headers.insert(CONNECTION, HeaderValue::from_static(connection));
+    // HTTP/1.0 says itself what it keeps open.
+    if failed && asked.version <= Version::HTTP_11 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    } else if asked.version == Version::HTTP_11 && !asked.header("connection").eq_ignore_ascii_case("close") {
+        headers.insert(CONNECTION, HeaderValue::from_static("keep-alive"));
     }
 }

@@ -3,7 +3,9 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::header::EXPECT;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use super::{Asked, Shared, answer};
 use crate::http::body::{self, Read};
@@ -28,12 +30,19 @@ pub(in crate::torchserve) struct Registration {
     pub(in crate::torchserve) model_name: Option<String>,
     pub(in crate::torchserve) handler: Option<String>,
     pub(in crate::torchserve) runtime: Option<String>,
+    #[serde(deserialize_with = "number")]
     pub(in crate::torchserve) batch_size: Option<i64>,
+    #[serde(deserialize_with = "number")]
     pub(in crate::torchserve) max_batch_delay: Option<i64>,
+    #[serde(deserialize_with = "number")]
     pub(in crate::torchserve) initial_workers: Option<i64>,
+    #[serde(deserialize_with = "number")]
     pub(in crate::torchserve) response_timeout: Option<i64>,
+    #[serde(deserialize_with = "number")]
     pub(in crate::torchserve) startup_timeout: Option<i64>,
+    #[serde(deserialize_with = "flag")]
     pub(in crate::torchserve) synchronous: Option<bool>,
+    #[serde(deserialize_with = "flag")]
     pub(in crate::torchserve) s3_sse_kms: Option<bool>,
 }
 
@@ -107,14 +116,45 @@ async fn from_json(asked: &Asked, body: Body) -> Result<Registration, Refused> {
             return Err(Refused { status: 413, kind: "BadRequestException", message });
         }
     };
-    serde_json::from_slice(&whole).map_err(|error| Refused::bad_request(format!("The body cannot be used: {error}")))
+    let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
+    // A struct would be read from an array too.
+    let said: Map<String, Value> = serde_json::from_slice(&whole).map_err(wrong)?;
+    serde_json::from_value(Value::Object(said)).map_err(wrong)
+}
+
+/// A whole number, which may be a text, or have a point, as in TorchServe.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
+    let number = match &value {
+        Value::Null => return Ok(None),
+        Value::Number(number) => number.as_i64().or_else(|| whole(number.as_f64()?)),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.map(Some).ok_or_else(|| D::Error::custom(format!("{value} is no whole number")))
+}
+
+/// A flag, which may be a text.
+fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::Bool(flag) => Ok(Some(flag)),
+        Value::String(text) => Ok(Some(text.trim().eq_ignore_ascii_case("true"))),
+        value => Err(D::Error::custom(format!("{value} is neither true nor false"))),
+    }
 }
 
 /// `PUT /models/M[/V]`.
 pub(super) async fn scale(shared: &Shared, asked: &Asked, named: (&str, &str)) -> Result<Response, Refused> {
-    let number = |name: &str| asked.number(name).map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX));
-    let min = number("min_worker").unwrap_or(1);
-    let max = number("max_worker").unwrap_or(min);
+    let number = |name: &str| match asked.number(name) {
+        Some(number) if number < 0 => {
+            Err(Refused::bad_request(format!("{name} is {number}; whole numbers from 0 on are allowed")))
+        }
+        number => Ok(number.map(|number| u32::try_from(number).unwrap_or(u32::MAX))),
+    };
+    let min = number("min_worker")?.unwrap_or(1);
+    let max = number("max_worker")?.unwrap_or(min);
     let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let of_query = asked.query("model_version").unwrap_or_default();
     let (model, version) = named;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::EXPECT;
 use http::{Method, StatusCode};
 use hyper::ext::ReasonPhrase;
-use pharos::error::{InferError, Reason};
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{CorrelationId, TraceId};
 use pharos::infer::InferRequest;
 use pharos::timeline::Instant;
@@ -51,7 +51,8 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
     let request = request(shared, asked, called, (&parts, wish(asked, &target)), &version)?;
     let answered = async {
         let mut responses = shared.engine.stream(request)?;
-        let first = responses.next().await.ok_or_else(|| InferError::internal("The model gave no answer."))?;
+        let first = first_of(&mut responses, &version, asked.received).await?;
+        let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
         respond(first, (responses, entered), shared.settings.max_response_size)
     };
     match answered.await {
@@ -61,6 +62,26 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
             Err(failure::refused(&error, called, || end))
         }
     }
+}
+
+/// The first answer to a request that was received then. What nobody waits for any more is given up.
+///
+/// # Errors
+/// There is none within the model's `clientTimeoutInMills`.
+pub(in crate::torchserve) async fn first_of(
+    responses: &mut Responses,
+    version: &Version,
+    received: Instant,
+) -> Result<Option<Streamed>, InferError> {
+    let limit = Duration::from_millis(version.deployment().client_timeout.into());
+    if limit.is_zero() {
+        return Ok(responses.next().await);
+    }
+    let left = limit.saturating_sub(clock::now() - received);
+    tokio::time::timeout(left, responses.next()).await.map_err(|_| {
+        let text = format!("there was no answer within {} ms", limit.as_millis());
+        InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, text)
+    })
 }
 
 /// Lets a request in if there is a worker for it, or will be.

@@ -32,6 +32,30 @@ fn a_sequence_may_begin_unasked_and_be_refused_a_place() {
 }
 
 #[test]
+fn a_sequence_that_began_unasked_goes_on_without_a_request_that_is_cancelled() {
+    for settings in [direct(), oldest(2)] {
+        let mut bench = Bench::new(with(settings, |sequences| sequences.implicit_start = true), 1);
+        bench.send(&["a", "a", "a", "a)"]);
+        bench.check(["1: (1"]);
+        bench.scheduler.cancel(RequestId(2), bench.now);
+        bench.check(["2 Cancelled"]);
+        bench.done(1);
+        bench.check(["1: 3"]);
+        // Its last one: the instance is told of the end.
+        bench.scheduler.cancel(RequestId(4), bench.now);
+        bench.check(["4 Cancelled"]);
+        bench.done(1);
+        assert_eq!(bench.actions().len(), 1, "the sequence is over");
+        // Its first one: the next begins it.
+        bench.send(&["b", "b"]);
+        bench.check(["1: (5"]);
+        bench.send(&["c", "c"]);
+        bench.scheduler.cancel(RequestId(7), bench.now);
+        bench.check(["7 Cancelled"]);
+    }
+}
+
+#[test]
 fn the_limit_of_a_sequence_counts_what_waits_by_either_strategy() {
     for settings in [direct(), oldest(4)] {
         let mut bench = Bench::new(with(settings, |sequences| sequences.max_queue = 1), 1);

@@ -5,6 +5,7 @@ unpacked once for all processes of this user, into a directory named by its cont
 who uses it and exclusively by who removes it, and a file `.making` is held exclusively by who unpacks it.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -95,19 +96,29 @@ def _locked(path):
 
 
 def _remove_unused(folder, but):
-    for entry in os.scandir(folder):
-        key, ending = os.path.splitext(entry.name)
-        if ending != ".lock" or key == but or time.time() - entry.stat().st_mtime < UNUSED_S:
-            continue
-        with open(entry.path, "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue
-            shutil.rmtree(os.path.join(folder, key), ignore_errors=True)
-            for path in (os.path.join(folder, f"{key}.making"), entry.path):
-                if os.path.exists(path):
-                    os.remove(path)
+    """Removes what nobody has used for long. Other processes do the same at any moment: anything may be gone already."""
+    for name in os.listdir(folder):
+        key, ending = os.path.splitext(name)
+        if ending == ".lock" and key != but:
+            with contextlib.suppress(FileNotFoundError):
+                _remove_if_unused(folder, key)
+
+
+def _remove_if_unused(folder, key):
+    path = os.path.join(folder, f"{key}.lock")
+    # Not made anew if it is gone.
+    with open(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        named, held = os.stat(path), os.fstat(lock.fileno())
+        if named.st_ino != held.st_ino or time.time() - held.st_mtime < UNUSED_S:
+            return
+        shutil.rmtree(os.path.join(folder, key), ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, f"{key}.making"))
+        os.remove(path)
 
 
 def _unpack(archive, target):

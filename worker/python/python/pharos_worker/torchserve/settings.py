@@ -12,16 +12,29 @@ KEYS = {
     "batchSize": int,
     "maxBatchDelay": int,
     "jobQueueSize": int,
+    "clientTimeoutInMills": int,
+    "responseTimeout": int,
+    "startupTimeout": int,
+    "maxRetryTimeoutInSec": int,
     "maxNumSequence": int,
+    "maxSequenceJobQueueSize": int,
     "sequenceMaxIdleMSec": int,
     "sequenceBatching": bool,
     "continuousBatching": bool,
     "streaming": bool,
 }
+NO_EFFECT = ("useJobTicket", "useVenv", "parallelType", "parallelLevel", "torchrun", "sequenceTimeoutMSec")
+"""Keys that the server does nothing about where a model lies in an ordinary repository."""
+LIMITS = {
+    "responseTimeout": "torchserve_response_timeout",
+    "startupTimeout": "torchserve_startup_timeout",
+    "maxRetryTimeoutInSec": "torchserve_max_retry_timeout",
+}
+"""The parameters by which the server knows these keys, in seconds."""
 STREAMS = b"send_intermediate_predict_response"
 DELAY_MS = 100
 QUEUE = 100
-IDLE_MS = 1000
+FOR_EVER_MS = 365 * 24 * 3_600_000
 
 
 @dataclasses.dataclass
@@ -76,6 +89,9 @@ def frontend_keys(settings):
             keys[name] = value
         else:
             print(f"model-config.yaml: {name} is {value!r}, it must be {kind.__name__}; it is left out")
+    for name in NO_EFFECT:
+        if given.get(name):
+            print(f"model-config.yaml: {name} has no effect in a repository of the server's own form")
     return keys
 
 
@@ -99,8 +115,13 @@ def complete(config, settings):
         config.add_input({"name": "data", "data_type": "TYPE_STRING", "dims": [1]})
     if not given["output"]:
         config.add_output({"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]})
+    parameters = {LIMITS[name]: str(keys[name]) for name in LIMITS if keys.get(name)}
     if not any(name in given for name in ("dynamic_batching", "sequence_batching", "ensemble_scheduling")):
         given.update(scheduling(keys, given["max_batch_size"]))
+        if keys.get("sequenceBatching") and not keys.get("continuousBatching"):
+            parameters.update(sequences(keys))
+    for name, value in parameters.items():
+        given.setdefault("parameters", {}).setdefault(name, {"string_value": value})
     continuous = keys.get("continuousBatching", False)
     streaming = keys.get("streaming", continuous or streams(settings.directory))
     if streaming and not given.get("model_transaction_policy"):
@@ -114,10 +135,25 @@ def scheduling(keys, batch):
     """How requests wait: as batches, or by the sequences that they belong to."""
     if keys.get("continuousBatching"):
         return {"sequence_batching": {"iterative_sequence": True, "oldest": {"max_candidate_sequences": max(batch, 1)}}}
+    delay = keys.get("maxBatchDelay", DELAY_MS) * 1000
     if keys.get("sequenceBatching"):
-        idle = keys.get("sequenceMaxIdleMSec", 0) or IDLE_MS
-        oldest = {"max_candidate_sequences": max(keys.get("maxNumSequence", 1), batch, 1)}
+        idle = keys.get("sequenceMaxIdleMSec", 0) or FOR_EVER_MS
+        most = max(keys.get("maxNumSequence", 1), batch, 1)
+        oldest = {"max_candidate_sequences": most, "max_queue_delay_microseconds": delay}
         return {"sequence_batching": {"max_sequence_idle_microseconds": idle * 1000, "oldest": oldest}}
-    delay = keys.get("maxBatchDelay", DELAY_MS) * 1000 if batch > 1 else 0
     policy = {"max_queue_size": keys.get("jobQueueSize", QUEUE)}
+    if keys.get("clientTimeoutInMills"):
+        limit = keys["clientTimeoutInMills"] * 1000
+        policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": limit, "allow_timeout_override": True}
+    # A batch of one waits for nobody.
+    delay = delay if batch > 1 else 0
     return {"dynamic_batching": {"max_queue_delay_microseconds": delay, "default_queue_policy": policy}}
+
+
+def sequences(keys):
+    """Parameters by which sequences are as in TorchServe: no START is asked for, and one without a place is refused."""
+    return {
+        "implicit_sequence_start": "true",
+        "max_queued_sequences": "none",
+        "max_queue_size_per_sequence": str(keys.get("maxSequenceJobQueueSize", 1)),
+    }
