@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from server import eventually
-from torchserve_home import HOST, INFERENCE, MANAGEMENT, Home, body, call, has_worker
+from torchserve_home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

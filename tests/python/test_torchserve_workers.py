@@ -91,12 +91,13 @@ def test_lines_of_workers_have_torchserves_names(home):
 def test_what_has_no_effect_is_told(tmp_path):
     """Keys of model-config.yaml; and merged keys count."""
     server = Home(tmp_path)
-    yaml = "all: &all {batchSize: 7}\n<<: *all\nparallelType: tp\nuseVenv: true\nsequenceTimeoutMSec: 5\n"
+    yaml = "all: &all {batchSize: 7}\n<<: *all\nparallelType: tp\nuseVenv: true\nsequenceTimeoutMSec: 5\nminworkers: 3\n"
     server.archive("odd", "mortal", yaml + f"ill: {tmp_path / 'none'}\n")
     with server:
         server.register("odd-1.0.mar")
         assert server.manage("GET", "/models/odd")[1][0]["batchSize"] == 7
         out = (tmp_path / "out").read_text()
+        assert "model-config.yaml: minworkers is not known here; did you mean minWorkers?" in out
         for key in ('parallelType is "tp"', "useVenv is true", "sequenceTimeoutMSec is 5"):
             assert f"model-config.yaml: {key}, and has no effect here: " in out, key
 

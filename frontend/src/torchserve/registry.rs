@@ -339,5 +339,8 @@ fn unknown_version(message: String) -> Refused {
 
 fn not_started(version: &Version, reason: &str) -> Refused {
     let (name, text) = (&version.name, &version.text);
-    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {}", reason.trim()))
+    // The engine's own words for the one version that it knows of.
+    let why = reason.split_once(" is at UNAVAILABLE state: ").map_or(reason, |(_, why)| why);
+    let why = why.trim().trim_end_matches(';').trim_end();
+    Refused::internal(format!("Failed to start workers for model {name} version: {text}: {why}"))
 }

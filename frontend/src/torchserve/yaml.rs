@@ -7,6 +7,35 @@ use serde_json::{Map, Value};
 /// The most bytes of a file.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// TorchServe's keys.
+const KEYS: [&str; 25] = [
+    "minWorkers",
+    "maxWorkers",
+    "batchSize",
+    "maxBatchDelay",
+    "responseTimeout",
+    "startupTimeout",
+    "deviceType",
+    "deviceIds",
+    "parallelType",
+    "parallelLevel",
+    "torchrun",
+    "maxRetryTimeoutInSec",
+    "clientTimeoutInMills",
+    "jobQueueSize",
+    "useJobTicket",
+    "sequenceMaxIdleMSec",
+    "sequenceTimeoutMSec",
+    "maxSequenceJobQueueSize",
+    "maxNumSequence",
+    "continuousBatching",
+    "sequenceBatching",
+    "asyncCommunication",
+    "useVenv",
+    "streaming",
+    "micro_batching",
+];
+
 /// Keys of TorchServe's that nothing here follows from, and why.
 const NO_EFFECT: [(&str, &str); 5] = [
     ("useVenv", "each model's requirements are in a folder of its own, and all models run under one interpreter"),
@@ -106,6 +135,10 @@ impl ModelYaml {
         for (key, value) in keys {
             if let Err(allowed) = self.take_one(key, value) {
                 warn(format!("{key} is {value}; allowed are {allowed}; it is ignored"));
+            }
+            let meant = |known: &&&str| *known != key && known.eq_ignore_ascii_case(key);
+            if let Some(meant) = KEYS.iter().find(meant) {
+                warn(format!("{key} is not known here; did you mean {meant}?"));
             }
             let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
             if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {

@@ -20,6 +20,8 @@ ENGINE = None
 """What runs the model, for logs and the served configuration; known once a handler is loaded."""
 MOST_RUNNING = 10_000
 """Requests that go on, of which a worker keeps in mind that it knows them."""
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""Packages whose modules have other names than they."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 AGAIN = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -64,6 +66,10 @@ class TritonPythonModel:
         places = (given.name, given.directory, given.handler, gpu, max(self.batch, 1), given.envelope or None)
         try:
             service = TsModelLoader().load(*places, given.limit_max_image_pixels, metrics)
+        except ModuleNotFoundError as error:
+            name = (error.name or "").partition(".")[0]
+            command = f"{sys.executable} -m pip install {DISTRIBUTIONS.get(name, name)}"
+            raise ModuleNotFoundError(f"{error}, which the handler imports: run '{command}'", name=name) from error
         except MemoryError:
             raise pb_utils.TritonModelException("System out of memory") from None
         except RuntimeError as error:
