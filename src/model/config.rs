@@ -353,6 +353,19 @@ impl ModelConfig {
         validate::config(Draft::decode(bytes)?.proto)
     }
 
+    /// The accelerators of `optimization.execution_accelerators.gpu_execution_accelerator`, in their order: names, and
+    /// parameters by name.
+    pub fn gpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
+        let optimization = self.proto.optimization.as_ref();
+        let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
+        named.into_iter().flat_map(|named| &named.gpu_execution_accelerator).map(|accelerator| {
+            let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+            let mut parameters: Vec<_> = parameters.collect();
+            parameters.sort_unstable();
+            (accelerator.name.as_str(), parameters)
+        })
+    }
+
     /// The same configuration with one more free parameter, for what the server itself has to say about the model.
     pub fn with_parameter(&self, name: &str, value: &str) -> Self {
         let mut config = self.clone();

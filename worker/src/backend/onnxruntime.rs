@@ -7,6 +7,8 @@
 //! their shape says (checked, or allocated so), and stay in place until `execute` returns, which is longer than the
 //! runtime looks at them. Nothing else touches an output's memory meanwhile; the runtime writes it before it reads it.
 
+mod providers;
+
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -68,15 +70,40 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
     };
     let builder = ort::init_from(library).map_err(|error| no_library(&error))?;
     let environment = builder.with_telemetry(false).build().map_err(|error| no_library(&error))?;
-    let session = open(&environment, context.threads, &path);
-    let session =
-        session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
+    let (session, on_gpu) = session(&environment, context, &path)?;
     let outputs = outputs_of(&session, context.config).map_err(|text| in_file(&path, &text))?;
     let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
     let inputs = names.map(c_name).collect::<Result<_, _>>();
     let inputs = inputs.map_err(|text| in_file(&path, &text))?;
-    let version = version_of(library);
+    let version = version_of(library) + if on_gpu { " on CUDA" } else { "" };
     Ok(Box::new(OnnxRuntime { session, version, inputs, outputs, _environment: environment }))
+}
+
+/// A session with the model's file, and whether it is on the instance's GPU.
+fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Result<(Session, bool), InferError> {
+    let not_loaded = |error: ort::Error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display()));
+    let on_processors = || open(environment, context.threads, path, &[]).map_err(not_loaded);
+    if !context.is_on_gpu() {
+        return Ok((on_processors()?, false));
+    }
+    let wanted = providers::of(context.config).map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
+    let on_gpu = || {
+        context.gpu()?;
+        open(environment, context.threads, path, &wanted).map_err(|error| {
+            load_error(format!(
+                "ONNX Runtime cannot load '{}' on its GPU: {error}; the provider's library and those of CUDA and cuDNN                  come with `pip install onnxruntime-gpu[cuda,cudnn]`",
+                path.display()
+            ))
+        })
+    };
+    match on_gpu() {
+        Ok(session) => Ok((session, true)),
+        Err(error) if providers::may_fall_back(context.config) => {
+            eprintln!("{} runs on processors, as allow_cpu_fallback allows: {}", context.instance, error.message);
+            Ok((on_processors()?, false))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn in_file(path: &Path, text: &str) -> InferError {
@@ -117,14 +144,21 @@ fn known_shape(declared: &ValueType, datatype: DataType, batches: bool) -> Optio
     (known && *ty == configured).then(|| shape.to_vec())
 }
 
-/// A session that keeps to its threads: they do not spin while they wait, so that instances can share cores.
-fn open(environment: &Environment, threads: usize, path: &Path) -> Result<Session, ort::Error> {
+/// A session on these providers, or on processors if there are none. It keeps to its threads: they do not spin while they
+/// wait, so that instances can share cores.
+fn open(
+    environment: &Environment,
+    threads: usize,
+    path: &Path,
+    providers: &[providers::Provider],
+) -> Result<Session, ort::Error> {
     let mut builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
         .with_intra_threads(threads)?
         .with_inter_threads(1)?
         .with_config_entry("session.intra_op.allow_spinning", "0")?
-        .with_config_entry("session.inter_op.allow_spinning", "0")?;
+        .with_config_entry("session.inter_op.allow_spinning", "0")?
+        .with_execution_providers(providers::dispatches(providers))?;
     builder.commit_from_file(path)
 }
 

@@ -1,0 +1,197 @@
+//! The execution providers of a session on a GPU: CUDA's, and TensorRT's before it where the model asks for that. They are
+//! libraries of their own beside ONNX Runtime's (`pip install onnxruntime-gpu`), found when a model is loaded.
+//!
+//! What may be said about them is what Triton's backend for ONNX Runtime takes: `optimization.execution_accelerators` with
+//! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Names
+//! of options that a provider itself has are passed on as they are.
+
+use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, TensorRT};
+use pharos::model::ModelConfig;
+
+/// The parameter with which a model says that it may run on processors if the provider cannot be used.
+const FALLBACK: &str = "allow_cpu_fallback";
+
+/// The options of the CUDA provider that are parameters of a model, as in Triton.
+const OF_MODEL: [&str; 4] = ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "use_tf32"];
+
+/// A provider, with its options by ONNX Runtime's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Provider {
+    pub(super) is_tensorrt: bool,
+    pub(super) options: Vec<(String, String)>,
+}
+
+/// Whether the model may run on processors in place of its GPU.
+pub(super) fn may_fall_back(config: &ModelConfig) -> bool {
+    config.parameters.get(FALLBACK).is_some_and(|value| value == "true")
+}
+
+/// The providers of a model on the process's device 0, the first choice first; CUDA's is always the last.
+///
+/// # Errors
+/// An accelerator or one of its parameters that does not exist: which, and what is allowed.
+pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
+    let mut cuda = vec![("device_id".to_owned(), "0".to_owned())];
+    for key in OF_MODEL {
+        if let Some(value) = config.parameters.get(key) {
+            cuda.push(cuda_option(key, value)?);
+        }
+    }
+    let mut tensorrt = None;
+    for (name, given) in config.gpu_accelerators() {
+        match name {
+            "tensorrt" => {
+                let own = given.into_iter().map(|(key, value)| tensorrt_option(key, value));
+                let mut options = vec![("device_id".to_owned(), "0".to_owned())];
+                for option in own.collect::<Result<Vec<_>, _>>()? {
+                    options.extend(option);
+                }
+                tensorrt = Some(Provider { is_tensorrt: true, options });
+            }
+            "cuda" => {
+                for (key, value) in given {
+                    cuda.push(cuda_option(key, value)?);
+                }
+            }
+            other => {
+                return Err(format!("the gpu_execution_accelerator '{other}' is not known; allowed are cuda, tensorrt"));
+            }
+        }
+    }
+    Ok(tensorrt.into_iter().chain([Provider { is_tensorrt: false, options: cuda }]).collect())
+}
+
+/// An option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.
+fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
+    let one_of = |words: &[&str]| {
+        let number = value.parse().ok().and_then(|number: usize| words.get(number).copied());
+        let word = words.iter().copied().find(|word| word.eq_ignore_ascii_case(value));
+        number.or(word).map(str::to_owned).ok_or_else(|| {
+            format!("'{key}' is '{value}'; allowed are 0 to {} and {}", words.len() - 1, words.join(", "))
+        })
+    };
+    let value = match key {
+        "cudnn_conv_algo_search" => one_of(&["EXHAUSTIVE", "HEURISTIC", "DEFAULT"])?,
+        "arena_extend_strategy" => one_of(&["kNextPowerOfTwo", "kSameAsRequested"])?,
+        "gpu_mem_limit" => match value.parse::<u64>() {
+            Ok(bytes) if bytes > 0 => value.to_owned(),
+            _ => return Err(format!("'{key}' is '{value}'; allowed are whole numbers of bytes from 1 on")),
+        },
+        _ => value.to_owned(),
+    };
+    let key = if key == "use_cuda_graph" { "enable_cuda_graph" } else { key };
+    Ok((key.to_owned(), value))
+}
+
+/// The options of the TensorRT provider that one of Triton's parameters means.
+fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, String> {
+    let named = |name: &str| vec![(name.to_owned(), value.to_owned())];
+    Ok(match key {
+        "precision_mode" => match value {
+            "FP32" => Vec::new(),
+            "FP16" => vec![("trt_fp16_enable".to_owned(), "1".to_owned())],
+            "INT8" => vec![("trt_int8_enable".to_owned(), "1".to_owned())],
+            _ => return Err(format!("'{key}' of tensorrt is '{value}'; allowed are FP32, FP16, INT8")),
+        },
+        "max_workspace_size_bytes" => named("trt_max_workspace_size"),
+        "minimum_segment_size" => named("trt_min_subgraph_size"),
+        "int8_calibration_table_name" => named("trt_int8_calibration_table_name"),
+        "int8_use_native_calibration_table" => named("trt_int8_use_native_calibration_table"),
+        // Of a Triton that converted graphs itself.
+        "max_cached_engines" => Vec::new(),
+        _ if key.starts_with("trt_") => named(key),
+        _ => {
+            return Err(format!(
+                "'{key}' is no parameter of tensorrt; allowed are precision_mode, max_workspace_size_bytes, \
+                 minimum_segment_size, int8_calibration_table_name, int8_use_native_calibration_table, and names that \
+                 begin with trt_"
+            ));
+        }
+    })
+}
+
+/// The providers as a session takes them. One that cannot be used is an error.
+pub(super) fn dispatches(providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
+    let dispatch = |provider: &Provider| {
+        let built = match provider.is_tensorrt {
+            true => with_options(TensorRT::default(), &provider.options).build(),
+            false => with_options(CUDA::default(), &provider.options).build(),
+        };
+        built.error_on_failure()
+    };
+    providers.iter().map(dispatch).collect()
+}
+
+fn with_options<P: ArbitrarilyConfigurableExecutionProvider + Sized>(provider: P, options: &[(String, String)]) -> P {
+    options.iter().fold(provider, |provider, (key, value)| provider.with_arbitrary_config(key, value))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use pharos::model::{Completion, Draft};
+
+    use super::*;
+
+    fn providers(more: &str) -> Result<Vec<Provider>, String> {
+        let text = format!(
+            "backend: 'onnxruntime' input {{ name: 'a' data_type: TYPE_FP32 dims: 1 }}
+             output {{ name: 'b' data_type: TYPE_FP32 dims: 1 }} {more}"
+        );
+        let draft = Draft::from_text(&text, "config.pbtxt").unwrap();
+        of(&draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap())
+    }
+
+    fn accelerator(name: &str, parameters: &[(&str, &str)]) -> String {
+        let parameter = |(key, value): &(&str, &str)| format!("parameters {{ key: '{key}' value: '{value}' }} ");
+        let parameters: String = parameters.iter().map(parameter).collect();
+        format!(
+            "optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{ name: '{name}' {parameters} }} ] }} }}"
+        )
+    }
+
+    fn shown(providers: &[Provider]) -> Vec<String> {
+        let option = |(key, value): &(String, String)| format!(" {key}={value}");
+        let show = |provider: &Provider| {
+            let name = if provider.is_tensorrt { "tensorrt" } else { "cuda" };
+            name.to_owned() + &provider.options.iter().map(option).collect::<String>()
+        };
+        providers.iter().map(show).collect()
+    }
+
+    #[test]
+    fn accelerators_become_providers() {
+        assert_eq!(shown(&providers("").unwrap()), ["cuda device_id=0"]);
+        let limits = "parameters { key: 'gpu_mem_limit' value { string_value: '1024' } }
+             parameters { key: 'cudnn_conv_algo_search' value { string_value: '1' } }";
+        assert_eq!(
+            shown(&providers(limits).unwrap()),
+            ["cuda device_id=0 cudnn_conv_algo_search=HEURISTIC gpu_mem_limit=1024"]
+        );
+        let half = accelerator("tensorrt", &[("precision_mode", "FP16"), ("trt_engine_cache_enable", "1")]);
+        assert_eq!(
+            shown(&providers(&half).unwrap()),
+            ["tensorrt device_id=0 trt_fp16_enable=1 trt_engine_cache_enable=1", "cuda device_id=0"]
+        );
+        let graph = accelerator("cuda", &[("use_cuda_graph", "1"), ("arena_extend_strategy", "kSameAsRequested")]);
+        assert_eq!(
+            shown(&providers(&graph).unwrap()),
+            ["cuda device_id=0 arena_extend_strategy=kSameAsRequested enable_cuda_graph=1"]
+        );
+        assert_eq!(dispatches(&providers(&half).unwrap()).len(), 2);
+    }
+
+    #[test]
+    fn what_does_not_exist_is_named() {
+        for (more, text) in [
+            (accelerator("openvino", &[]), "'openvino' is not known; allowed are cuda, tensorrt"),
+            (accelerator("tensorrt", &[("precision_mode", "FP8")]), "is 'FP8'; allowed are FP32, FP16, INT8"),
+            (accelerator("tensorrt", &[("speed", "1")]), "'speed' is no parameter of tensorrt"),
+            (accelerator("cuda", &[("gpu_mem_limit", "lots")]), "'gpu_mem_limit' is 'lots'; allowed are whole numbers"),
+            (accelerator("cuda", &[("cudnn_conv_algo_search", "3")]), "allowed are 0 to 2 and EXHAUSTIVE"),
+        ] {
+            let error = providers(&more).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}
