@@ -219,6 +219,7 @@ impl Instance {
             threads: self.plan.threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
+            device: None,
         }));
         let (sender, events) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());

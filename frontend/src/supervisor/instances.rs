@@ -261,7 +261,7 @@ impl Instances {
 /// What is told of several instances: the engine of the first, the memory of all.
 fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
     match first {
-        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
+        Some(first) => Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first },
         None => next,
     }
 }
