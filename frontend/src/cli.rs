@@ -8,6 +8,7 @@
 mod cache;
 mod clients;
 mod definition;
+mod gpus;
 mod logging;
 mod models;
 mod place;
@@ -30,6 +31,7 @@ use pharos::metrics::catalog::{Mode, Overrides};
 pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use gpus::{GpuLimit, Gpus};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
 pub use place::{Address, Place, Places, Protocol};
@@ -77,6 +79,9 @@ pub struct Options {
     /// The processes that run models.
     #[command(flatten)]
     pub workers: Workers,
+    /// How GPUs are used.
+    #[command(flatten)]
+    pub gpus: Gpus,
     /// How instances share resources.
     #[command(flatten)]
     pub rate_limiter: RateLimiter,
@@ -484,6 +489,18 @@ mod tests {
     }
 
     #[test]
+    fn gpus_have_limits_and_a_pool() {
+        let limit = |device, fraction| GpuLimit { device, fraction };
+        let plain = parse(&[]).unwrap().gpus;
+        assert_eq!((plain.model_load_gpu_limit, plain.pinned_memory_pool_byte_size), (vec![], 268_435_456));
+        let given =
+            ["--model-load-gpu-limit=0:0.6", "--model-load-gpu-limit", "1:1;3:0", "--pinned-memory-pool-byte-size=0"];
+        let given = parse(&given).unwrap().gpus;
+        assert_eq!(given.model_load_gpu_limit, [limit(0, 0.6), limit(1, 1.0), limit(3, 0.0)]);
+        assert_eq!(given.pinned_memory_pool_byte_size, 0);
+    }
+
+    #[test]
     fn torchserves_variables_stand_behind_the_flags() {
         let none = |_: &str| None;
         let variable = |name: &str| match name {
@@ -533,6 +550,11 @@ mod tests {
             (&["--rate-limit-resource=R:x"], &["Got R:x", "whole numbers from 0 to 4294967295"]),
             (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
+            (&["--model-load-gpu-limit=0"], &["--model-load-gpu-limit", "'0'", "DEVICE:FRACTION"]),
+            (&["--model-load-gpu-limit=-1:0.6"], &["expects device ID >= 0, got -1"]),
+            (&["--model-load-gpu-limit=0:-0.4"], &["expects limit fraction to be in range [0.0, 1.0], got -0.4"]),
+            (&["--model-load-gpu-limit=0:NaN"], &["expects limit fraction to be in range [0.0, 1.0], got NaN"]),
+            (&["--pinned-memory-pool-byte-size=-1"], &["--pinned-memory-pool-byte-size", "-1"]),
             (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
             (&["--cache-config=disk"], &["--cache-config", "'disk'", "local,size=BYTES"]),
             (&["--cache-config=local"], &["--cache-config", "needs its size"]),

@@ -78,7 +78,7 @@ impl Draft {
     /// "version": N, "backend": "..."}`. The configuration has all defaults, as Triton's models see it.
     pub fn question(&self, place: &Place<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
-        normalize::defaults(&mut config, gpus);
+        normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);
         format!(
             "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":{}}}",
