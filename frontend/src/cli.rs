@@ -498,6 +498,17 @@ mod tests {
         let given = parse(&given).unwrap().gpus;
         assert_eq!(given.model_load_gpu_limit, [limit(0, 0.6), limit(1, 1.0), limit(3, 0.0)]);
         assert_eq!(given.pinned_memory_pool_byte_size, 0);
+        let range = "expects limit fraction to be in range [0.0, 1.0], got ";
+        for (arg, expected) in [
+            ("--model-load-gpu-limit=0", "DEVICE:FRACTION"),
+            ("--model-load-gpu-limit=-1:0.6", "expects device ID >= 0, got -1"),
+            ("--model-load-gpu-limit=0:-0.4", &format!("{range}-0.4")),
+            ("--model-load-gpu-limit=0:NaN", &format!("{range}NaN")),
+            ("--pinned-memory-pool-byte-size=-1", "'-1'"),
+        ] {
+            let message = parse(&[arg]).unwrap_err();
+            assert!(message.contains(expected), "{arg}: {message}");
+        }
     }
 
     #[test]
@@ -550,11 +561,6 @@ mod tests {
             (&["--rate-limit-resource=R:x"], &["Got R:x", "whole numbers from 0 to 4294967295"]),
             (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
-            (&["--model-load-gpu-limit=0"], &["--model-load-gpu-limit", "'0'", "DEVICE:FRACTION"]),
-            (&["--model-load-gpu-limit=-1:0.6"], &["expects device ID >= 0, got -1"]),
-            (&["--model-load-gpu-limit=0:-0.4"], &["expects limit fraction to be in range [0.0, 1.0], got -0.4"]),
-            (&["--model-load-gpu-limit=0:NaN"], &["expects limit fraction to be in range [0.0, 1.0], got NaN"]),
-            (&["--pinned-memory-pool-byte-size=-1"], &["--pinned-memory-pool-byte-size", "-1"]),
             (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
             (&["--cache-config=disk"], &["--cache-config", "'disk'", "local,size=BYTES"]),
             (&["--cache-config=local"], &["--cache-config", "needs its size"]),

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::config::VersionPolicy;
 use super::draft::{Completion, Draft};
 use super::proto::model_config::SchedulingChoice;
+use super::proto::model_instance_group::Kind;
 use super::{ConfigError, normalize, proto, render, validate};
 
 /// What the model's code has written.
@@ -90,11 +91,12 @@ impl Draft {
         )
     }
 
-    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`.
+    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`. `gpus` are those that
+    /// instances are put on where the configuration names none.
     ///
     /// # Errors
     /// The answer is an error, has not this form, or contradicts the configuration.
-    pub fn answered(mut self, answer: &str) -> Result<Self, ConfigError> {
+    pub fn answered(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
         let name = self.proto.name.clone();
         let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
         let parsed: Answer<'_> =
@@ -107,7 +109,9 @@ impl Draft {
         let mut reader = serde_json::Deserializer::from_str(config.get());
         let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader)
             .map_err(|error| wrong(&format!("what is no model configuration: {error}")))?;
-        merge(&mut self.proto, proto::from_dynamic(&message)?)?;
+        let answer = proto::from_dynamic(&message)?;
+        workers(&mut self.proto, &answer, gpus);
+        merge(&mut self.proto, answer)?;
         Ok(self)
     }
 }
@@ -122,7 +126,6 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
-    workers(config, &answer);
     let model = config.name.as_str();
     config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
     config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
@@ -146,11 +149,22 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// An archive of TorchServe says itself how many workers it wants; other models leave that to the configuration.
-fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig) {
+/// An archive of TorchServe says itself how many workers it wants, which take the GPUs in turn; other models leave that to
+/// the configuration.
+fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &[u32]) {
     let count = answer.instance_group.first().map_or(0, |group| group.count);
-    if config.backend == "torchserve" && config.instance_group.is_empty() && count > 1 {
+    if config.backend != "torchserve" || !config.instance_group.is_empty() || count <= 1 {
+        return;
+    }
+    let gpus: Vec<i32> = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+    let Some(devices) = i32::try_from(gpus.len()).ok().filter(|devices| *devices > 0) else {
         config.instance_group.push(proto::ModelInstanceGroup { count, ..Default::default() });
+        return;
+    };
+    for (gpu, place) in gpus.into_iter().zip(0..count) {
+        let count = count / devices + i32::from(place < count % devices);
+        let kind = Kind::Gpu.into();
+        config.instance_group.push(proto::ModelInstanceGroup { count, kind, gpus: vec![gpu], ..Default::default() });
     }
 }
 

@@ -72,7 +72,7 @@ impl Asked {
             unusable_gpus: self.devices.unusable(),
             ..Completion::default()
         };
-        self.draft.clone().answered(answer)?.complete(&completion)
+        self.draft.clone().answered(answer, self.gpus())?.complete(&completion)
     }
 }
 

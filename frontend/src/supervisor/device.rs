@@ -62,6 +62,7 @@ impl Instance {
         let loading = self.outcome.is_some();
         let wanted = Wanted { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
+        tracing::info!(instance = %self.name, "it runs on GPU {} ({})", chosen.number, chosen.uuid);
         Ok(Taken { chosen, share: self.plan.pinned.share() })
     }
 

@@ -32,7 +32,8 @@ async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<Chosen
 
 #[tokio::test]
 async fn a_process_has_its_device_first_and_then_the_others() {
-    let devices = devices(&FakeNvml::new(FOUR), None, &[]);
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[]);
     assert_eq!((devices.usable(), devices.unusable()), (&[0, 1, 2][..], &[3][..]));
     let told = |chosen: Chosen| (chosen.uuid, chosen.visible, chosen.uuids);
     let first = choose(&devices, 0, 0).await.unwrap();
@@ -63,7 +64,8 @@ async fn what_cannot_be_used_is_told_with_what_can() {
 
 #[tokio::test]
 async fn a_model_is_not_loaded_onto_a_device_whose_memory_is_in_use() {
-    let devices = devices(&FakeNvml::new(FOUR), None, &[(0, 0.3), (1, 0.5), (2, 0.0), (7, 1.0)]);
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[(0, 0.3), (1, 0.5), (2, 0.0), (7, 1.0)]);
     assert_eq!(
         choose(&devices, 0, 0).await.unwrap_err(),
         "memory limit set for GPU 0 has exceeded, model loading is rejected: 400 of 1000 bytes are in use (40.0 %), \

@@ -34,11 +34,12 @@ impl Settings {
     /// A value cannot be used; the text names the key, the value and what is allowed.
     pub fn new(
         properties: Vec<(String, String)>,
-        gpus: Vec<u32>,
+        mut gpus: Vec<u32>,
         workplace: PathBuf,
     ) -> Result<(Self, Vec<Noted>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
         read.look_at_keys();
+        gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
         let mut settings = read.settings(gpus, workplace)?;
         let mut notes = read.notes;
         notes.sort_by_key(|noted| !noted.warning);
@@ -48,8 +49,7 @@ impl Settings {
 }
 
 impl Reader<'_> {
-    fn settings(&mut self, mut gpus: Vec<u32>, workplace: PathBuf) -> Result<Settings, String> {
-        gpus.truncate(self.number("number_of_gpu", usize::MAX)?);
+    fn settings(&mut self, gpus: Vec<u32>, workplace: PathBuf) -> Result<Settings, String> {
         let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
         let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
         let metrics = self.metrics_address()?;
