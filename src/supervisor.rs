@@ -1,7 +1,7 @@
 //! The life of one instance: when its worker process is started, given up, and started again.
 //!
 //! ```text
-//! Starting --ready--> Ready --exit, disconnect, execution timeout--> Lost --process gone--> Backoff --time--> Starting
+//! Starting --ready--> Ready --exit, disconnect, execution timeout, lost device--> Lost --process gone--> Backoff --time--> Starting
 //!    |                                                                ^
 //!    |---- exit, load failure, start-up timeout: after it has once been ready -|
 //!    `---- the same, before it has ever been ready, or past the retry window --> Failed
@@ -85,6 +85,8 @@ pub enum LossReason {
     StartTimeout(Duration),
     /// It did not finish a batch within this time.
     ExecutionTimeout(Duration),
+    /// The device that it runs on is gone; the text says which, and how.
+    DeviceLost(String),
     /// The instance is not wanted any more.
     Stopped,
 }
@@ -92,7 +94,7 @@ pub enum LossReason {
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::LoadFailed(text) => f.write_str(text),
+            Self::LoadFailed(text) | Self::DeviceLost(text) => f.write_str(text),
             Self::Exited(text) => write!(f, "the worker process ended: {text}"),
             Self::Disconnected(text) => write!(f, "the connection to the worker process was lost: {text}"),
             Self::StartTimeout(limit) => {
@@ -240,6 +242,13 @@ impl Supervisor {
     pub fn disconnected(&mut self, reason: impl Into<String>, now: Instant) {
         if self.is_loading() || matches!(self.state, State::Ready { .. }) {
             self.give_up(LossReason::Disconnected(reason.into()), now);
+        }
+    }
+
+    /// The device that it runs on is gone: what runs there will not answer, or not rightly.
+    pub fn device_lost(&mut self, reason: impl Into<String>, now: Instant) {
+        if self.is_loading() || matches!(self.state, State::Ready { .. }) {
+            self.give_up(LossReason::DeviceLost(reason.into()), now);
         }
     }
 
@@ -472,6 +481,27 @@ mod tests {
         assert_eq!(actions(&mut supervisor), []);
         supervisor.exited("signal 9", at(101.0));
         assert_eq!(supervisor.poll_timeout(), Some(at(101.1)));
+    }
+
+    #[test]
+    fn a_lost_device_costs_the_process_and_it_is_tried_again() {
+        let mut supervisor = running();
+        supervisor.device_lost("GPU 0 is lost", at(2.0));
+        let reason = LossReason::DeviceLost("GPU 0 is lost".into());
+        let expected = [Action::Kill { reason: reason.clone() }, Action::ReportLost { reason }];
+        assert_eq!(actions(&mut supervisor), expected);
+        supervisor.device_lost("GPU 0 is lost", at(2.1));
+        assert_eq!(actions(&mut supervisor), []);
+        supervisor.exited("killed", at(2.5));
+        supervisor.handle_timeout(at(2.6));
+        assert_eq!(actions(&mut supervisor), [Action::Spawn]);
+        // It is not there yet: nothing was started.
+        supervisor.load_failed("GPU 0 cannot be used", at(2.7));
+        supervisor.exited("it was not started", at(2.7));
+        let reason = LossReason::LoadFailed("GPU 0 cannot be used".into());
+        let expected = [Action::Kill { reason: reason.clone() }, Action::ReportLost { reason }];
+        assert_eq!(actions(&mut supervisor), expected);
+        assert_eq!((supervisor.losses(), supervisor.poll_timeout()), (2, Some(at(2.9))));
     }
 
     #[test]

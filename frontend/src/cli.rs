@@ -8,6 +8,7 @@
 mod cache;
 mod clients;
 mod definition;
+mod gpus;
 mod logging;
 mod models;
 mod place;
@@ -30,6 +31,7 @@ use pharos::metrics::catalog::{Mode, Overrides};
 pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use gpus::{GpuLimit, Gpus};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
 pub use place::{Address, Place, Places, Protocol};
@@ -77,6 +79,9 @@ pub struct Options {
     /// The processes that run models.
     #[command(flatten)]
     pub workers: Workers,
+    /// How GPUs are used.
+    #[command(flatten)]
+    pub gpus: Gpus,
     /// How instances share resources.
     #[command(flatten)]
     pub rate_limiter: RateLimiter,
@@ -481,6 +486,29 @@ mod tests {
         assert_eq!(on.limits(), Some(vec![limit("R", 4, None), limit("s", 0, Some(1)), limit("R", 2, Some(0))]));
         assert_eq!(parse(&["--rate-limit=execution_count"]).unwrap().rate_limiter.limits(), Some(Vec::new()));
         assert_eq!(parse(&resources).unwrap().rate_limiter.limits(), None);
+    }
+
+    #[test]
+    fn gpus_have_limits_and_a_pool() {
+        let limit = |device, fraction| GpuLimit { device, fraction };
+        let plain = parse(&[]).unwrap().gpus;
+        assert_eq!((plain.model_load_gpu_limit, plain.pinned_memory_pool_byte_size), (vec![], 268_435_456));
+        let given =
+            ["--model-load-gpu-limit=0:0.6", "--model-load-gpu-limit", "1:1;3:0", "--pinned-memory-pool-byte-size=0"];
+        let given = parse(&given).unwrap().gpus;
+        assert_eq!(given.model_load_gpu_limit, [limit(0, 0.6), limit(1, 1.0), limit(3, 0.0)]);
+        assert_eq!(given.pinned_memory_pool_byte_size, 0);
+        let range = "expects limit fraction to be in range [0.0, 1.0], got ";
+        for (arg, expected) in [
+            ("--model-load-gpu-limit=0", "DEVICE:FRACTION"),
+            ("--model-load-gpu-limit=-1:0.6", "expects device ID >= 0, got -1"),
+            ("--model-load-gpu-limit=0:-0.4", &format!("{range}-0.4")),
+            ("--model-load-gpu-limit=0:NaN", &format!("{range}NaN")),
+            ("--pinned-memory-pool-byte-size=-1", "'-1'"),
+        ] {
+            let message = parse(&[arg]).unwrap_err();
+            assert!(message.contains(expected), "{arg}: {message}");
+        }
     }
 
     #[test]

@@ -235,6 +235,14 @@ impl Engine {
         })
     }
 
+    /// Why a version of a model that is loaded cannot answer now, if more is known than that its process is not there.
+    pub fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
+        match self.resolve(name, version).ok()? {
+            Some((name, _)) => self.0.repository.why_not_ready(&name, ""),
+            None => self.0.repository.why_not_ready(name, version),
+        }
+    }
+
     /// What a model takes and gives.
     ///
     /// # Errors

@@ -69,6 +69,9 @@ impl Engine {
     pub async fn model_ready(&self, name: &str, _version: &str) -> Result<bool, InferError> {
         self.known(name).map(|()| true)
     }
+    pub fn why_not_ready(&self, _name: &str, _version: &str) -> Option<String> {
+        None
+    }
     pub fn model_metadata(&self, name: &str, _version: &str) -> Result<ModelMetadata, InferError> {
         self.known(name)?;
         let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };

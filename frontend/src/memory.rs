@@ -5,15 +5,19 @@
 //! block alone between the Done that names it and the release. A worker that breaks this can change the bytes of its own
 //! answers, never anything else: offsets and lengths are checked here, against lengths that the worker cannot change.
 
+mod pinned;
+
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use pharos::arena::{Arena, Block};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::flags;
+
+pub(crate) use pinned::{PinnedPool, Share};
 
 /// Size of each arena in bytes: address space, not memory. Only what is touched costs.
 pub(crate) const CAPACITY: u64 = 8 << 30;
@@ -26,6 +30,8 @@ pub(crate) struct Inputs {
     memory: SharedMemory,
     // Held for a few instructions at a time.
     arena: Mutex<Arena>,
+    /// Bytes at the beginning that the worker may have registered with the driver of its GPU: their pages must stay.
+    pinned: AtomicU64,
 }
 
 impl Inputs {
@@ -86,10 +92,15 @@ impl Inputs {
         }
     }
 
+    /// Never hands so many bytes at the beginning back to the system: the driver of a GPU copies from these very pages.
+    pub(crate) fn keep(&self, pinned: u64) {
+        self.pinned.store(pinned, Ordering::Relaxed);
+    }
+
     /// Hands memory that has not been used lately back to the system.
     pub(crate) fn trim(&self) {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((offset, len)) = arena.idle_tail(KEEP)
+        if let Some((offset, len)) = arena.idle_tail(KEEP.max(self.pinned.load(Ordering::Relaxed)))
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
             // A hole that cannot be punched costs memory, nothing else. Under the lock, so that nobody gets the block.
@@ -228,11 +239,44 @@ pub(crate) fn create() -> io::Result<(Arenas, OwnedFd, OwnedFd)> {
     // Never released: the flags lie at offset 0.
     arena.allocate(flags::BYTES).ok_or_else(|| io::Error::other("the arena has no room for flags"))?;
     let arenas = Arenas {
-        inputs: Arc::new(Inputs { memory: SharedMemory::map(&inputs, length)?, arena: Mutex::new(arena) }),
+        inputs: Arc::new(Inputs {
+            memory: SharedMemory::map(&inputs, length)?,
+            arena: Mutex::new(arena),
+            pinned: AtomicU64::new(0),
+        }),
         outputs: Arc::new(Outputs {
             memory: SharedMemory::map(&outputs, length)?,
             released: Mutex::new(Released::default()),
         }),
     };
     Ok((arenas, inputs, outputs))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    /// Touches so much of the inputs, gives it back, trims, and says how much the system still holds.
+    fn left(pinned: u64) -> u64 {
+        let (arenas, inputs, _outputs) = create().unwrap();
+        arenas.inputs.keep(pinned);
+        let block = arenas.inputs.allocate(64 << 20).unwrap();
+        assert!(arenas.inputs.write(block.offset, &vec![1; 64 << 20]));
+        arenas.inputs.release(&[block]);
+        arenas.inputs.trim();
+        std::fs::File::from(inputs).metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn what_is_pinned_is_not_handed_back() {
+        // The flags before the block make it end within a page.
+        let whole = |bytes: u64| bytes..=bytes + 4096;
+        for (pinned, expected) in [(0, KEEP), (48 << 20, 48 << 20), (128 << 20, 64 << 20)] {
+            let left = left(pinned);
+            assert!(whole(expected).contains(&left), "{pinned}: {left}");
+        }
+    }
 }

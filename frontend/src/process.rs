@@ -1,6 +1,7 @@
 //! Starts a worker process with the descriptors it inherits, and forwards what it prints: metric lines into the metrics,
 //! everything else into the log. Asks Python workers to complete configurations, and finds out why one does not start.
 
+mod affinity;
 mod complete;
 mod diagnosis;
 
@@ -22,6 +23,7 @@ use tracing::Level;
 use crate::launch::Launch;
 use crate::memory;
 use crate::metrics::{Complaints, Ring};
+use crate::system::Chosen;
 use crate::wire::Link;
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
@@ -44,11 +46,21 @@ pub(crate) struct Printed {
     pub(crate) series: Arc<ModelSeries>,
 }
 
+/// What an instance's process is called, and where it runs.
+pub(crate) struct Place<'a> {
+    pub(crate) instance: &'a str,
+    /// Threads that one execution may use.
+    pub(crate) threads: u32,
+    /// The GPU, if it runs on one: the process sees it as its first, and keeps to the processors near it.
+    pub(crate) gpu: Option<&'a Chosen>,
+}
+
 /// Starts a worker whose output goes to the log and, if it is metric lines, into the metrics.
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
-pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Printed) -> io::Result<Worker> {
+pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io::Result<Worker> {
+    let Place { instance, threads, gpu } = *place;
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics, bell) = Ring::create(instance)?;
@@ -65,6 +77,9 @@ pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Prin
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     command.env("OMP_NUM_THREADS", threads.to_string());
+    if let Some(gpu) = gpu {
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID").env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
+    }
     let mappings = [
         (theirs, descriptors::SOCKET),
         (inputs, descriptors::INPUTS),
@@ -75,7 +90,8 @@ pub(crate) fn start(launch: &Launch, instance: &str, threads: u32, printed: Prin
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut child = command.spawn().map_err(|error| cannot_start(launch, &error))?;
+    let cpus = gpu.map_or(&[][..], |gpu| gpu.cpus.as_slice());
+    let mut child = affinity::on(cpus, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
     Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })

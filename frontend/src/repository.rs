@@ -40,8 +40,9 @@ use tokio::sync::{Semaphore, watch};
 use crate::cache::ResponseCache;
 use crate::cli;
 use crate::launch::Program;
+use crate::memory::PinnedPool;
 use crate::scheduler::{Limits, Timer};
-use crate::system::{Gpus, Worker};
+use crate::system::{Devices, Worker};
 use control::{Locks, Wanted};
 pub use drain::Unfinished;
 use given::Given;
@@ -108,8 +109,10 @@ pub struct Settings {
     pub worker_threads: u32,
     /// The explicit limits of the rate limiter; `None` when it is off.
     pub rate_limits: Option<Vec<Limit>>,
-    /// The GPUs, to ask how much of their memory a model takes.
-    pub gpus: Option<Arc<Gpus>>,
+    /// The GPUs that instances may run on.
+    pub devices: Arc<Devices>,
+    /// Bytes that instances on GPUs may register with the driver together.
+    pub pinned_pool: u64,
     /// The response cache, for models that ask for it.
     pub response_cache: Option<cli::Cache>,
 }
@@ -160,6 +163,7 @@ pub(crate) struct Repository {
     /// The resources that instances share, with the rate limiter on.
     limits: Option<Arc<Limits>>,
     responses: Option<Arc<ResponseCache>>,
+    pinned: Arc<PinnedPool>,
     sources: Sources,
     /// One for each model that may be loaded at the same time, whoever asks. Taken last.
     permits: Semaphore,
@@ -198,6 +202,7 @@ impl Repository {
             retired: Mutex::default(),
             next_directory: AtomicU64::new(0),
             exiting: AtomicBool::new(false),
+            pinned: PinnedPool::new(settings.pinned_pool),
             settings,
             cache,
             metrics,

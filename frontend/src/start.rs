@@ -20,7 +20,7 @@ use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
-use crate::system::{self, Gpus, Roots, find_gpus};
+use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
 use home::Home;
@@ -223,20 +223,23 @@ async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, syste
     };
     // Seen by scrapes or in the metric logs; what nobody sees is not measured.
     let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
-    let system = system_settings(&options.metrics, seen).await;
-    let settings = settings(options, library, system.gpus.clone())?;
+    let gpus = find_gpus(options.metrics.nvml_library.clone()).await;
+    let system = system_settings(&options.metrics, seen, gpus.clone());
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
+    let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
+    let settings = settings(options, library, devices)?;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
 
 /// What of the system is measured, if it is `seen` at all.
-async fn system_settings(options: &cli::Metrics, seen: bool) -> system::Settings {
-    let gpus = if seen && options.allow_gpu { find_gpus(options.nvml_library.clone()).await } else { None };
+fn system_settings(options: &cli::Metrics, seen: bool, gpus: Option<Arc<Gpus>>) -> system::Settings {
     system::Settings {
         interval: options.interval,
         log_interval: options.system_log_interval,
         cpu: seen && options.allow_cpu,
-        gpus,
+        gpus: gpus.filter(|_| seen && options.allow_gpu),
         roots: Roots::new(&options.cgroup_root),
     }
 }
@@ -252,7 +255,7 @@ fn control_mode(options: &Options) -> repository::Mode {
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
-    gpus: Option<Arc<Gpus>>,
+    devices: Arc<Devices>,
 ) -> Result<engine::Settings, String> {
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
@@ -297,7 +300,8 @@ fn settings(
             max_backoff: options.workers.worker_max_backoff_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
-            gpus,
+            devices,
+            pinned_pool: options.gpus.pinned_memory_pool_byte_size,
             rate_limits,
             response_cache: options.cache()?,
         },

@@ -1,5 +1,6 @@
 //! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
 
+mod device;
 mod instances;
 mod warmup;
 
@@ -24,10 +25,14 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use crate::calls::{Calls, Models};
 use crate::clock;
 use crate::launch::Launch;
-use crate::process::{self, Printed};
+use crate::memory::PinnedPool;
+use crate::process::{self, Place, Printed};
 use crate::scheduler::Driver;
+use crate::scheduler::placement::Placement;
+use crate::system::Devices;
 use crate::wire::{Link, SharedLink};
 
+use device::Taken;
 use instances::Roster;
 pub(crate) use instances::{Doing, Instances};
 pub(crate) use warmup::WarmUp;
@@ -55,6 +60,10 @@ pub(crate) struct Plan {
     pub(crate) models: Weak<dyn Models>,
     /// The text of `metrics.yaml`; it changes when the file is read again.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
+    /// The GPUs.
+    pub(crate) devices: Arc<Devices>,
+    /// What instances on GPUs may register of their arenas.
+    pub(crate) pinned: Arc<PinnedPool>,
 }
 
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
@@ -76,6 +85,8 @@ struct Health {
     passive: bool,
     /// The connection to its process, while it is ready. Held for a moment.
     link: Mutex<Option<SharedLink>>,
+    /// Why it is not ready, if that is not because of its process. Held for a moment.
+    trouble: Mutex<Option<String>>,
 }
 
 impl Health {
@@ -99,6 +110,15 @@ impl Health {
         self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Why it is not ready, as far as that is known.
+    fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// It is ready, or is worth waiting for.
     fn can_serve(&self) -> bool {
         !self.passive && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
@@ -109,6 +129,7 @@ impl Health {
 struct Instance {
     id: InstanceId,
     name: String,
+    placement: Placement,
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     health: Arc<Health>,
@@ -133,6 +154,8 @@ struct Running {
     kill_at: Option<TokioInstant>,
     /// This server has ended it.
     killed: bool,
+    /// What it has of a GPU.
+    taken: Option<Taken>,
 }
 
 enum Event {
@@ -154,7 +177,7 @@ impl Instance {
         let mut metrics = self.plan.metrics.clone();
         loop {
             while let Some(action) = machine.poll_action() {
-                self.perform(action, &mut machine, &mut running);
+                self.perform(action, &mut machine, &mut running).await;
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
@@ -175,16 +198,9 @@ impl Instance {
         }
     }
 
-    fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
+    async fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
         match action {
-            Action::Spawn => match self.spawn() {
-                Ok(started) => {
-                    self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
-                    *running = Some(started);
-                    machine.spawned(clock::now());
-                }
-                Err(error) => machine.exited(error.to_string(), clock::now()),
-            },
+            Action::Spawn => self.begin(machine, running).await,
             Action::Kill { reason } => kill(running, &reason),
             Action::ReportReady => self.report_ready(running),
             Action::ReportLost { reason } => {
@@ -192,6 +208,9 @@ impl Instance {
                 self.gone();
                 // Of a row of losses the first counts.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
+                let of_device = self.placement.device.is_some()
+                    && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
+                self.health.set_trouble(of_device.then(|| reason.to_string()));
                 let broken = machine.losses() >= PATIENCE;
                 self.health.broken.store(broken, Ordering::Relaxed);
                 if !self.all.can_serve() {
@@ -212,13 +231,17 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and reads its answers in a task of its own.
-    fn spawn(&self) -> io::Result<Running> {
+    fn spawn(&self, taken: Option<Taken>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name.clone());
         let printed = Printed { name, cache, series };
-        let worker = process::start(&self.plan.launch, &self.name, self.plan.threads, printed)?;
+        let threads = taken.as_ref().map_or(self.plan.threads, |taken| taken.threads(self.plan.threads));
+        let place = Place { instance: &self.name, threads, gpu: taken.as_ref().map(|taken| &taken.chosen) };
+        let worker = process::start(&self.plan.launch, &place, printed)?;
         let link = Arc::new(worker.link);
+        let device = taken.as_ref().map(Taken::device);
+        link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
             model: self.driver.model.name.to_string(),
@@ -227,9 +250,10 @@ impl Instance {
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
-            threads: self.plan.threads,
+            threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
+            device,
         }));
         let (sender, events) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
@@ -244,7 +268,15 @@ impl Instance {
             started,
             kill_at: None,
             killed: false,
+            taken,
         })
+    }
+
+    /// A process has been started.
+    fn begun(&mut self, started: Running, machine: &mut Supervisor, running: &mut Option<Running>) {
+        self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
+        *running = Some(started);
+        machine.spawned(clock::now());
     }
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
@@ -252,6 +284,7 @@ impl Instance {
         self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);
         self.health.lost.store(0, Ordering::Relaxed);
+        self.health.set_trouble(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {
@@ -296,6 +329,7 @@ impl Instance {
         match event {
             Event::Loaded(loaded) => {
                 if let Some(running) = running {
+                    Self::registered(running, &loaded);
                     running.loaded = Some(loaded);
                 }
                 self.warm_up(0, machine, running);
@@ -358,6 +392,7 @@ impl Instance {
                 let _ = running.child.start_kill();
             }
         }
+        self.look_at_device(machine, running);
         let limit = self.plan.settings.execution_timeout;
         if !limit.is_zero() {
             let now = clock::now();

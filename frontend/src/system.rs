@@ -5,6 +5,7 @@
 //! hang when a device falls off the bus, which costs this thread and nothing else.
 
 mod container;
+mod devices;
 mod gpu;
 mod host;
 mod polling;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
+pub(crate) use devices::{Chosen, Devices, Wanted};
 pub(crate) use gpu::Gpus;
 pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 
@@ -56,6 +58,8 @@ pub struct Roots {
     pub proc: PathBuf,
     /// Control groups.
     pub cgroup: PathBuf,
+    /// Devices on the PCI bus.
+    pub bus: PathBuf,
 }
 
 /// An instance of a model version, for labels.
@@ -168,7 +172,7 @@ fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<(Worke
 impl Roots {
     /// The usual places; `cgroup` is `--cgroup-root`.
     pub(crate) fn new(cgroup: &Path) -> Self {
-        Self { proc: PathBuf::from("/proc"), cgroup: cgroup.to_owned() }
+        Self { proc: PathBuf::from("/proc"), cgroup: cgroup.to_owned(), bus: PathBuf::from("/sys/bus/pci/devices") }
     }
 }
 

@@ -315,10 +315,11 @@ pub fn model_changed(cache: &Cache, change: ModelChange, succeeded: bool) {
     }
 }
 
-/// Loading the model has made the processes of all instances together grow by `bytes`, and they hold `gpus` on the devices
-/// of these numbers.
-pub fn memory_usage(series: &ModelSeries, bytes: u64, gpus: Vec<(u32, u64)>) {
+/// Loading the model has made the processes of all instances together grow by `bytes`; they have registered `pinned` bytes
+/// with the drivers of their devices, and hold `gpus` on the devices of these numbers.
+pub fn memory_usage(series: &ModelSeries, (bytes, pinned): (u64, u64), gpus: Vec<(u32, u64)>) {
     series.memory.set(bytes);
+    series.pinned.set(pinned);
     *series.gpu_memory() = gpus;
 }
 

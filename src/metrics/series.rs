@@ -104,6 +104,8 @@ pub struct ModelSeries {
     pub(super) samples_dropped: Count,
     /// What loading has added to the resident bytes of all instances' processes.
     pub(super) memory: Count,
+    /// What they have registered with the drivers of GPUs.
+    pub(super) pinned: Count,
     /// What they held on the GPUs after loading, by the number of the device.
     gpu_memory: Mutex<Vec<(u32, u64)>>,
     /// By total batch size. Locked once for each execution, for a few additions.
@@ -177,6 +179,7 @@ impl ModelSeries {
             before: Mutex::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),
+            pinned: Count::default(),
             gpu_memory: Mutex::default(),
             batches: Mutex::default(),
             durations: Durations::default(),

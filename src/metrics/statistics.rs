@@ -146,10 +146,12 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
     }
 }
 
-/// The memory that loading took, the processors' first, then each GPU's; nothing while it is not known.
+/// The memory that loading took, the processors' first, then what of it is pinned, then each GPU's; nothing while it is not
+/// known.
 fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
     let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };
-    let resident = Some(series.memory.get()).filter(|bytes| *bytes > 0).map(|bytes| usage("CPU", 0, bytes));
+    let known = |kind: &str, bytes: &Count| (bytes.get() > 0).then(|| usage(kind, 0, bytes.get()));
+    let own = [known("CPU", &series.memory), known("CPU_PINNED", &series.pinned)];
     let gpus = series.gpu_memory();
-    resident.into_iter().chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes))).collect()
+    own.into_iter().flatten().chain(gpus.iter().map(|(index, bytes)| usage("GPU", i64::from(*index), *bytes))).collect()
 }

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::config::VersionPolicy;
 use super::draft::{Completion, Draft};
 use super::proto::model_config::SchedulingChoice;
+use super::proto::model_instance_group::Kind;
 use super::{ConfigError, normalize, proto, render, validate};
 
 /// What the model's code has written.
@@ -78,7 +79,7 @@ impl Draft {
     /// "version": N, "backend": "..."}`. The configuration has all defaults, as Triton's models see it.
     pub fn question(&self, place: &Place<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
-        normalize::defaults(&mut config, gpus);
+        normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);
         format!(
             "{{\"config\":{},\"directory\":{},\"model_directory\":{},\"version\":{},\"backend\":{}}}",
@@ -90,11 +91,12 @@ impl Draft {
         )
     }
 
-    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`.
+    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`. `gpus` are those that
+    /// instances are put on where the configuration names none.
     ///
     /// # Errors
     /// The answer is an error, has not this form, or contradicts the configuration.
-    pub fn answered(mut self, answer: &str) -> Result<Self, ConfigError> {
+    pub fn answered(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
         let name = self.proto.name.clone();
         let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
         let parsed: Answer<'_> =
@@ -107,7 +109,9 @@ impl Draft {
         let mut reader = serde_json::Deserializer::from_str(config.get());
         let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader)
             .map_err(|error| wrong(&format!("what is no model configuration: {error}")))?;
-        merge(&mut self.proto, proto::from_dynamic(&message)?)?;
+        let answer = proto::from_dynamic(&message)?;
+        workers(&mut self.proto, &answer, gpus);
+        merge(&mut self.proto, answer)?;
         Ok(self)
     }
 }
@@ -122,7 +126,12 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         )));
     }
     config.max_batch_size = answer.max_batch_size;
-    of_archive(config, &answer);
+    if config.backend == "torchserve" {
+        // An archive says itself how long its workers may take.
+        for (key, value) in answer.parameters {
+            config.parameters.entry(key).or_insert(value);
+        }
+    }
     let model = config.name.as_str();
     config.input = tensors(model, std::mem::take(&mut config.input), answer.input)?;
     config.output = tensors(model, std::mem::take(&mut config.output), answer.output)?;
@@ -146,18 +155,22 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// An archive of TorchServe says itself how many workers it wants, and how long they may take; other models leave that to
+/// An archive of TorchServe says itself how many workers it wants, which take the GPUs in turn; other models leave that to
 /// the configuration.
-fn of_archive(config: &mut proto::ModelConfig, answer: &proto::ModelConfig) {
-    if config.backend != "torchserve" {
+fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &[u32]) {
+    let count = answer.instance_group.first().map_or(0, |group| group.count);
+    if config.backend != "torchserve" || !config.instance_group.is_empty() || count <= 1 {
         return;
     }
-    let count = answer.instance_group.first().map_or(0, |group| group.count);
-    if config.instance_group.is_empty() && count > 1 {
+    let gpus: Vec<i32> = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+    let Some(devices) = i32::try_from(gpus.len()).ok().filter(|devices| *devices > 0) else {
         config.instance_group.push(proto::ModelInstanceGroup { count, ..Default::default() });
-    }
-    for (key, value) in &answer.parameters {
-        config.parameters.entry(key.clone()).or_insert_with(|| value.clone());
+        return;
+    };
+    for (gpu, place) in gpus.into_iter().zip(0..count) {
+        let count = count / devices + i32::from(place < count % devices);
+        let kind = Kind::Gpu.into();
+        config.instance_group.push(proto::ModelInstanceGroup { count, kind, gpus: vec![gpu], ..Default::default() });
     }
 }
 

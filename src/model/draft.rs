@@ -26,8 +26,13 @@ pub struct Completion<'a> {
     /// The backends that can run here; empty to accept any name. ONNX models fall back from `onnxruntime` to `tract`
     /// when only the latter is listed.
     pub backends: &'a [&'a str],
-    /// The numbers of this machine's GPUs.
+    /// The numbers of this machine's GPUs, which instances are put on where the configuration names none.
     pub gpus: &'a [u32],
+    /// Those of further ones that cannot be used now. A configuration may name them: whether they can be used is asked when
+    /// an instance is started.
+    pub unusable_gpus: &'a [u32],
+    /// Why `onnxruntime` cannot use GPUs here, as the end of a sentence; `None` if it can.
+    pub no_cuda_provider: Option<&'a str>,
     /// What the model file says about its inputs and outputs, if it could be read.
     pub signature: Option<&'a ModelSignature>,
     /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from `signature`.
@@ -105,9 +110,9 @@ impl Draft {
             }
             autocomplete::compare(&self.proto, signature)?;
         }
-        normalize::defaults(&mut self.proto, completion.gpus);
+        normalize::defaults(&mut self.proto, completion);
         let mut config = validate::config(self.proto)?;
-        validate::placement(&config, completion.gpus)?;
+        validate::placement(&config, completion)?;
         config.doubtful = self.doubtful;
         config.doubtful.extend(doubtful::of(&config));
         Ok(config)

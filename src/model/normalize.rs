@@ -147,7 +147,7 @@ pub(super) fn version_policy(config: &mut proto::ModelConfig) {
 }
 
 /// The defaults that are filled in last, when the maximum batch size is known.
-pub(super) fn defaults(config: &mut proto::ModelConfig, gpus: &[u32]) {
+pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
     version_policy(config);
     scheduling(config);
     if config.platform == "ensemble" {
@@ -158,7 +158,7 @@ pub(super) fn defaults(config: &mut proto::ModelConfig, gpus: &[u32]) {
     let pinned = proto::model_optimization_policy::PinnedMemoryBuffer { enable: true };
     optimization.input_pinned_memory.get_or_insert(pinned);
     optimization.output_pinned_memory.get_or_insert(pinned);
-    instance_groups(config, gpus);
+    instance_groups(config, completion);
 }
 
 fn scheduling(config: &mut proto::ModelConfig) {
@@ -181,7 +181,8 @@ fn scheduling(config: &mut proto::ModelConfig) {
     }
 }
 
-fn instance_groups(config: &mut proto::ModelConfig, gpus: &[u32]) {
+fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
+    let takes_gpus = !completion.gpus.is_empty() && takes_gpus(&config.backend, completion);
     if config.instance_group.is_empty() {
         config.instance_group.push(proto::ModelInstanceGroup { name: config.name.clone(), ..Default::default() });
     }
@@ -190,13 +191,23 @@ fn instance_groups(config: &mut proto::ModelConfig, gpus: &[u32]) {
             group.name = format!("{}_{index}", config.name);
         }
         if group.kind() == Kind::Auto {
-            group.set_kind(Kind::Cpu);
+            // Who names GPUs wants them, as in Triton.
+            group.set_kind(if takes_gpus || !group.gpus.is_empty() { Kind::Gpu } else { Kind::Cpu });
         }
         if group.count < 1 {
             group.count = 1;
         }
         if group.kind() == Kind::Gpu && group.gpus.is_empty() {
-            group.gpus = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+            group.gpus = completion.gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
         }
+    }
+}
+
+/// Whether models of a backend are put on GPUs where nobody says where they are to run.
+fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
+    match backend {
+        "python" | "pytorch" | "torchserve" => true,
+        "onnxruntime" => completion.no_cuda_provider.is_none(),
+        _ => false,
     }
 }

@@ -12,7 +12,7 @@ use super::proto::{self, ModelTensorReshape};
 use super::ragged::{batch_inputs, batch_outputs};
 use super::scheduling::scheduling;
 use super::state::states;
-use super::{ConfigError, normalize};
+use super::{Completion, ConfigError, normalize};
 use crate::tensor::DataType;
 
 /// Backends of this server that need to know a model's inputs and outputs before they start.
@@ -63,20 +63,35 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     Ok(config)
 }
 
-/// Checks the instance groups against this machine's GPUs.
-pub(super) fn placement(config: &ModelConfig, gpus: &[u32]) -> Result<(), ConfigError> {
+/// The parameter with which a model of `onnxruntime` says that it may run on processors in place of a GPU.
+const FALLBACK: &str = "allow_cpu_fallback";
+
+/// Checks the instance groups against this machine's GPUs and what the backend can do.
+pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
+    let Completion { gpus, unusable_gpus, .. } = completion;
     for group in &config.instance_groups {
         let this = format!("instance group {} of model {}", group.name, config.name);
         match group.kind {
-            InstanceKind::Gpu if gpus.is_empty() => {
+            InstanceKind::Gpu if gpus.is_empty() && unusable_gpus.is_empty() => {
                 return error(format!("{this} has kind KIND_GPU but no GPUs are available"));
             }
             InstanceKind::Gpu => {
-                if let Some(unknown) = group.gpus.iter().find(|gpu| !gpus.contains(gpu)) {
-                    let known: Vec<String> = gpus.iter().map(u32::to_string).collect();
-                    let known = known.join(", ");
+                if let Some(why) = keeps_off_gpus(config, completion) {
+                    return error(format!("{this} has kind KIND_GPU but {why}"));
+                }
+                let mut here: Vec<u32> = gpus.iter().chain(*unusable_gpus).copied().collect();
+                here.sort_unstable();
+                let known = || here.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                if let Some(unknown) = group.gpus.iter().find(|gpu| !here.contains(gpu)) {
+                    let known = known();
                     return error(format!(
                         "{this} specifies invalid or unsupported gpu id {unknown}; GPUs here: {known}"
+                    ));
+                }
+                if group.gpus.is_empty() {
+                    return error(format!(
+                        "{this} has kind KIND_GPU but none of the GPUs here can be used: {}",
+                        known()
                     ));
                 }
             }
@@ -90,6 +105,20 @@ pub(super) fn placement(config: &ModelConfig, gpus: &[u32]) -> Result<(), Config
         }
     }
     Ok(())
+}
+
+/// Why a model cannot run on GPUs whatever there is of them, as the end of a sentence.
+fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Option<String> {
+    let own = |advice: &str| Some(format!("its backend '{}' computes on processors alone{advice}", config.backend));
+    match config.backend.as_str() {
+        "sklearn" => own(""),
+        "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu`"),
+        "onnxruntime" if config.parameters.get(FALLBACK).is_some_and(|value| value == "true") => None,
+        "onnxruntime" => completion.no_cuda_provider.map(|why| {
+            format!("{why}; the parameter {FALLBACK}: \"true\" lets a model run on processors in its place")
+        }),
+        _ => None,
+    }
 }
 
 fn decoupled(proto: &proto::ModelConfig) -> bool {

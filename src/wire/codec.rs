@@ -1,8 +1,8 @@
 //! Encoding and decoding of frames.
 
 use super::{
-    BatchRequest, Credits, Details, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece, Placement,
-    Response, Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
+    BatchRequest, Credits, Details, Device, Done, Execute, InputBlock, Load, Loaded, OutputBlock, PREFIX, Piece,
+    Placement, Response, Resumed, SequenceStep, ToFrontend, ToWorker, WireError,
 };
 use crate::error::ErrorCode;
 use crate::id::CorrelationId;
@@ -254,8 +254,10 @@ fields!(Load {
     initial_states,
     threads,
     metrics,
-    auto_detect
+    auto_detect,
+    device
 });
+fields!(Device { number, uuid, visible, pinned });
 fields!(Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed });
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
@@ -264,7 +266,7 @@ fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
-fields!(Loaded { engine, memory, details, asked });
+fields!(Loaded { engine, memory, details, asked, pinned });
 fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
 fields!(Credits { batch, request, taken, released });
@@ -593,6 +595,7 @@ mod tests {
             threads: 2,
             metrics: "mode: prometheus".into(),
             auto_detect: true,
+            device: Some(Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 1 << 20 }),
         });
         let metrics = ToWorker::Metrics("mode: both".into());
         let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
@@ -606,7 +609,8 @@ mod tests {
             frame.encode(&mut bytes);
             assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
         }
-        let loaded = ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true, asked: true });
+        let loaded =
+            ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true, asked: true, pinned: 6 });
         let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
         let verbs =
             [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];

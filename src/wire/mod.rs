@@ -21,7 +21,7 @@ pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb}
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -81,6 +81,22 @@ pub struct Load {
     pub metrics: String,
     /// Whether the model may record metrics that are not defined there.
     pub auto_detect: bool,
+    /// The GPU that the instance runs on, if on one.
+    pub device: Option<Device>,
+}
+
+/// A GPU, as an instance is told of it. The process sees it as device 0, whatever its number on the machine is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Its number on the machine, for messages and metrics.
+    pub number: u32,
+    /// Its UUID, or that of the MIG device on it.
+    pub uuid: String,
+    /// The numbers on the machine of all devices that the process sees, in its order: device 0 is `number`.
+    pub visible: Vec<u32>,
+    /// Bytes at the beginning of each arena that the process is to register with the driver, so that copies from and to
+    /// them are direct.
+    pub pinned: u64,
 }
 
 /// One batch.
@@ -286,6 +302,8 @@ pub struct Loaded {
     pub details: bool,
     /// The model is to be asked whether it is ready.
     pub asked: bool,
+    /// Bytes of its arenas that it has registered with the driver of its GPU.
+    pub pinned: u64,
 }
 
 /// The outcome of one batch.

@@ -22,6 +22,8 @@
  *     0 process 1234 300           process id, bytes; any number of them
  *     0 children 300               each child of this process has so many bytes
  *     1 mig 7                      in MIG mode, with at most 7 MIG devices
+ *     0 bus 00000000:3B:00.0       its place on the bus
+ *     0 cpus 0 1 2 3               the processors near it
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -34,6 +36,7 @@ enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7
 
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char name[32]; } Pci;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
 
 /* Opens the file beside this library. */
@@ -161,6 +164,26 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **mig
     char uuid[128];
     *mig = handle_of(((size_t)device - 1) / 256, index + 1);
     return text_of(*mig, "uuid", uuid, sizeof uuid) == SUCCESS ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {
+    char values[64];
+    int code = text_of(device, "bus", values, sizeof values);
+    if (code == SUCCESS) snprintf(pci->name, sizeof pci->name, "%.31s", values);
+    return code;
+}
+
+int nvmlDeviceGetCpuAffinity(void *device, unsigned size, unsigned long *words) {
+    char values[512], *rest = values, *end;
+    int code = text_of(device, "cpus", values, sizeof values);
+    for (unsigned word = 0; code == SUCCESS && word < size; word++) words[word] = 0;
+    while (code == SUCCESS) {
+        unsigned long cpu = strtoul(rest, &end, 10);
+        if (end == rest) break;
+        if (cpu / 64 < size) words[cpu / 64] |= 1ul << cpu % 64;
+        rest = end;
+    }
+    return code;
 }
 
 /* Adds a process if there is room, and counts it anyway. */

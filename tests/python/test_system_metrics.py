@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from conftest import copy_models
+from fake_gpus import Gpus
 from request_table import one
-from server import EXAMPLES, ROOT, children, eventually, total
+from server import EXAMPLES, children, eventually, total
 
 MODEL, REQUEST = "identity_fp32", one("FP32", [1, 1], [1])
 FAST = "--metrics-interval-ms=50"
@@ -80,25 +81,6 @@ class Cgroup:
             fresh = self.folder / "fresh"
             fresh.write_text(f"{text}\n")
             fresh.rename(self.folder / name.replace("_", ".", 1))
-
-
-class Gpus:
-    """The library in NVML's place, and what its devices tell."""
-
-    def __init__(self, folder: Path):
-        self.library = folder / "libfake.so"
-        source = ROOT / "tests/fake_nvml/nvml.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.library, source], check=True)
-
-    def tell(self, text: str):
-        """Changes what the devices tell, all at once."""
-        fresh = self.library.with_name("fresh")
-        fresh.write_text(text)
-        fresh.rename(f"{self.library}.devices")
-
-    def option(self) -> str:
-        """The option that names the library."""
-        return f"--nvml-library={self.library}"
 
 
 TWO = """

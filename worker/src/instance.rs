@@ -120,6 +120,7 @@ impl Instance {
             memory: self.grown,
             details: self.backend.wants_details(),
             asked: self.readiness.is_some(),
+            pinned: 0,
         }
     }
 

@@ -54,7 +54,7 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
     )
 }
 
-/// 200 with an empty body, else 400, also for a model that does not exist.
+/// 200 with an empty body, else 400, also for a model that does not exist; with the reason where one is known.
 pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response {
     let pending = edge.pending(Route::ModelReady);
     let reason = match edge.engine.model_ready(&path.model, &path.version).await {
@@ -62,7 +62,11 @@ pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response
         Ok(false) => Reason::NotReady,
         Err(error) => error.reason,
     };
-    pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, "Model version not ready"), Some(reason))
+    let mut text = "Model version not ready".to_owned();
+    if let Some(why) = edge.engine.why_not_ready(&path.model, &path.version) {
+        text = format!("{text}: {why}");
+    }
+    pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &text), Some(reason))
 }
 
 pub(super) async fn config(State(edge): State<Edge>, path: ModelPath) -> Response {

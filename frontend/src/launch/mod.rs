@@ -119,6 +119,22 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
     })
 }
 
+/// ONNX Runtime's part for CUDA, beside its library.
+const CUDA_PROVIDER: &str = "libonnxruntime_providers_cuda.so";
+
+/// Why models of ONNX Runtime cannot run on GPUs, as the end of a sentence; `None` if they can.
+pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
+    let advice = "`pip install onnxruntime-gpu` brings it";
+    let Some(library) = &program.onnxruntime else {
+        return Some(format!(
+            "ONNX Runtime is not here, and the embedded runtime computes on processors alone; {advice}"
+        ));
+    };
+    let provider = library.with_file_name(CUDA_PROVIDER);
+    let missing = || format!("ONNX Runtime has no part for CUDA here: '{}' is missing; {advice}", provider.display());
+    (!provider.is_file()).then(missing)
+}
+
 /// The files outside the model's directory that decide how it runs: its environment, its backend.
 pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =

@@ -187,6 +187,18 @@ fn interpreters_that_cannot_run_are_refused() {
 }
 
 #[test]
+fn onnx_models_need_the_part_for_cuda_beside_the_library() {
+    let mut place = Place::new("cuda");
+    let why = |place: &Place| no_cuda_provider(&place.program);
+    assert!(why(&place).unwrap().starts_with("ONNX Runtime is not here, "));
+    place.program.onnxruntime = Some(place.file("capi/libonnxruntime.so.1.31.1", 0o644));
+    let (told, advice) = (why(&place).unwrap(), "is missing; `pip install onnxruntime-gpu` brings it");
+    assert!(told.contains("capi/libonnxruntime_providers_cuda.so' ") && told.ends_with(advice), "{told}");
+    place.file("capi/libonnxruntime_providers_cuda.so", 0o644);
+    assert_eq!(why(&place), None);
+}
+
+#[test]
 fn what_is_outside_the_model_is_known() {
     let place = Place::new("outside");
     let path = place.file("backends/mine/libpharos_mine.so", 0o644);

@@ -52,10 +52,9 @@ impl Repository {
             responses.observe();
         }
         self.cache.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
-        for pool in [Builtin::PinnedMemoryTotal, Builtin::PinnedMemoryUsed] {
-            // Nothing is pinned while nothing runs on a GPU.
-            self.cache.set_gauges(pool, &[(Vec::new(), 0.0)]);
-        }
+        let (total, used) = self.pinned.total_and_used();
+        self.cache.set_gauges(Builtin::PinnedMemoryTotal, &[(Vec::new(), total as f64)]);
+        self.cache.set_gauges(Builtin::PinnedMemoryUsed, &[(Vec::new(), used as f64)]);
     }
 
     /// What serves, and behind it what has served and has not ended.

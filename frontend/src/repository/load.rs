@@ -142,7 +142,7 @@ impl Repository {
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
-        record::memory_usage(&series, loaded.memory, self.gpu_memory(&instances).await);
+        record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
         warn_of_doubts(model, &config);
         tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
         Ok(Serving {
@@ -228,6 +228,8 @@ impl Repository {
             models: this,
             warmups,
             metrics: self.metrics.subscribe(),
+            devices: self.settings.devices.clone(),
+            pinned: self.pinned.clone(),
         })
     }
 
@@ -247,7 +249,7 @@ impl Repository {
 
     /// What the processes of a model hold on the GPUs, by the number of the device.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
-        let Some(gpus) = &self.settings.gpus else { return Vec::new() };
+        let Some(gpus) = self.settings.devices.gpus() else { return Vec::new() };
         let pids = instances.processes().into_iter().filter_map(|(_, pid)| pid).collect();
         system::gpu_memory(gpus.clone(), pids).await
     }

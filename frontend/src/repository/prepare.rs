@@ -16,6 +16,7 @@ use super::scan::{self, Contents};
 use super::source::{Local, Sources};
 use super::{Repository, Settings};
 use crate::launch::{self, backends};
+use crate::system::Devices;
 
 /// A model that can be loaded.
 #[derive(Clone)]
@@ -50,9 +51,16 @@ pub(super) struct Asked {
     directory: String,
     files: Vec<String>,
     default_max_batch_size: u32,
+    /// The GPUs that instances may run on.
+    devices: Arc<Devices>,
 }
 
 impl Asked {
+    /// The GPUs that instances are put on where the configuration names none.
+    pub(super) fn gpus(&self) -> &[u32] {
+        self.devices.usable()
+    }
+
     /// What the code of a version has answered, completed and checked.
     pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
         let completion = Completion {
@@ -60,9 +68,11 @@ impl Asked {
             files: &self.files,
             auto_complete: true,
             default_max_batch_size: self.default_max_batch_size,
+            gpus: self.devices.usable(),
+            unusable_gpus: self.devices.unusable(),
             ..Completion::default()
         };
-        self.draft.clone().answered(answer)?.complete(&completion)
+        self.draft.clone().answered(answer, self.gpus())?.complete(&completion)
     }
 }
 
@@ -194,11 +204,14 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
         is_python = matches!(found, backends::Found::Python(_));
         names.push(&own);
     }
+    let no_cuda_provider = launch::no_cuda_provider(&settings.program);
     let completion = Completion {
         directory: model,
         files: &contents.files,
         backends: &names,
-        gpus: &[],
+        gpus: settings.devices.usable(),
+        unusable_gpus: settings.devices.unusable(),
+        no_cuda_provider: no_cuda_provider.as_deref(),
         signature: signature.as_ref(),
         auto_complete: settings.auto_complete,
         default_max_batch_size: settings.default_max_batch_size,
@@ -208,7 +221,8 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     if settings.auto_complete && is_python {
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
-        let asked = Asked { draft, directory, files, default_max_batch_size };
+        let devices = settings.devices.clone();
+        let asked = Asked { draft, directory, files, default_max_batch_size, devices };
         return Ok(Configuration::Asked(Box::new(asked)));
     }
     let config = draft.complete(&completion).map_err(|error| error.to_string())?;

@@ -115,7 +115,13 @@ impl Serving {
     pub(crate) fn check_ready(&self) -> Result<(), InferError> {
         match self.instances().is_none_or(Instances::can_serve) {
             true => Ok(()),
-            false => Err(not_at_ready_state(&self.model.name, self.model.version)),
+            false => {
+                let mut error = not_at_ready_state(&self.model.name, self.model.version);
+                if let Some(trouble) = self.instances().and_then(|instances| instances.troubles().into_iter().next()) {
+                    error.message = format!("{}: {trouble}", error.message);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -200,6 +206,31 @@ impl Repository {
             self.is_ready(&serving)
         });
         ready && wire::all_say_ready(&links).await
+    }
+
+    /// Why a version cannot answer now, as far as its instances, or those of an ensemble's members, tell.
+    pub(crate) fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
+        let serving = self.serving(name, version).ok()?;
+        let mut troubles = Vec::new();
+        self.collect_troubles(&serving, &mut troubles);
+        (!troubles.is_empty()).then(|| troubles.join("; "))
+    }
+
+    fn collect_troubles(&self, serving: &Serving, troubles: &mut Vec<String>) {
+        match &*serving.executor {
+            Executor::Instances { instances, .. } if instances.ready() > 0 => {}
+            Executor::Instances { instances, .. } => {
+                for trouble in instances.troubles() {
+                    if !troubles.contains(&trouble) {
+                        troubles.push(trouble);
+                    }
+                }
+            }
+            Executor::Ensemble(ensemble) => {
+                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
+                members.for_each(|member| self.collect_troubles(&member, troubles));
+            }
+        }
     }
 
     fn collect_links(&self, serving: &Serving, links: &mut Vec<SharedLink>) {

@@ -238,7 +238,12 @@ mod tests {
 
     fn placement(passive: bool) -> Placement {
         let need = Need { name: "R".to_owned(), device: None, count: 2 };
-        Placement { name: "m_0".to_owned(), passive, demand: Demand { resources: vec![need], priority: 1 } }
+        Placement {
+            name: "m_0".to_owned(),
+            passive,
+            demand: Demand { resources: vec![need], priority: 1 },
+            device: None,
+        }
     }
 
     #[test]

@@ -17,19 +17,37 @@ pub(crate) struct Placement {
     pub(crate) passive: bool,
     /// What it needs of the rate limiter.
     pub(crate) demand: Demand,
+    /// The GPU that it runs on, if on one.
+    pub(crate) device: Option<OnGpu>,
 }
 
-/// The instances of all groups in their order. Groups of one name count on: `g_0`, `g_1` and so on.
+/// A place on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OnGpu {
+    /// The GPU's number.
+    pub(crate) number: u32,
+    /// Which of its group's instances on this GPU it is, from 0: a GPU may be divided into MIG devices, which they take in
+    /// turn.
+    pub(crate) turn: u32,
+    /// The group's name, for messages.
+    pub(crate) group: String,
+}
+
+/// The instances of all groups in their order. Groups of one name count on: `g_0`, `g_1` and so on. As in Triton a group has
+/// its first instance on each of its GPUs, then its second: with a higher count those that are there keep their places.
 pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
     let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
     let mut numbers = BTreeMap::<&str, u32>::new();
     let mut all = Vec::new();
     for group in &config.instance_groups {
         let number = numbers.entry(&group.name).or_default();
-        for device in devices(group) {
-            for _ in 0..group.count {
+        for turn in 0..group.count {
+            for device in devices(group) {
                 let name = format!("{}_{number}{suffix}", group.name);
-                all.push(Placement { name, passive: group.passive, demand: demand(group, device) });
+                let demand = demand(group, device);
+                let on_gpu = (group.kind == InstanceKind::Gpu).then(|| group.name.clone());
+                let device = on_gpu.map(|group| OnGpu { number: device, turn, group });
+                all.push(Placement { name, passive: group.passive, demand, device });
                 *number += 1;
             }
         }
@@ -98,8 +116,23 @@ mod tests {
         let needs = |device| vec![("R".to_owned(), Some(device), 2), ("S".to_owned(), None, 1)];
         assert_eq!(demand("kind: KIND_CPU", 0), (needs(0), 4));
         assert_eq!(demand("kind: KIND_MODEL", 0), (needs(0), 4));
-        assert_eq!(demand("kind: KIND_GPU count: 2", 1), (needs(0), 4));
-        assert_eq!(demand("kind: KIND_GPU count: 2", 2), (needs(3), 4));
+        assert_eq!(demand("kind: KIND_GPU count: 2", 1), (needs(3), 4));
+        assert_eq!(demand("kind: KIND_GPU count: 2", 2), (needs(0), 4));
+    }
+
+    #[test]
+    fn a_group_has_its_count_on_each_gpu() {
+        let devices = |groups: &str| {
+            let device =
+                |placement: Placement| placement.device.map(|device| (device.number, device.turn, device.group));
+            placements(groups, 1).into_iter().map(device).collect::<Vec<_>>()
+        };
+        let on = |number, turn| Some((number, turn, "g".to_owned()));
+        assert_eq!(devices("instance_group { kind: KIND_CPU }"), [None]);
+        let group = |more: &str| format!("instance_group {{ name: 'g' kind: KIND_GPU {more} }}");
+        assert_eq!(devices(&group("")), [on(0, 0), on(3, 0)]);
+        assert_eq!(devices(&group("count: 2")), [on(0, 0), on(3, 0), on(0, 1), on(3, 1)]);
+        assert_eq!(devices(&group("gpus: [3] count: 2")), [on(3, 0), on(3, 1)]);
     }
 
     #[test]

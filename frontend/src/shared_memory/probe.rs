@@ -56,6 +56,8 @@ impl Probe {
     async fn ask(&self, device: u32, handle: &[u8]) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
         let mut command = Command::new(&self.worker);
         command.arg(PROBE).arg(device.to_string());
+        // As everywhere else here, devices are numbered in the order of the bus.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {

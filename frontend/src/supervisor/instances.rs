@@ -48,6 +48,8 @@ struct Handle {
     health: Arc<Health>,
     /// Bytes by which loading has made its process grow.
     memory: AtomicU64,
+    /// Bytes of its arenas that are registered with the driver of its GPU.
+    pinned: AtomicU64,
     /// Dropped with the handle, and that ends the instance too.
     stop: watch::Sender<bool>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -154,6 +156,7 @@ impl Instances {
             match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
                 Ok(loaded) => {
                     handle.memory.store(loaded.memory, Ordering::Relaxed);
+                    handle.pinned.store(loaded.pinned, Ordering::Relaxed);
                     sum = Some(together(sum, loaded));
                 }
                 Err(reason) => {
@@ -173,6 +176,7 @@ impl Instances {
         let instance = Instance {
             id,
             name: placement.name.clone(),
+            placement: placement.clone(),
             plan: plan.clone(),
             driver: driver.clone(),
             health: health.clone(),
@@ -181,8 +185,8 @@ impl Instances {
             outcome: Some(outcome),
         };
         let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-        let (placement, memory) = (placement.clone(), AtomicU64::new(0));
-        (Arc::new(Handle { id, placement, health, memory, stop, task }), started)
+        let (memory, pinned) = Default::default();
+        (Arc::new(Handle { id, placement: placement.clone(), health, memory, pinned, stop, task }), started)
     }
 
     /// Ends these instances, each when it has executed what it has.
@@ -209,9 +213,11 @@ impl Instances {
         self.all().sort_by_key(place);
     }
 
-    /// Bytes by which loading has made all processes together grow.
-    pub(crate) fn memory(&self) -> u64 {
-        self.all().iter().map(|handle| handle.memory.load(Ordering::Relaxed)).sum()
+    /// Bytes by which loading has made all processes together grow, and how many they have registered with the drivers of
+    /// their GPUs.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        let of = |handle: &Arc<Handle>| [&handle.memory, &handle.pinned].map(|bytes| bytes.load(Ordering::Relaxed));
+        self.all().iter().map(of).fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
     }
 
     /// What each does.
@@ -235,6 +241,11 @@ impl Instances {
         let all = self.all();
         let active = all.iter().filter(|handle| !handle.health.passive);
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Why instances are not ready, as far as that is known.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        self.all().iter().filter_map(|handle| handle.health.trouble()).collect()
     }
 
     /// The connections to those that are ready for requests now.
@@ -279,7 +290,7 @@ impl Instances {
 /// What is told of several instances: the engine of the first, the memory of all.
 fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
     match first {
-        Some(first) => Loaded { memory: first.memory + next.memory, ..first },
+        Some(first) => Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first },
         None => next,
     }
 }

@@ -15,6 +15,31 @@ use nvml_wrapper::{Device, Nvml};
 #[derive(Debug)]
 pub struct Gpus {
     nvml: Nvml,
+    /// As they were at the start, by number.
+    found: Vec<Found>,
+}
+
+/// A device as it was at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) uuid: Option<String>,
+    /// The UUIDs of its MIG devices.
+    pub(crate) mig: Vec<String>,
+    /// Why it cannot be used.
+    pub(crate) trouble: Option<String>,
+}
+
+/// A device, or the MIG device of it, that an instance can run on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Usable {
+    pub(crate) uuid: String,
+    /// Its place on the bus in the form of `/sys`, such as `0000:3b:00.0`.
+    pub(crate) bus: Option<String>,
+    pub(crate) memory: Option<GpuMemory>,
+    /// Its MIG devices with their memory, if it is in MIG mode.
+    pub(crate) mig: Option<Vec<(String, Option<GpuMemory>)>>,
+    /// The processors near it, as far as the driver knows them.
+    pub(crate) cpus: Vec<usize>,
 }
 
 /// What one device, or one MIG device of it, tells.
@@ -64,12 +89,50 @@ impl Gpus {
         if let Some(library) = library {
             builder.lib_path(library.as_os_str());
         }
-        builder.init().map(|nvml| Self { nvml }).map_err(|error| text(&error))
+        let nvml = builder.init().map_err(|error| text(&error))?;
+        let mut gpus = Self { nvml, found: Vec::new() };
+        let count = gpus.nvml.device_count().unwrap_or(0);
+        gpus.found = (0..count).map(|number| Found::of(&gpus.usable(number))).collect();
+        Ok(gpus)
     }
 
-    /// How many devices there are; 0 if the library does not say.
-    pub(crate) fn count(&self) -> u32 {
-        self.nvml.device_count().unwrap_or(0)
+    /// The devices as they were at the start, by number.
+    pub(crate) fn found(&self) -> &[Found] {
+        &self.found
+    }
+
+    /// What a device is now, for an instance that is to run on it.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub(crate) fn usable(&self, number: u32) -> Result<Usable, String> {
+        let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
+        let uuid = device.uuid().map_err(|error| text(&error))?;
+        let was = usize::try_from(number).ok().and_then(|number| self.found.get(number)?.uuid.as_ref());
+        if let Some(was) = was.filter(|was| **was != uuid) {
+            return Err(format!("it was {was} and is {uuid} now"));
+        }
+        let mut values = Values::default();
+        let memory = memory(&device, &mut values);
+        if let Some(reason) = values.gone {
+            return Err(reason);
+        }
+        let parts = mig_devices(&device).into_iter().filter_map(|part| Some((part.uuid().ok()?, memory_of(&part))));
+        let mig = in_mig_mode(&device).then(|| parts.collect::<Vec<_>>());
+        let bus = device.pci_info().ok().and_then(|place| bus_id(&place.bus_id));
+        Ok(Usable { uuid, bus, memory, mig, cpus: cpus(&device) })
+    }
+
+    /// Whether a device is still there.
+    ///
+    /// # Errors
+    /// It is not; what the driver says. What it only does not tell is no error.
+    pub(crate) fn check(&self, number: u32) -> Result<(), String> {
+        let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
+        let mut values = Values::default();
+        values.take(device.uuid());
+        values.take(device.memory_info());
+        values.gone.map_or(Ok(()), Err)
     }
 
     /// How many devices there are, and the driver's version, in words.
@@ -132,13 +195,13 @@ fn read_values(device: &Device<'_>, with_processes: bool) -> Result<(GpuReading,
     let mut values = Values::default();
     let rates = values.take(device.utilization_rates());
     let share = |percent: u32| f64::from(percent) / 100.0;
-    let memory = values.take(device.memory_info());
+    let memory = memory(device, &mut values);
     let processes = with_processes.then(|| values.take(processes(device))).flatten();
     let reading = GpuReading {
         uuid,
         utilization: rates.as_ref().map(|rates| share(rates.gpu)),
         bandwidth: rates.as_ref().map(|rates| share(rates.memory)),
-        memory: memory.map(|memory| GpuMemory { total: memory.total, used: memory.used }),
+        memory,
         processes: processes.unwrap_or_default(),
         ..GpuReading::default()
     };
@@ -155,9 +218,55 @@ fn read_board(device: &Device<'_>, reading: &mut GpuReading, mut values: Values)
     values.verdict()
 }
 
+fn memory(device: &Device<'_>, values: &mut Values) -> Option<GpuMemory> {
+    values.take(device.memory_info()).map(|memory| GpuMemory { total: memory.total, used: memory.used })
+}
+
+fn memory_of(device: &Device<'_>) -> Option<GpuMemory> {
+    memory(device, &mut Values::default())
+}
+
+impl Found {
+    fn of(usable: &Result<Usable, String>) -> Self {
+        match usable {
+            Ok(Usable { uuid, mig, .. }) => Self {
+                uuid: Some(uuid.clone()),
+                mig: mig.iter().flatten().map(|(uuid, _)| uuid.clone()).collect(),
+                trouble: mig.as_ref().is_some_and(Vec::is_empty).then(|| NO_PARTS.to_owned()),
+            },
+            Err(reason) => Self { trouble: Some(reason.clone()), ..Self::default() },
+        }
+    }
+}
+
+/// Why a device in MIG mode cannot be used that has no MIG devices.
+pub(super) const NO_PARTS: &str = "it is in MIG mode and has no MIG devices; `nvidia-smi mig` makes them";
+
+/// The words of a mask of processors: as many processors as a process can be bound to.
+const CPU_WORDS: usize = 1024 / 64;
+
+/// The processors near a device that the driver tells.
+fn cpus(device: &Device<'_>) -> Vec<usize> {
+    let words = device.cpu_affinity(CPU_WORDS).unwrap_or_default();
+    let bits = words.iter().zip((0..).step_by(64));
+    bits.flat_map(|(word, first)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)).collect()
+}
+
+/// The driver's form of a place on the bus, `00000000:3B:00.0`, as `/sys` writes it.
+fn bus_id(text: &str) -> Option<String> {
+    let (domain, place) = text.trim_end_matches('\0').split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let plain = place.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+    plain.then(|| format!("{domain:04x}:{}", place.to_ascii_lowercase()))
+}
+
+fn in_mig_mode(device: &Device<'_>) -> bool {
+    device.mig_mode().is_ok_and(|mode| mode.current == 1)
+}
+
 /// The MIG devices of a device in MIG mode.
 fn mig_devices<'nvml>(device: &Device<'nvml>) -> Vec<Device<'nvml>> {
-    if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+    if !in_mig_mode(device) {
         return Vec::new();
     }
     // The most that there may be; what is not there answers with an error.
@@ -215,5 +324,24 @@ fn text(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(inner) => inner.to_string(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_on_the_bus_are_written_as_the_system_does() {
+        for (text, expected) in [
+            ("00000000:3B:00.0", Some("0000:3b:00.0")),
+            ("00010000:AF:10.1\0\0", Some("10000:af:10.1")),
+            ("0000:01:00.0", Some("0000:01:00.0")),
+            ("../../x:y", None),
+            ("00000000:../..", None),
+            ("", None),
+        ] {
+            assert_eq!(bus_id(text).as_deref(), expected, "{text}");
+        }
     }
 }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn roots(tree: &Tree) -> Roots {
-        Roots { proc: tree.path("proc"), cgroup: tree.path("cgroup") }
+        Roots { proc: tree.path("proc"), cgroup: tree.path("cgroup"), bus: tree.path("bus") }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::{Gpus, Sampler, Settings, Worker};
 use crate::clock;
 
 /// How long the driver may take: to wake its devices at the start, or to answer a question at a model's load.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first interval, so that the processors' use is known soon after the start.
 const FIRST: Duration = Duration::from_millis(250);
@@ -84,10 +84,10 @@ pub(crate) async fn find_gpus(library: Option<PathBuf>) -> Option<Arc<Gpus>> {
             tracing::info!("GPUs: {described}");
             return Some(Arc::new(gpus));
         }
-        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPU metrics: --nvml-library cannot be used: {reason}"),
-        Ok(Ok(Err(reason))) => tracing::info!("no GPU metrics: NVIDIA's management library cannot be used: {reason}"),
-        Ok(Err(_)) => tracing::warn!("no GPU metrics: NVIDIA's management library ended its thread"),
-        Err(_) => tracing::warn!("no GPU metrics: the driver has not answered for {} s", PATIENCE.as_secs()),
+        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: --nvml-library cannot be used: {reason}"),
+        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: NVIDIA's management library cannot be used: {reason}"),
+        Ok(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library ended its thread"),
+        Err(_) => tracing::warn!("no GPUs: the driver has not answered for {} s", PATIENCE.as_secs()),
     }
     None
 }

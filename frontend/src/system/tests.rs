@@ -42,10 +42,10 @@ pub(super) fn at_ms(ms: u64) -> Instant {
 }
 
 /// A library in NVML's place, of one test alone; what its devices tell is in a file beside it.
-struct FakeNvml(Tree);
+pub(super) struct FakeNvml(Tree);
 
 impl FakeNvml {
-    fn new(devices: &str) -> Self {
+    pub(super) fn new(devices: &str) -> Self {
         static BUILT: OnceLock<Vec<u8>> = OnceLock::new();
         let library = BUILT.get_or_init(|| {
             let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fake_nvml/nvml.c"));
@@ -62,11 +62,11 @@ impl FakeNvml {
     }
 
     /// Changes what the devices tell.
-    fn tell(&self, devices: &str) {
+    pub(super) fn tell(&self, devices: &str) {
         self.0.write("libfake.so.devices", devices);
     }
 
-    fn open(&self) -> Result<Gpus, String> {
+    pub(super) fn open(&self) -> Result<Gpus, String> {
         Gpus::open(Some(&self.0.path("libfake.so")))
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::settings::Noted;
 use super::workplace::Workplace;
 use super::{Settings, options};
 use crate::cli::{Options, TorchServe};
-use crate::system;
+use crate::system::{self, Devices, Roots};
 
 /// The release whose behaviour this is.
 const VERSION: &str = "0.12.0";
@@ -89,7 +89,7 @@ pub fn run(arguments: &TorchServe) -> Result<Step, String> {
         return plan(arguments, configuration).map(|plan| Step::Serve(Box::new(plan)));
     }
     // What is wrong is told here, where somebody reads it.
-    let (settings, _) = Settings::new(configuration.properties, 0, PathBuf::new())?;
+    let (settings, _) = Settings::new(configuration.properties, Vec::new(), PathBuf::new())?;
     check_store(&settings)?;
     options::options(&settings, &arguments.options)?;
     background().map(|()| Step::Done)
@@ -107,7 +107,7 @@ fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, St
     let workplace = Workplace::new(&above)
         .map_err(|error| format!("no directory can be made in '{}': {error}", above.display()))?;
     let Configuration { properties, mut notes } = configuration;
-    let (mut settings, more) = Settings::new(properties, gpus(), workplace.path().to_owned())?;
+    let (mut settings, more) = Settings::new(properties, gpus(&arguments.options), workplace.path().to_owned())?;
     notes.extend(more);
     settings.snapshots = !arguments.no_config_snapshots;
     check_store(&settings)?;
@@ -141,10 +141,16 @@ fn check_store(settings: &Settings) -> Result<(), String> {
     }
 }
 
-/// How many GPUs there are; their driver is asked in a runtime of its own, before there is a server.
-fn gpus() -> u32 {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return 0 };
-    runtime.block_on(system::find_gpus(None)).map_or(0, |gpus| gpus.count())
+/// The GPUs that can be used; their driver is asked in a runtime of its own, before there is a server. `given` are the
+/// server's own options.
+fn gpus(given: &[OsString]) -> Vec<u32> {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
+    let all = ["pharos", "--model-repository=none"].into_iter().map(OsString::from).chain(given.iter().cloned());
+    // What is wrong with them is said later, with all that follows from the settings.
+    let library = Options::from_args(all).ok().and_then(|options| options.metrics.nvml_library);
+    let found = runtime.block_on(system::find_gpus(library));
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    Devices::new(found, visible.as_deref(), [], &Roots::new(Path::new("/"))).usable().to_vec()
 }
 
 /// Starts this program again, apart from this terminal's signals.

@@ -205,11 +205,13 @@ fn workers(
 }
 
 fn device(settings: &Settings, yaml: &ModelYaml) -> Device {
-    let cpu = settings.gpus == 0 || yaml.device_type.as_deref() == Some("cpu");
+    let cpu = settings.gpus.is_empty() || yaml.device_type.as_deref() == Some("cpu");
     match (cpu, &yaml.device_ids) {
         (true, _) => Device::Cpu,
-        (false, Some(ids)) if !ids.is_empty() && ids.iter().all(|id| *id < settings.gpus) => Device::Gpu(ids.clone()),
-        (false, _) => Device::Gpu((0..settings.gpus).collect()),
+        (false, Some(ids)) if !ids.is_empty() && ids.iter().all(|id| settings.gpus.contains(id)) => {
+            Device::Gpu(ids.clone())
+        }
+        (false, _) => Device::Gpu(settings.gpus.clone()),
     }
 }
 

@@ -113,8 +113,8 @@ pub struct Settings {
     pub python: PathBuf,
     /// `default_workers_per_model`; 0 if it is not configured.
     pub configured_workers: u32,
-    /// GPUs that workers are spread over.
-    pub gpus: u32,
+    /// The numbers of the GPUs that workers are spread over.
+    pub gpus: Vec<u32>,
     /// Requests that may wait for one model version.
     pub job_queue_size: u32,
     /// For a batch.
@@ -160,7 +160,7 @@ impl Settings {
     /// processor.
     pub fn default_workers(&self) -> u32 {
         let cores = || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1));
-        match (self.configured_workers, self.gpus) {
+        match (self.configured_workers, u32::try_from(self.gpus.len()).unwrap_or(0)) {
             (0, 0) => cores(),
             (0, gpus) => gpus,
             (workers, _) => workers,

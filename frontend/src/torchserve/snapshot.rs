@@ -149,7 +149,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let said = [("inference_address", "http://127.0.0.1:1"), ("model_store", " a=b#\\c "), ("load_models", "all")];
         let said: Vec<_> = said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let (settings, _) = Settings::new(said.clone(), 0, folder.clone()).unwrap();
+        let (settings, _) = Settings::new(said.clone(), Vec::new(), folder.clone()).unwrap();
         let model = |name: &str, version: &str| ModelProperties {
             name: name.to_owned(),
             version: version.to_owned(),
@@ -167,7 +167,7 @@ mod tests {
         assert!(is_snapshot(path.file_name().unwrap().to_str().unwrap()), "{path:?}");
         assert_eq!(newest(&folder), Some(path.clone()));
         let read = properties::parse(&fs::read_to_string(&path).unwrap()).unwrap();
-        let (again, notes) = Settings::new(read, 0, folder.clone()).unwrap();
+        let (again, notes) = Settings::new(read, Vec::new(), folder.clone()).unwrap();
         assert_eq!((again.snapshot.as_slice(), notes), (&models[..], Vec::new()));
         assert_eq!(again.inference, settings.inference);
         assert_eq!(again.model_store, settings.model_store);

@@ -15,7 +15,7 @@ fn resolved(source: &str) -> Draft {
 fn answered(source: &str, answer: &str) -> Result<ModelConfig, String> {
     let files = ["model.py".to_owned()];
     let completion = Completion { directory: "m", files: &files, ..Completion::default() };
-    let draft = resolved(source).answered(answer).map_err(|error| error.to_string())?;
+    let draft = resolved(source).answered(answer, &[]).map_err(|error| error.to_string())?;
     draft.complete(&completion).map_err(|error| error.to_string())
 }
 
@@ -154,4 +154,21 @@ fn a_resolved_draft_says_what_is_known() {
     let onnx = |source: &str| Draft::from_text(source, "").unwrap().may_be_onnx();
     assert!(onnx("") && onnx("backend: 'tract'") && onnx("platform: 'onnxruntime_onnx'"));
     assert!(!onnx("backend: 'python'") && !onnx("platform: 'pytorch_libtorch'"));
+}
+
+#[test]
+fn workers_of_an_archive_take_the_gpus_in_turn() {
+    let groups = |count: u32, gpus: &[u32]| {
+        let archive = ["m.mar".to_owned()];
+        let completion = Completion { directory: "m", files: &archive, gpus, ..Completion::default() };
+        let draft = Draft::from_text("backend: 'torchserve'", "config.pbtxt").unwrap().resolve(&completion).unwrap();
+        let answer =
+            format!(r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{"count":{count}}}]}}}}"#);
+        let config = draft.answered(&answer, gpus).unwrap().complete(&completion).unwrap();
+        config.instance_groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>()
+    };
+    assert_eq!(groups(5, &[]), [(5, vec![])]);
+    assert_eq!(groups(5, &[0, 2]), [(3, vec![0]), (2, vec![2])]);
+    assert_eq!(groups(2, &[0, 1, 2]), [(1, vec![0]), (1, vec![1])]);
+    assert_eq!(groups(1, &[0, 1, 2]), [(1, vec![0, 1, 2])]);
 }

@@ -24,6 +24,8 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
         files: &files,
         backends: &["onnxruntime", "tract", "builtin"],
         gpus: &[],
+        unusable_gpus: &[],
+        no_cuda_provider: None,
         signature: Some(signature),
         auto_complete: true,
         default_max_batch_size: 4,

@@ -4,6 +4,7 @@
 mod asked;
 mod complete;
 mod controls;
+mod gpus;
 mod request;
 mod state;
 mod text;

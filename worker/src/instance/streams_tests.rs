@@ -80,6 +80,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
         threads: 1,
         metrics: "mode: prometheus".into(),
         auto_detect: false,
+        device: None,
     };
     let execute = Execute { resumed, ..execute(data.len() as u64) };
     let (regions, _) = UnixStream::pair().unwrap();

@@ -80,6 +80,7 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
         threads: 1,
         metrics: pharos::metrics::catalog::SHIPPED.into(),
         auto_detect: false,
+        device: None,
     };
     let (told, regions) = lent::socket();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };

@@ -46,6 +46,7 @@ fn world(auto_detect: bool) -> World {
         threads: 1,
         metrics: DEFINITION.into(),
         auto_detect,
+        device: None,
     };
     let metrics = Metrics::open(&ring, theirs, &load).unwrap();
     World { metrics, reader: Some(reader), bell }

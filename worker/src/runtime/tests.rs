@@ -105,6 +105,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
         threads: 1,
         metrics: "mode: prometheus".into(),
         auto_detect: false,
+        device: None,
     };
     let regions = UnixStream::pair().unwrap().0.into();
     let (socket, theirs) = UnixStream::pair().unwrap();

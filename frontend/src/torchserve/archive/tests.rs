@@ -28,7 +28,7 @@ impl Place {
         let store = folder.join("store").to_string_lossy().into_owned();
         let mut all = vec![("model_store".to_owned(), store)];
         all.extend(properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-        let (settings, _) = Settings::new(all, 0, folder.clone()).unwrap();
+        let (settings, _) = Settings::new(all, Vec::new(), folder.clone()).unwrap();
         Self { folder, settings }
     }
 

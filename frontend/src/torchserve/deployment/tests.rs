@@ -24,7 +24,7 @@ impl Place {
     fn deployment(&self, properties: &str, gpus: u32, asked: &Asked) -> Result<Deployment, Refused> {
         let mut properties = crate::torchserve::properties::parse(properties).unwrap();
         properties.push(("model_store".to_owned(), self.folder.join("store").to_string_lossy().into_owned()));
-        let (settings, _) = Settings::new(properties, gpus, self.folder.clone()).unwrap();
+        let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.clone()).unwrap();
         Deployment::new(&settings, Arc::new(open(&settings, "m").unwrap()), asked, "m".to_owned())
     }
 
@@ -73,6 +73,24 @@ fn workers_are_as_many_as_there_are_gpus_at_the_start_and_none_by_request() {
     assert_eq!(place.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers, 5);
     assert_eq!(place.deployment("", 2, &handled()).unwrap().min_workers, 0);
     assert_eq!(place.deployment("default_workers_per_model=5", 2, &handled()).unwrap().min_workers, 5);
+}
+
+#[test]
+fn workers_are_on_the_gpus_that_the_archive_names_if_all_of_them_are_there() {
+    for (yaml, properties, expected) in [
+        ("", "", Device::Gpu(vec![0, 1, 2])),
+        ("", "number_of_gpu=2", Device::Gpu(vec![0, 1])),
+        ("", "number_of_gpu=0", Device::Cpu),
+        ("deviceType: cpu\ndeviceIds: [1]\n", "", Device::Cpu),
+        ("deviceType: gpu\ndeviceIds: [2, 0]\n", "", Device::Gpu(vec![2, 0])),
+        ("deviceIds: [2, 3]\n", "", Device::Gpu(vec![0, 1, 2])),
+        ("deviceIds: [2]\n", "number_of_gpu=2", Device::Gpu(vec![0, 1])),
+    ] {
+        let place = Place::new("devices", yaml);
+        let deployment = place.deployment(properties, 3, &handled()).unwrap();
+        assert_eq!(deployment.device, expected, "{yaml} {properties}");
+        assert_eq!(place.deployment(properties, 0, &handled()).unwrap().device, Device::Cpu);
+    }
 }
 
 #[test]

@@ -27,14 +27,19 @@ struct Reader<'a> {
 }
 
 impl Settings {
-    /// Reads properties (expanded, with what the environment and the command line say already in them). `gpus` are as many
-    /// as the machine has; `workplace` is a private directory that is there.
+    /// Reads properties (expanded, with what the environment and the command line say already in them). `gpus` are those
+    /// that can be used; `workplace` is a private directory that is there.
     ///
     /// # Errors
     /// A value cannot be used; the text names the key, the value and what is allowed.
-    pub fn new(properties: Vec<(String, String)>, gpus: u32, workplace: PathBuf) -> Result<(Self, Vec<Noted>), String> {
+    pub fn new(
+        properties: Vec<(String, String)>,
+        mut gpus: Vec<u32>,
+        workplace: PathBuf,
+    ) -> Result<(Self, Vec<Noted>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
         read.look_at_keys();
+        gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
         let mut settings = read.settings(gpus, workplace)?;
         let mut notes = read.notes;
         notes.sort_by_key(|noted| !noted.warning);
@@ -44,7 +49,7 @@ impl Settings {
 }
 
 impl Reader<'_> {
-    fn settings(&mut self, gpus: u32, workplace: PathBuf) -> Result<Settings, String> {
+    fn settings(&mut self, gpus: Vec<u32>, workplace: PathBuf) -> Result<Settings, String> {
         let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
         let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
         let metrics = self.metrics_address()?;
@@ -67,7 +72,7 @@ impl Reader<'_> {
             allowed_urls: self.allowed_urls()?,
             install_requirements: self.flag("install_py_dep_per_model", false),
             configured_workers: self.number("default_workers_per_model", 0)?,
-            gpus: gpus.min(self.number("number_of_gpu", u32::MAX)?),
+            gpus,
             job_queue_size: self.number("job_queue_size", 100)?,
             default_response_timeout: self.number("default_response_timeout", 120)?,
             default_startup_timeout: self.number("default_startup_timeout", 120)?,

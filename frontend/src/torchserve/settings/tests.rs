@@ -6,7 +6,7 @@ use super::*;
 
 fn read(text: &str) -> Result<(Settings, Vec<Noted>), String> {
     let properties = crate::torchserve::properties::parse(text).unwrap();
-    Settings::new(properties, 2, PathBuf::from("workplace"))
+    Settings::new(properties, vec![0, 3], PathBuf::from("workplace"))
 }
 
 fn at(socket: &str, tls: bool) -> Address {
@@ -26,7 +26,8 @@ fn nothing_said_means_torchserves_defaults() {
     assert_eq!((settings.job_queue_size, settings.default_response_timeout), (100, 120));
     assert_eq!(settings.token.as_ref().map(|token| token.expiration), Some(Duration::from_secs(3600)));
     assert!(!settings.model_api && settings.decode_input_request && settings.limit_max_image_pixels);
-    assert_eq!((settings.gpus, settings.default_workers()), (2, 2));
+    assert_eq!(settings.default_workers(), 2);
+    assert_eq!(settings.gpus, [0, 3]);
     assert_eq!((settings.metrics_mode, settings.metric_time_interval), (None, 60));
     assert!(settings.allowed_urls.iter().any(|pattern| pattern.is_match("https://a/b.mar")));
     assert!(!settings.allowed_urls.iter().any(|pattern| pattern.is_match("ftp://a/http://b.mar")));
@@ -52,7 +53,7 @@ fn what_is_said_counts() {
     let listed = [(Some("a"), "x.mar"), (None, "b.mar"), (None, "https://h/c.mar?x=y")];
     let listed = listed.map(|(name, url)| (name.map(str::to_owned), url.to_owned()));
     assert_eq!(settings.load_models, LoadModels::Listed(listed.to_vec()));
-    assert_eq!((settings.gpus, settings.configured_workers), (1, 3));
+    assert_eq!((settings.gpus, settings.configured_workers), (vec![0], 3));
     assert_eq!(settings.metrics_mode.as_deref(), Some("prometheus"));
     assert_eq!((settings.cors.origin.as_deref(), settings.envelope.as_deref()), (Some("*"), Some("kserve")));
     assert_eq!(read("load_models=ALL").unwrap().0.load_models, LoadModels::All);

@@ -6,6 +6,7 @@
     "sleep"    seconds before anything else
     "exit"     the status with which auto-complete ends, without an answer
     "refuse"   the reason why the model cannot be loaded, "die" a status with which it ends in place of that
+    "pinned"   bytes that it says to have registered with the driver of its GPU
 
 What it was started with is added as a line to `MODEL.runs`.
 """
@@ -85,7 +86,7 @@ def serve(instance):
     if "refuse" in todo:
         send(b"\x02" + text(todo["refuse"]))
     else:
-        send(b"\x01" + text("stand-in") + struct.pack("<Q??", 0, False, False))
+        send(b"\x01" + text("stand-in") + struct.pack("<Q??Q", 0, False, False, todo.get("pinned", 0)))
     while True:
         receive()
 

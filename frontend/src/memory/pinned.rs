@@ -1,0 +1,127 @@
+//! The server's pinned memory: how much of the instances' arenas may be registered with the driver of their GPUs, and how
+//! much is. Registered memory cannot be handed back, so there is a limit to it (`--pinned-memory-pool-byte-size`).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::CAPACITY;
+
+/// Less than this is not worth registering; more is a multiple of it.
+const UNIT: u64 = 1 << 20;
+
+/// The limit, and what is in use.
+#[derive(Debug)]
+pub(crate) struct PinnedPool {
+    size: u64,
+    // Held for a few instructions.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Given to instances, whether or not they have registered it yet.
+    given: u64,
+    registered: u64,
+    /// Instances on GPUs that live.
+    instances: usize,
+}
+
+impl PinnedPool {
+    /// Of `size` bytes.
+    pub(crate) fn new(size: u64) -> Arc<Self> {
+        Arc::new(Self { size, state: Mutex::default() })
+    }
+
+    /// The share of an instance that is started: half of what is left, so that there is some for the next, and the same
+    /// for both of its arenas.
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
+        let mut state = self.lock();
+        let each = ((self.size - state.given) / 4).min(CAPACITY) / UNIT * UNIT;
+        state.given += 2 * each;
+        state.instances += 1;
+        Share { pool: self.clone(), each, given: 2 * each, registered: 0 }
+    }
+
+    /// The size of the pool, which is nothing while nothing runs on a GPU, and what is registered.
+    pub(crate) fn total_and_used(&self) -> (u64, u64) {
+        let state = self.lock();
+        (if state.instances > 0 { self.size } else { 0 }, state.registered)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The share of one instance; given back when its process is over.
+#[derive(Debug)]
+pub(crate) struct Share {
+    pool: Arc<PinnedPool>,
+    each: u64,
+    given: u64,
+    registered: u64,
+}
+
+impl Share {
+    /// Bytes at the beginning of each arena.
+    pub(crate) fn each(&self) -> u64 {
+        self.each
+    }
+
+    /// The instance has registered so much of both together; the rest is for others.
+    pub(crate) fn registered(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.given);
+        let mut state = self.pool.lock();
+        state.given -= self.given - bytes;
+        state.registered += bytes;
+        state.registered -= self.registered;
+        (self.given, self.registered) = (bytes, bytes);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut state = self.pool.lock();
+        state.given -= self.given;
+        state.registered -= self.registered;
+        state.instances -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_share_the_pool_and_give_back_what_they_do_not_register() {
+        let pool = PinnedPool::new(256 << 20);
+        assert_eq!(pool.total_and_used(), (0, 0));
+        let (mut one, mut two) = (pool.share(), pool.share());
+        assert_eq!((one.each(), two.each()), (64 << 20, 32 << 20));
+        assert_eq!(pool.total_and_used(), (256 << 20, 0));
+        one.registered(128 << 20);
+        // The driver has refused it.
+        two.registered(0);
+        assert_eq!(pool.total_and_used(), (256 << 20, 128 << 20));
+        let three = pool.share();
+        assert_eq!(three.each(), 32 << 20);
+        drop(one);
+        assert_eq!(pool.total_and_used(), (256 << 20, 0));
+        assert_eq!(pool.share().each(), 48 << 20);
+        drop((two, three));
+        assert_eq!(pool.total_and_used(), (0, 0));
+    }
+
+    #[test]
+    fn a_small_pool_pins_nothing_and_none_passes_its_size() {
+        let pool = PinnedPool::new((4 << 20) - 1);
+        assert_eq!(pool.share().each(), 0);
+        let pool = PinnedPool::new(9 << 20);
+        let shares: Vec<Share> = (0..9).map(|_| pool.share()).collect();
+        assert_eq!(shares.iter().map(|share| 2 * share.each()).sum::<u64>(), 6 << 20);
+        let mut greedy = PinnedPool::new(8 << 20).share();
+        greedy.registered(u64::MAX);
+        assert_eq!(greedy.pool.total_and_used().1, 4 << 20);
+        let pool = PinnedPool::new(1 << 60);
+        assert_eq!(pool.share().each(), CAPACITY);
+    }
+}

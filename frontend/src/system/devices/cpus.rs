@@ -1,0 +1,58 @@
+//! The processors near a device, of those that this process may use.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use super::Usable;
+
+/// The processors near a device that this process may use, as the driver tells them, else the system; empty if none is
+/// known, or none may be used: then a process is left where it is.
+pub(super) fn near(device: &Usable, bus: &Path) -> Vec<usize> {
+    let mut cpus = device.cpus.clone();
+    if cpus.is_empty() {
+        cpus = device.bus.as_ref().map(|place| listed(&bus.join(place).join("local_cpulist"))).unwrap_or_default();
+    }
+    let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
+    cpus.retain(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu));
+    cpus
+}
+
+/// The numbers in a file such as `0-3,8-11`.
+fn listed(path: &Path) -> Vec<usize> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse().ok()?, last.parse::<usize>().ok()?);
+        (last < CpuSet::MAX_CPU).then_some(first..=last)
+    };
+    text.trim().split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::system::tests::Tree;
+
+    #[test]
+    fn the_system_is_asked_where_the_driver_does_not_know() {
+        let tree = Tree::new();
+        let device = |cpus: &[usize]| Usable {
+            uuid: "GPU-0".to_owned(),
+            bus: Some("0000:3b:00.0".to_owned()),
+            memory: None,
+            mig: None,
+            cpus: cpus.to_vec(),
+        };
+        let allowed = sched_getaffinity(None).unwrap();
+        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+        let (first, last) = (allowed[0], allowed[allowed.len() - 1]);
+        assert_eq!(near(&device(&[]), &tree.path("bus")), Vec::<usize>::new());
+        tree.write("bus/0000:3b:00.0/local_cpulist", &format!("{first}-{last},1000-1001,x,9-99999\n"));
+        let (known, range) = (near(&device(&[]), &tree.path("bus")), first..=last);
+        assert_eq!(known, allowed.iter().copied().filter(|cpu| range.contains(cpu)).collect::<Vec<_>>());
+        assert_eq!(near(&device(&[last, 1001]), &tree.path("bus")), [last]);
+    }
+}

@@ -1,0 +1,132 @@
+//! Devices of a made-up library in NVML's place.
+
+use std::path::Path;
+
+use super::*;
+use crate::system::tests::FakeNvml;
+
+const FOUR: &str = "
+* devices 4
+0 uuid GPU-a
+0 memory 1000 400
+1 uuid GPU-b
+1 memory 1000 10
+1 mig 7
+1.2 uuid MIG-2
+1.2 memory 500 100
+1.5 uuid MIG-5
+1.5 memory 500 400
+2 uuid GPU-c
+3 uuid GPU-d
+3 mig 7
+";
+
+fn devices(fake: &FakeNvml, visible: Option<&str>, limits: &[(u32, f64)]) -> Arc<Devices> {
+    let gpus = Arc::new(fake.open().unwrap());
+    Devices::new(Some(gpus), visible, limits.iter().copied(), &Roots::new(Path::new("/nowhere")))
+}
+
+async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<Chosen, String> {
+    devices.choose(Wanted { number, turn, loading: true }).await
+}
+
+#[tokio::test]
+async fn a_process_has_its_device_first_and_then_the_others() {
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[]);
+    assert_eq!((devices.usable(), devices.unusable()), (&[0, 1, 2][..], &[3][..]));
+    let told = |chosen: Chosen| (chosen.uuid, chosen.visible, chosen.uuids);
+    let first = choose(&devices, 0, 0).await.unwrap();
+    assert_eq!(told(first), ("GPU-a".into(), vec![0, 2], "GPU-a,GPU-c".into()));
+    let third = choose(&devices, 2, 5).await.unwrap();
+    assert_eq!(told(third), ("GPU-c".into(), vec![2, 0], "GPU-c,GPU-a".into()));
+    for (turn, uuid) in [(0, "MIG-2"), (1, "MIG-5"), (2, "MIG-2")] {
+        assert_eq!(told(choose(&devices, 1, turn).await.unwrap()), (uuid.into(), vec![1], uuid.into()), "{turn}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_told_with_what_can() {
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[]);
+    let here = "GPUs that can be used: 0 (GPU-a), 1 (GPU-b, in MIG mode with MIG-2, MIG-5), 2 (GPU-c)";
+    let mig = choose(&devices, 3, 0).await.unwrap_err();
+    assert_eq!(mig, format!("GPU 3 (GPU-d) cannot be used: {NO_PARTS}; {here}"));
+    assert_eq!(choose(&devices, 9, 0).await.unwrap_err(), format!("GPU 9 cannot be used: it is not there; {here}"));
+    fake.tell(&format!("0 all !15\n{}", FOUR.replace("GPU-c", "GPU-x")));
+    let lost = choose(&devices, 0, 0).await.unwrap_err();
+    assert!(lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"), "{lost}");
+    let other = choose(&devices, 2, 0).await.unwrap_err();
+    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: it was GPU-c and is GPU-x now; "), "{other}");
+    let none = Devices::new(None, None, [], &Roots::new(Path::new("/nowhere")));
+    assert_eq!(choose(&none, 0, 0).await.unwrap_err(), "GPU 0 cannot be used: no GPUs are available");
+}
+
+#[tokio::test]
+async fn a_model_is_not_loaded_onto_a_device_whose_memory_is_in_use() {
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[(0, 0.3), (1, 0.5), (2, 0.0), (7, 1.0)]);
+    assert_eq!(
+        choose(&devices, 0, 0).await.unwrap_err(),
+        "memory limit set for GPU 0 has exceeded, model loading is rejected: 400 of 1000 bytes are in use (40.0 %), \
+         --model-load-gpu-limit allows 30.0 %"
+    );
+    // A process that was lost is started again all the same.
+    assert!(devices.choose(Wanted { number: 0, turn: 0, loading: false }).await.is_ok());
+    // The memory of a MIG device is its own.
+    assert!(choose(&devices, 1, 0).await.is_ok());
+    assert!(choose(&devices, 1, 1).await.unwrap_err().contains("400 of 500 bytes are in use (80.0 %)"));
+    // What a device does not tell is no reason to refuse it.
+    assert!(choose(&devices, 2, 0).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_variable_hides_devices() {
+    let fake = FakeNvml::new(FOUR);
+    let hidden = devices(&fake, Some("2"), &[]);
+    assert_eq!((hidden.usable(), hidden.unusable()), (&[2][..], &[][..]));
+    assert_eq!(choose(&hidden, 2, 0).await.unwrap().visible, [2]);
+    assert!(
+        choose(&hidden, 0, 0)
+            .await
+            .unwrap_err()
+            .contains("GPU 0 cannot be used: it is not there; GPUs that can be used: 2 (GPU-c)")
+    );
+    let part = devices(&fake, Some("MIG-5,0"), &[]);
+    assert_eq!(part.usable(), [0, 1]);
+    assert_eq!(choose(&part, 1, 0).await.unwrap().uuids, "MIG-5");
+    assert!(devices(&fake, Some(""), &[]).usable().is_empty());
+}
+
+#[tokio::test]
+async fn devices_in_use_are_looked_at() {
+    let fake = FakeNvml::new(FOUR);
+    let devices = devices(&fake, None, &[]);
+    choose(&devices, 0, 0).await.unwrap();
+    fake.tell(&format!("0 all !15\n2 all !15\n{FOUR}"));
+    devices.look_around();
+    let lost = devices.lost(0).unwrap();
+    assert!(lost.starts_with("GPU 0 (GPU-a) is lost: "), "{lost}");
+    assert_eq!((devices.lost(1), devices.lost(2)), (None, None), "nobody uses them");
+    assert!(choose(&devices, 0, 0).await.is_err());
+    fake.tell(FOUR);
+    // At once, not only when it is next looked at.
+    choose(&devices, 0, 0).await.unwrap();
+    assert_eq!(devices.lost(0), None);
+    // What cannot be read for another reason is not lost.
+    fake.tell(&FOUR.replace("0 memory 1000 400", "0 memory !999"));
+    devices.look_around();
+    assert_eq!(devices.lost(0), None);
+}
+
+#[tokio::test]
+async fn processors_near_a_device_are_told() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpu = (0..1024).rev().find(|cpu| allowed.is_set(*cpu)).unwrap();
+    let fake = FakeNvml::new(&format!("{FOUR}0 cpus {cpu} 1023\n0 bus 00000000:3B:00.0\n"));
+    let devices = devices(&fake, None, &[]);
+    assert_eq!(choose(&devices, 0, 0).await.unwrap().cpus, [cpu]);
+    assert_eq!(choose(&devices, 2, 0).await.unwrap().cpus, Vec::<usize>::new());
+    let gpus = fake.open().unwrap();
+    assert_eq!(gpus.usable(0).unwrap().bus.as_deref(), Some("0000:3b:00.0"));
+}

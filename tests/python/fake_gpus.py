@@ -1,0 +1,26 @@
+"""A made-up library in place of NVIDIA's management library (NVML), built of `tests/fake_nvml/nvml.c`, whose head says what
+its devices can tell."""
+
+import subprocess
+from pathlib import Path
+
+from server import ROOT
+
+
+class Gpus:
+    """The library in NVML's place, and what its devices tell."""
+
+    def __init__(self, folder: Path):
+        self.library = folder / "libfake.so"
+        source = ROOT / "tests/fake_nvml/nvml.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.library, source], check=True)
+
+    def tell(self, text: str):
+        """Changes what the devices tell, all at once."""
+        fresh = self.library.with_name("fresh")
+        fresh.write_text(text)
+        fresh.rename(f"{self.library}.devices")
+
+    def option(self) -> str:
+        """The option that names the library."""
+        return f"--nvml-library={self.library}"
