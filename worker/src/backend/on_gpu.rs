@@ -117,8 +117,11 @@ impl Backend for OnGpu {
         }
         let mut used = Vec::new();
         let result = self.run(batch, outputs, (&before, &mut used));
-        // All work is done or given up; buffers that it used can be used again.
-        used.extend(before.into_iter().filter_map(|ahead| ahead.into_buffer()));
+        // All work is done or given up; buffers that it used can be used again. What came ahead for a batch that failed is
+        // waited for and given up.
+        if result.is_ok() {
+            used.extend(before.into_iter().filter_map(Ahead::into_buffer));
+        }
         used.into_iter().for_each(|buffer| self.pool.put(buffer));
         result
     }
