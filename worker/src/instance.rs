@@ -19,7 +19,7 @@ use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::wire::{Done, Execute, Load, Loaded, WireError};
 
-use crate::backend::{Backend, Batch, Context, Readiness, Registry, Requests, load_error, run_error};
+use crate::backend::{Backend, Batch, Context, DeviceInputs, Readiness, Registry, Requests, load_error, run_error};
 use crate::clock;
 use crate::metrics::Series;
 use crate::runtime::{Loan, LoanCell, Received, Runtime};
@@ -43,6 +43,8 @@ pub(crate) struct Instance {
     /// What loading has added to the resident memory, bytes.
     grown: u64,
     readiness: Option<Readiness>,
+    /// Bytes of the arenas that are registered with the driver of a GPU.
+    pinned: u64,
 }
 
 impl Instance {
@@ -72,7 +74,8 @@ impl Instance {
         let grown = resident_memory().saturating_sub(before);
         runtime.metrics().flush();
         let (state_bytes, instance, readiness) = (None, load.instance.clone(), backend.readiness());
-        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown, readiness };
+        let pinned = runtime.0.pin();
+        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown, readiness, pinned };
         this.show_states();
         Ok(this)
     }
@@ -81,7 +84,8 @@ impl Instance {
     #[cfg(test)]
     pub(crate) fn new(backend: Box<dyn Backend>, config: ModelConfig, runtime: Runtime) -> Self {
         let (states, state_bytes, instance, grown, readiness) = (None, None, "m_0".to_owned(), 0, backend.readiness());
-        Self { backend, config, runtime, states, state_bytes, instance, grown, readiness }
+        let pinned = 0;
+        Self { backend, config, runtime, states, state_bytes, instance, grown, readiness, pinned }
     }
 
     /// Looks the metric of the states up, and records what they take now.
@@ -120,7 +124,7 @@ impl Instance {
             memory: self.grown,
             details: self.backend.wants_details(),
             asked: self.readiness.is_some(),
-            pinned: 0,
+            pinned: self.pinned,
         }
     }
 
@@ -164,7 +168,8 @@ impl Instance {
             // What is read again later, or not sent in the end, is not written there at once.
             let at_once = engine.states.is_none() && !config.decoupled && !outputs.iterative;
             let bears_changes = at_once && engine.backend.bears_changes();
-            outputs.lent = Some(Lent::new(regions, execute, bears_changes));
+            let on_device = if at_once { engine.backend.takes_device_memory() } else { DeviceInputs::Never };
+            outputs.lent = Some(Lent::new(regions, execute, (bears_changes, on_device)));
             engine.execute_lent((config, &loan), execute, &mut outputs, unusable)
         } else {
             match batch_of(config, (shared, &loan), execute) {

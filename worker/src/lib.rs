@@ -8,6 +8,7 @@ mod descriptors;
 
 pub mod backend;
 mod clock;
+mod device;
 mod instance;
 #[allow(unsafe_code)]
 mod memory;
@@ -19,13 +20,16 @@ mod watch;
 mod wire;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use pharos::wire::regions::PROBE;
-use pharos::wire::{ToFrontend, ToWorker, VERSION};
+use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
 
 use crate::backend::{Create, Registry, Runtime};
-use crate::descriptors::Inherited;
+use crate::descriptors::{Inherited, SharedDescriptors};
+use crate::device::Cuda;
 use crate::instance::{Executed, Instance};
+use crate::wire::{Reader, Sender};
 
 /// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
 ///
@@ -117,7 +121,16 @@ pub fn run() -> ExitCode {
 /// The life of the process: load, then answer batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
-    let (mut reader, sender) = wire::split(inherited.socket)?;
+    answer(wire::split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
+}
+
+/// As [`serve`], over a driver of CUDA.
+fn answer(
+    (mut reader, sender): (Reader, Sender),
+    memory: SharedDescriptors,
+    backends: &Registry,
+    cuda: impl FnOnce(&Load) -> Arc<Cuda>,
+) -> std::io::Result<()> {
     let Some(ToWorker::Load(load)) = reader.read()? else {
         return Err(std::io::Error::other("the first frame was not Load"));
     };
@@ -126,7 +139,7 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let runtime = Runtime::open(&load, (reader, sender.clone()), inherited.memory);
+    let runtime = Runtime::open(&load, (reader, sender.clone()), memory, cuda(&load));
     let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone(), backends)?, runtime)));
     let (mut instance, runtime) = match loaded {
         Ok(loaded) => loaded,
@@ -160,6 +173,9 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
             | ToWorker::Answer(_)
             | ToWorker::GivenUp(..)
             | ToWorker::AskReady => {}
+        }
+        if let Some(sentence) = shared.cuda.broken() {
+            return Err(std::io::Error::other(sentence));
         }
     }
     Ok(())

@@ -2,21 +2,26 @@
 //!
 //! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that
 //! answers it (or the return of what that says is held), and reads an output block only after the frame that names it;
-//! output blocks come from this process's own [`Arena`] and never overlap while they are out.
+//! output blocks come from this process's own [`Arena`] and never overlap while they are out. What is registered with the
+//! driver of a GPU is unregistered before it is unmapped, and its pages are never handed back to the system, by neither
+//! side: the device would go on with the old ones.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::wire::flags;
 
 use crate::descriptors::SharedDescriptors;
+use crate::device::{Cuda, Fault, OWN};
 
 /// Where inputs are read from.
 pub(crate) struct InputArena {
+    // First, so that it goes before the mapping.
+    pinned: OnceLock<Pinned>,
     memory: SharedMemory,
 }
 
@@ -24,6 +29,11 @@ impl InputArena {
     /// The flags of the batch that has this row.
     pub(crate) fn flags(&self, row: u8) -> Flags<'_> {
         Flags { words: self.memory.words(), row }
+    }
+
+    /// As [`OutputArena::pin`].
+    pub(crate) fn pin(&self, cuda: &Arc<Cuda>, bytes: u64) -> Result<u64, Fault> {
+        pin((&self.pinned, &self.memory), cuda, bytes)
     }
 
     /// The bytes of an input; `None` if they are not within the arena.
@@ -62,6 +72,8 @@ impl Flags<'_> {
 
 /// Where outputs are written to, by any thread.
 pub(crate) struct OutputArena {
+    // First, so that it goes before the mapping.
+    pinned: OnceLock<Pinned>,
     memory: SharedMemory,
     // Held for a few instructions.
     blocks: Mutex<Blocks>,
@@ -109,8 +121,17 @@ impl OutputArena {
         }
     }
 
-    /// Hands memory beyond `keep` bytes back to the system if nobody uses it.
+    /// Registers up to so many bytes at the beginning with the driver, once: how many it has become.
+    ///
+    /// # Errors
+    /// The driver does not want to; the arena can be used all the same.
+    pub(crate) fn pin(&self, cuda: &Arc<Cuda>, bytes: u64) -> Result<u64, Fault> {
+        pin((&self.pinned, &self.memory), cuda, bytes)
+    }
+
+    /// Hands memory beyond `keep` bytes, and beyond what is registered, back to the system if nobody uses it.
     pub(crate) fn trim(&self, keep: u64) {
+        let keep = keep.max(self.pinned.get().map_or(0, |pinned| pinned.len as u64));
         let mut blocks = self.lock();
         if let Some((offset, len)) = blocks.arena.idle_tail(keep)
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
@@ -139,9 +160,99 @@ pub(crate) fn map(descriptors: &SharedDescriptors) -> io::Result<(InputArena, Ou
     let length = length(&descriptors.outputs)?;
     let outputs = SharedMemory::map(&descriptors.outputs, length)?;
     let blocks = Blocks { arena: Arena::new(length as u64), live: HashMap::new() };
-    Ok((InputArena { memory: inputs }, OutputArena { memory: outputs, blocks: Mutex::new(blocks) }))
+    let inputs = InputArena { pinned: OnceLock::new(), memory: inputs };
+    Ok((inputs, OutputArena { pinned: OnceLock::new(), memory: outputs, blocks: Mutex::new(blocks) }))
+}
+
+/// The beginning of a mapping that is registered with the driver.
+struct Pinned {
+    cuda: Arc<Cuda>,
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the address of a mapping that lives longer; nothing is read or written through it.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = self.cuda.ask(|driver| {
+            // SAFETY: registered by `pin`; who copies borrows the arena that this is a part of.
+            unsafe { driver.unregister(OWN, self.start) };
+            Ok(())
+        });
+    }
+}
+
+fn pin((cell, memory): (&OnceLock<Pinned>, &SharedMemory), cuda: &Arc<Cuda>, bytes: u64) -> Result<u64, Fault> {
+    let whole = usize::try_from(bytes).unwrap_or(usize::MAX).min(memory.len());
+    let len = whole / rustix::param::page_size() * rustix::param::page_size();
+    if len == 0 || cell.get().is_some() {
+        return Ok(0);
+    }
+    let start = memory.as_ptr();
+    // SAFETY: within the mapping, which is unmapped after `Pinned` is gone.
+    cuda.ask(|driver| unsafe { driver.register(OWN, start, len) })?;
+    let _ = cell.set(Pinned { cuda: cuda.clone(), start, len });
+    Ok(len as u64)
 }
 
 fn length(descriptor: &std::os::fd::OwnedFd) -> io::Result<usize> {
     usize::try_from(rustix::fs::fstat(descriptor)?.st_size).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::device::fake::Fake;
+
+    const PAGE: u64 = 4096;
+
+    fn outputs() -> OutputArena {
+        let descriptor = pharos::shm::create("outputs", 64 * PAGE).unwrap();
+        let memory = SharedMemory::map(&descriptor, 64 * 4096).unwrap();
+        let blocks = Blocks { arena: Arena::new(64 * PAGE), live: HashMap::new() };
+        OutputArena { pinned: OnceLock::new(), memory, blocks: Mutex::new(blocks) }
+    }
+
+    /// Writes into the whole arena, gives it back, trims to `keep`: how many of its pages are there still.
+    fn left(arena: &OutputArena, keep: u64) -> usize {
+        let (block, memory) = arena.allocate(64 * PAGE).unwrap();
+        memory.fill(1);
+        arena.release(&[block.offset]);
+        arena.trim(keep);
+        let (block, memory) = arena.allocate(64 * PAGE).unwrap();
+        let left = memory.chunks(4096).filter(|page| page[0] == 1).count();
+        arena.release(&[block.offset]);
+        left
+    }
+
+    #[test]
+    fn what_is_registered_is_never_handed_back() {
+        let (fake, arena) = (Fake::new(1), outputs());
+        let cuda = Cuda::with(Box::new(fake.clone()), None);
+        assert_eq!(left(&arena, PAGE), 1);
+        // Whole pages, once.
+        assert_eq!(arena.pin(&cuda, 4 * PAGE + 100), Ok(4 * PAGE));
+        assert_eq!(arena.pin(&cuda, 4 * PAGE), Ok(0));
+        assert_eq!(fake.registered(), [(arena.memory.as_ptr().addr(), 4 * 4096)]);
+        assert_eq!(left(&arena, PAGE), 4);
+        assert_eq!(left(&arena, 9 * PAGE), 9);
+        drop(arena);
+        assert_eq!(fake.registered(), []);
+    }
+
+    #[test]
+    fn no_more_is_registered_than_there_is_and_a_refusal_leaves_the_arena_as_it_was() {
+        let (fake, arena) = (Fake::new(1), outputs());
+        let cuda = Cuda::with(Box::new(fake.clone()), None);
+        fake.fail("register", 0, Fault::Refused("too much".into()));
+        assert_eq!(arena.pin(&cuda, PAGE), Err(Fault::Refused("too much".into())));
+        assert_eq!(left(&arena, PAGE), 1);
+        assert_eq!(arena.pin(&cuda, 100), Ok(0));
+        assert_eq!(arena.pin(&cuda, u64::MAX), Ok(64 * PAGE));
+    }
 }

@@ -18,12 +18,15 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::region::CUDA_HANDLE;
 use pharos::wire::regions::{Announced, Place};
 
-use cuda::{Driver, Failure};
 use mapping::Mapping;
+
+use crate::device::{Cuda, DeviceMemory, Fault};
 
 pub(crate) use cuda::probe;
 
@@ -31,7 +34,7 @@ pub(crate) use cuda::probe;
 pub(crate) struct Regions {
     socket: OwnedFd,
     known: HashMap<u64, Known>,
-    cuda: Box<dyn Driver>,
+    cuda: Arc<Cuda>,
 }
 
 /// A region.
@@ -45,14 +48,14 @@ struct Known {
 /// Where this process reaches a region.
 enum Memory {
     System(Mapping),
-    /// An address of the device.
-    Cuda(u64),
+    /// Of a device, as this process counts them.
+    Cuda(DeviceMemory),
 }
 
 impl Regions {
-    /// None yet; they come over this socket.
-    pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, known: HashMap::new(), cuda: Box::new(cuda::Cudarc::default()) }
+    /// None yet; they come over this socket. The driver is asked when memory on a device is used for the first time.
+    pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
+        Self { socket, known: HashMap::new(), cuda }
     }
 
     /// Makes a region ready for use.
@@ -70,7 +73,7 @@ impl Regions {
             known.memory = None;
         }
         if known.memory.is_none() {
-            known.memory = Some(known.map(&*self.cuda)?);
+            known.memory = Some(known.map(&self.cuda)?);
         }
         Ok(())
     }
@@ -80,10 +83,11 @@ impl Regions {
         // Those that have not been read yet too.
         let _ = self.receive();
         for id in ids {
-            if let Some(Known { region, memory: Some(Memory::Cuda(address)), .. }) = self.known.remove(id)
-                && let Place::Cuda { device, .. } = region.place
-            {
-                self.cuda.close(device, address);
+            if let Some(Known { memory: Some(Memory::Cuda(memory)), .. }) = self.known.remove(id) {
+                let _ = self.cuda.ask(|driver| {
+                    driver.close(memory.device(), memory.address());
+                    Ok(())
+                });
             }
         }
     }
@@ -96,6 +100,15 @@ impl Regions {
     /// As [`Regions::in_place`], to be written. Ranges of one region that are lent out together must be apart.
     pub(crate) fn in_place_mut(&self, id: u64, offset: u64, len: u64) -> Option<&mut [u8]> {
         self.mapping(id)?.bytes_mut(offset, len)
+    }
+
+    /// Bytes on a device where they are; `None` for what is not on one. It is there as long as these regions are borrowed:
+    /// they are forgotten between batches only.
+    pub(crate) fn on_device(&self, id: u64, offset: u64, len: u64) -> Option<DeviceMemory> {
+        let known = self.known.get(&id)?;
+        known.check_range(offset, len).ok()?;
+        let Some(Memory::Cuda(memory)) = &known.memory else { return None };
+        memory.part(usize::try_from(offset).ok()?, usize::try_from(len).ok()?)
     }
 
     fn mapping(&self, id: u64) -> Option<&Mapping> {
@@ -112,10 +125,11 @@ impl Regions {
     pub(crate) fn read(&self, id: u64, offset: u64, into: &mut [u8]) -> Result<(), InferError> {
         let known = self.known.get(&id).ok_or_else(|| outside(id))?;
         known.check_range(offset, into.len() as u64)?;
-        match (&known.memory, &known.region.place) {
-            (Some(Memory::System(mapping)), _) if mapping.copy_out(offset, into) => Ok(()),
-            (Some(Memory::Cuda(address)), Place::Cuda { device, .. }) => {
-                self.cuda.read(*device, address + offset, into).map_err(|why| known.failed(&why))
+        match &known.memory {
+            Some(Memory::System(mapping)) if mapping.copy_out(offset, into) => Ok(()),
+            Some(Memory::Cuda(memory)) => {
+                let read = self.cuda.ask(|driver| driver.read(memory.device(), memory.address() + offset, into));
+                read.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
         }
@@ -128,10 +142,11 @@ impl Regions {
     pub(crate) fn write(&self, id: u64, offset: u64, from: &[u8]) -> Result<(), InferError> {
         let known = self.known.get(&id).ok_or_else(|| outside(id))?;
         known.check_range(offset, from.len() as u64)?;
-        match (&known.memory, &known.region.place) {
-            (Some(Memory::System(mapping)), _) if mapping.copy_in(offset, from) => Ok(()),
-            (Some(Memory::Cuda(address)), Place::Cuda { device, .. }) => {
-                self.cuda.write(*device, address + offset, from).map_err(|why| known.failed(&why))
+        match &known.memory {
+            Some(Memory::System(mapping)) if mapping.copy_in(offset, from) => Ok(()),
+            Some(Memory::Cuda(memory)) => {
+                let written = self.cuda.ask(|driver| driver.write(memory.device(), memory.address() + offset, from));
+                written.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
         }
@@ -174,22 +189,30 @@ impl Known {
         if inside { Ok(()) } else { Err(outside(self.region.id)) }
     }
 
-    fn map(&self, cuda: &dyn Driver) -> Result<Memory, InferError> {
+    fn map(&self, cuda: &Cuda) -> Result<Memory, InferError> {
         match (&self.region.place, &self.file) {
             (Place::System { offset }, Some(file)) => {
                 let mapping = Mapping::new(file, *offset, self.region.byte_size);
                 mapping.map(Memory::System).map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
             }
             (Place::System { .. }, None) => Err(self.failed("the worker has no descriptor for it")),
-            (Place::Cuda { device, handle }, _) => match cuda.open(*device, handle) {
-                Ok((address, size)) if size >= self.region.byte_size => Ok(Memory::Cuda(address)),
-                Ok((address, size)) => {
-                    cuda.close(*device, address);
-                    Err(self.cut_off(&size.to_string()))
-                }
-                Err(Failure::NoGpu(why) | Failure::Refused(why)) => Err(self.failed(&why)),
-            },
+            (Place::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
         }
+    }
+
+    fn open_on_device(&self, cuda: &Cuda, (number, handle): (u32, &[u8; CUDA_HANDLE])) -> Result<Memory, InferError> {
+        let failed = |why: Fault| self.failed(&why.to_string());
+        let device = cuda.ordinal(number).map_err(failed)?;
+        let (address, size) = cuda.ask(|driver| driver.open(device, handle)).map_err(failed)?;
+        let len = usize::try_from(self.region.byte_size).ok().filter(|_| size >= self.region.byte_size);
+        if let Some(len) = len {
+            return Ok(Memory::Cuda(DeviceMemory::new(device, address, len)));
+        }
+        let _ = cuda.ask(|driver| {
+            driver.close(device, address);
+            Ok(())
+        });
+        Err(self.cut_off(&size.to_string()))
     }
 
     fn cut_off(&self, now: &str) -> InferError {

@@ -22,6 +22,7 @@ use pharos::wire::{Load, Placement, ToFrontend};
 
 use crate::backend::{load_error, run_error};
 use crate::descriptors::SharedDescriptors;
+use crate::device::{Cuda, Fault, OWN};
 use crate::instance::lent;
 use crate::memory::{self, InputArena, OutputArena};
 use crate::metrics::Metrics;
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     // Changed by the main thread only, between batches.
     regions: RwLock<Regions>,
+    pub(crate) cuda: Arc<Cuda>,
     loans: Loans,
     next_call: AtomicU64,
 }
@@ -62,15 +64,16 @@ impl Runtime {
         load: &Load,
         (reader, sender): (Reader, Sender),
         descriptors: SharedDescriptors,
+        cuda: Arc<Cuda>,
     ) -> Result<Self, InferError> {
         let unmapped = |error: io::Error| load_error(format!("shared memory cannot be mapped: {error}"));
         let (inputs, outputs) = memory::map(&descriptors).map_err(unmapped)?;
         let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
         let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
         let board = Board::new(reader, sender);
-        let regions = RwLock::new(Regions::new(descriptors.regions));
+        let regions = RwLock::new(Regions::new(descriptors.regions, cuda.clone()));
         let (loans, next_call) = (Loans::default(), AtomicU64::new(1));
-        Ok(Self(Arc::new(Shared { board, inputs, outputs, metrics, regions, loans, next_call })))
+        Ok(Self(Arc::new(Shared { board, inputs, outputs, metrics, regions, cuda, loans, next_call })))
     }
 
     /// A block of the memory in which answers travel; its content is undefined. For [`Content::Memory`].
@@ -110,6 +113,21 @@ impl Shared {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Registers the beginning of both arenas with the driver if the model uses the instance's device from this process:
+    /// how many bytes. What loads nothing on a device has nothing of it, and is not made to have a context there.
+    pub(crate) fn pin(&self) -> u64 {
+        let Some(device) = self.cuda.device().filter(|device| device.pinned > 0) else { return 0 };
+        if !self.cuda.ask(|driver| Ok(driver.is_active(OWN))).unwrap_or(false) {
+            return 0;
+        }
+        let pinned = [self.inputs.pin(&self.cuda, device.pinned), self.outputs.pin(&self.cuda, device.pinned)];
+        let warned = |fault: Fault| {
+            let number = device.number;
+            eprintln!("pharos-worker: memory for copies from and to GPU {number} cannot be pinned: {fault}");
+        };
+        pinned.into_iter().map(|pinned| pinned.map_err(warned).unwrap_or(0)).sum()
     }
 
     /// Memory of clients.

@@ -19,6 +19,8 @@
 
 //!
 //! With the parameter `echo_parameters: true`, responses of `identity` carry the parameters of their requests.
+//!
+//! On a GPU there are `identity` and `add_sub`, the latter for numbers: see `on_gpu.rs`.
 
 use std::io::{self, Write};
 use std::thread;
@@ -31,7 +33,7 @@ use super::elements::{self, Operation};
 use super::emit::Emitter;
 use super::repeat::Repeat;
 use super::stateful::Stateful;
-use super::{Backend, Batch, Context, Input, Outputs, countdown, load_error, run_error, sequence};
+use super::{Backend, Batch, Context, Input, Outputs, countdown, load_error, on_gpu, run_error, sequence};
 use crate::clock;
 
 const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, countdown, accumulate, append, emit";
@@ -64,6 +66,9 @@ struct Builtin {
 /// Makes the function that the configuration asks for.
 pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let parameter = |name: &str| context.config.parameters.get(name).map(String::as_str);
+    if context.is_on_gpu() {
+        return create_on_gpu(context, parameter("function").unwrap_or("(none)"));
+    }
     let function = match parameter("function") {
         Some("identity") => Function::Identity,
         Some("add_sub") => Function::AddSub,
@@ -86,16 +91,32 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
             return Err(load_error(format!("the builtin backend needs the parameter 'function': one of {FUNCTIONS}")));
         }
     };
-    let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
-    let wanted = if matches!(function, Function::AddSub) { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
-    let any = matches!(function, Function::Repeat(_) | Function::Silent | Function::Stateful(_));
-    if (inputs, outputs) != wanted && !any {
-        let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
-        return Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")));
+    if !matches!(function, Function::Repeat(_) | Function::Silent | Function::Stateful(_)) {
+        check_counts(context, matches!(function, Function::AddSub))?;
     }
     let outputs = context.config.outputs.iter().map(|output| output.datatype).collect();
     let echo_parameters = parameter("echo_parameters") == Some("true");
     Ok(Box::new(Builtin { function, outputs, echo_parameters }))
+}
+
+/// Whether there are as many inputs and outputs as the function has.
+fn check_counts(context: &Context<'_>, is_add_sub: bool) -> Result<(), InferError> {
+    let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
+    let wanted = if is_add_sub { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
+    if (inputs, outputs) == wanted {
+        return Ok(());
+    }
+    let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
+    Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")))
+}
+
+/// As [`create`], for an instance on a GPU.
+fn create_on_gpu(context: &Context<'_>, function: &str) -> Result<Box<dyn Backend>, InferError> {
+    on_gpu::check(function)?;
+    check_counts(context, function == "add_sub")?;
+    let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
+    let echo_parameters = context.config.parameters.get("echo_parameters").is_some_and(|value| value == "true");
+    on_gpu::create(context, &cuda, (function, echo_parameters))
 }
 
 /// The parameter `delay_ms`.
@@ -144,7 +165,7 @@ impl Backend for Builtin {
 }
 
 /// Gives each response the parameters of its request.
-fn echo(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
+pub(super) fn echo(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
     for (position, request) in batch.requests.iter().enumerate() {
         for (name, value) in &request.parameters {
             outputs.parameter(position, name, value.clone());

@@ -9,6 +9,7 @@ mod elements;
 mod emit;
 #[allow(unsafe_code)]
 mod native;
+mod on_gpu;
 #[allow(unsafe_code)]
 mod onnxruntime;
 mod registry;
@@ -18,15 +19,18 @@ mod stateful;
 mod tract;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
 
+use crate::device::Cuda;
 use crate::memory::{Flags, OutputArena};
 use crate::runtime::LoanCell;
 
+pub use crate::device::DeviceMemory;
 pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Described, Loose, Metric, MetricError, Metrics, Requests, Series};
 pub use crate::runtime::{
@@ -55,6 +59,13 @@ pub trait Backend {
         false
     }
 
+    /// Whether it can be given inputs that are in a device's memory where they are, in [`Input::pieces`], and asks for
+    /// its outputs with [`Outputs::allocate_anywhere`]. Who can must bear changes there, as for
+    /// [`Backend::bears_changes`]. Others find all inputs in the process's memory.
+    fn takes_device_memory(&self) -> DeviceInputs {
+        DeviceInputs::Never
+    }
+
     /// A sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was silent
     /// for too long, or its client has gone. For backends that keep something of their own for each sequence; states of
     /// the configuration are kept, and dropped, by the runtime.
@@ -81,6 +92,54 @@ pub trait Backend {
 /// Says whether a model is ready; see [`Backend::readiness`].
 pub type Readiness = Box<dyn FnMut() -> bool + Send>;
 
+/// Which inputs a backend can be given in a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceInputs {
+    /// None.
+    #[default]
+    Never,
+    /// Those that are in one piece.
+    Whole,
+    /// Also those whose pieces, one for each request, have yet to be put together.
+    Pieces,
+}
+
+/// A part of an input: one request's.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// In the process's memory.
+    Host(&'a [u8]),
+    /// In a device's.
+    Device(DeviceMemory),
+    /// So many zeros: the request has failed.
+    Zeros(usize),
+}
+
+impl Source<'_> {
+    /// Bytes.
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(memory) => memory.len(),
+            Self::Zeros(len) => *len,
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Where an output goes.
+#[derive(Debug)]
+pub enum Place<'a> {
+    /// Into the process's memory.
+    Host(&'a mut [u8]),
+    /// Straight to a client's memory on a device.
+    Device(DeviceMemory),
+}
+
 /// What a backend is created from.
 pub struct Context<'a> {
     /// The model's configuration.
@@ -99,6 +158,26 @@ pub struct Context<'a> {
     pub version: u64,
 }
 
+impl Context<'_> {
+    /// Whether the instance is to run on a GPU.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.runtime.0.cuda.device().is_some()
+    }
+
+    /// The GPU that the instance is to run on, ready for use; `None` on CPUs.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub(crate) fn gpu(&self) -> Result<Option<Arc<Cuda>>, InferError> {
+        let cuda = &self.runtime.0.cuda;
+        if cuda.device().is_none() {
+            return Ok(None);
+        }
+        cuda.open().map_err(|fault| load_error(fault.to_string()))?;
+        Ok(Some(cuda.clone()))
+    }
+}
+
 /// One input of a batch, over all its requests.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
@@ -113,6 +192,9 @@ pub struct Input<'a> {
     pub shape: &'a [i64],
     /// Little-endian, row-major, aligned to 64 bytes; BYTES elements length-prefixed.
     pub data: &'a [u8],
+    /// Where the data is, if some of it is in a device's memory: then `data` is empty. Empty for all backends that do not
+    /// ask for it; see [`Backend::takes_device_memory`].
+    pub pieces: &'a [Source<'a>],
 }
 
 /// A batch as a backend sees it.
@@ -167,6 +249,9 @@ impl Batch<'_> {
         self.requests.iter().map(|request| u64::from(request.rows)).sum()
     }
 }
+
+#[cfg(test)]
+pub(crate) use on_gpu::tests::kernel as test_kernel;
 
 /// Whether a library of ONNX Runtime is named.
 #[cfg(test)]

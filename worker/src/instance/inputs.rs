@@ -17,7 +17,14 @@ pub(super) fn batch_of<'a>(
     let inputs = execute.inputs.iter().map(|block| {
         let name = name_of(config, block)?;
         let data = bytes_of(&shared.inputs, block, name)?;
-        Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data })
+        Ok(Input {
+            index: usize::from(block.input),
+            name,
+            datatype: block.datatype,
+            shape: &block.shape,
+            data,
+            pieces: &[],
+        })
     });
     Ok(batch_with(config, (shared, loan), execute, inputs.collect::<Result<_, InferError>>()?))
 }

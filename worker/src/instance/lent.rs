@@ -14,7 +14,7 @@ use pharos::tensor::{DataType, check_strings, element_count};
 use pharos::wire::{BatchRequest, Execute, InputBlock, OutputBlock, Piece, Placement};
 
 use super::Outputs;
-use crate::backend::{Batch, Input, run_error};
+use crate::backend::{Batch, DeviceInputs, Input, Place, Source, run_error};
 use crate::memory::InputArena;
 use crate::regions::Regions;
 use crate::state::{Buffer, joined};
@@ -28,6 +28,8 @@ pub(super) struct Lent<'a> {
     execute: &'a Execute,
     /// Whether the backend may have it itself.
     in_place: bool,
+    /// Which of it the backend may have itself that is on a device.
+    on_device: DeviceInputs,
     /// Ranges that it has: region, first byte, end.
     ranges: Vec<(u64, u64, u64)>,
 }
@@ -53,6 +55,8 @@ pub(super) fn open(regions: &mut Regions, execute: &Execute) -> Vec<(u32, InferE
 pub(super) enum Gathered<'a> {
     There(&'a [u8]),
     Copied(Buffer),
+    /// Some of it on a device, where the backend takes it from.
+    Pieces(Vec<Source<'a>>),
 }
 
 impl Gathered<'_> {
@@ -60,18 +64,30 @@ impl Gathered<'_> {
         match self {
             Self::There(bytes) => bytes,
             Self::Copied(buffer) => buffer.as_slice(),
+            Self::Pieces(_) => &[],
+        }
+    }
+
+    fn pieces(&self) -> &[Source<'_>] {
+        match self {
+            Self::Pieces(pieces) => pieces,
+            Self::There(_) | Self::Copied(_) => &[],
         }
     }
 }
 
 impl<'a> Lent<'a> {
-    pub(super) fn new(regions: &'a Regions, execute: &'a Execute, bears_changes: bool) -> Self {
+    pub(super) fn new(
+        regions: &'a Regions,
+        execute: &'a Execute,
+        (bears_changes, on_device): (bool, DeviceInputs),
+    ) -> Self {
         let in_place = bears_changes && execute.requests.len() == 1;
-        Self { regions, execute, in_place, ranges: Vec::new() }
+        Self { regions, execute, in_place, on_device, ranges: Vec::new() }
     }
 
     /// The memory for an output that the backend may write where it is wanted; such a range is its alone.
-    pub(super) fn take(&mut self, output: usize, len: usize) -> Option<&'a mut [u8]> {
+    pub(super) fn take(&mut self, output: usize, len: usize, may_be_on_device: bool) -> Option<Place<'a>> {
         let len = len as u64;
         let wanted = |placement: &&Placement| usize::from(placement.output) == output && len <= placement.len;
         let &Placement { region, offset, .. } =
@@ -81,18 +97,61 @@ impl<'a> Lent<'a> {
         if self.ranges.iter().any(overlaps) {
             return None;
         }
-        let memory = self.regions.in_place_mut(region, offset, len)?;
+        let on_device = || self.regions.on_device(region, offset, len).filter(|_| may_be_on_device);
+        let in_place = self.regions.in_place_mut(region, offset, len).map(Place::Host);
+        let place = in_place.or_else(|| on_device().map(Place::Device))?;
         self.ranges.push((region, offset, end));
-        Some(memory)
+        Some(place)
+    }
+
+    /// Where the parts of an input are, if some are on a device and the backend takes them from there; `None` if not.
+    fn sources(
+        &mut self,
+        (block, name): (&InputBlock, &str),
+        arena: &'a InputArena,
+        unusable: &[u32],
+    ) -> Result<Option<Vec<Source<'a>>>, InferError> {
+        let regions = self.regions;
+        let failed = |piece: &Piece| unusable.contains(&piece.request);
+        let on_device = |piece: &Piece| regions.on_device(piece.region, piece.offset, piece.len);
+        let wanted = match self.on_device {
+            DeviceInputs::Never => false,
+            DeviceInputs::Whole => matches!(block.pieces.as_slice(), [piece] if !failed(piece)),
+            DeviceInputs::Pieces => true,
+        };
+        let is_there = |piece: &Piece| !failed(piece) && on_device(piece).is_some();
+        if !wanted || block.datatype == DataType::Bytes || !block.pieces.iter().any(is_there) {
+            return Ok(None);
+        }
+        let mut sources = Vec::with_capacity(block.pieces.len());
+        for piece in &block.pieces {
+            let in_place = || regions.in_place(piece.region, piece.offset, piece.len).map(Source::Host);
+            let source = match piece.region {
+                0 => Source::Host(in_arena(arena, piece, name)?),
+                _ if failed(piece) => Source::Zeros(usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?),
+                _ => match on_device(piece).map(Source::Device).or_else(in_place) {
+                    Some(source) => source,
+                    // Copying finds out what is wrong with it.
+                    None => return Ok(None),
+                },
+            };
+            sources.push(source);
+        }
+        let used = block.pieces.iter().filter(|piece| piece.region != 0);
+        self.ranges.extend(used.map(|piece| (piece.region, piece.offset, piece.offset.saturating_add(piece.len))));
+        Ok(Some(sources))
     }
 
     /// The bytes of an input, and the requests whose part of it is not what it should be; those are zeros here.
     fn gather(
         &mut self,
         (block, name, model): (&InputBlock, &str, &str),
-        arena: &InputArena,
+        arena: &'a InputArena,
         unusable: &[u32],
     ) -> Result<(Gathered<'a>, Vec<(u32, InferError)>), InferError> {
+        if let Some(sources) = self.sources((block, name), arena, unusable)? {
+            return Ok((Gathered::Pieces(sources), Vec::new()));
+        }
         if let [piece] = block.pieces.as_slice()
             && self.in_place
             && block.datatype != DataType::Bytes
@@ -261,7 +320,8 @@ pub(super) fn inputs<'b>(
 ) -> Result<Vec<Input<'b>>, InferError> {
     let inputs = execute.inputs.iter().zip(gathered).map(|(block, gathered)| {
         let (name, data) = (super::inputs::name_of(config, block)?, gathered.as_slice());
-        Ok(Input { index: usize::from(block.input), name, datatype: block.datatype, shape: &block.shape, data })
+        let (index, pieces) = (usize::from(block.input), gathered.pieces());
+        Ok(Input { index, name, datatype: block.datatype, shape: &block.shape, data, pieces })
     });
     inputs.collect()
 }

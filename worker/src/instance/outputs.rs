@@ -1,6 +1,7 @@
 //! What a backend fills: the outputs of one batch, and what becomes of each of its requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
@@ -11,7 +12,7 @@ use pharos::wire::{Done, Execute, OutputBlock, WireError};
 
 use super::lent::Lent;
 use super::{Executed, wire_error};
-use crate::backend::{Arena, run_error};
+use crate::backend::{Arena, Place, run_error};
 use crate::clock;
 use crate::metrics::Metrics;
 use crate::runtime::{Collected, Loan, Received, Responder, Shared, Stash, full, merge};
@@ -110,11 +111,39 @@ impl<'a> Outputs<'a> {
         shape: &[i64],
         len: usize,
     ) -> Result<&'a mut [u8], InferError> {
+        match self.take_place((output, false), datatype, shape, len)? {
+            Place::Host(memory) => Ok(memory),
+            Place::Device(_) => Err(run_error(format!("output {output} is on a device"))),
+        }
+    }
+
+    /// As [`Outputs::allocate`], but on a device where a client wants the output there: for backends that can write to it
+    /// straight away. What they write there is complete when they return.
+    ///
+    /// # Errors
+    /// As [`Outputs::allocate`].
+    pub fn allocate_anywhere(
+        &mut self,
+        output: usize,
+        datatype: DataType,
+        shape: &[i64],
+        len: usize,
+    ) -> Result<Place<'a>, InferError> {
+        self.take_place((output, true), datatype, shape, len)
+    }
+
+    fn take_place(
+        &mut self,
+        (output, may_be_on_device): (usize, bool),
+        datatype: DataType,
+        shape: &[i64],
+        len: usize,
+    ) -> Result<Place<'a>, InferError> {
         let own = self.blocks.get(self.part_from..).unwrap_or_default();
         if own.iter().any(|block| usize::from(block.output) == output) {
             return Err(run_error(format!("output {output} is allocated already")));
         }
-        if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len)) {
+        if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len, may_be_on_device)) {
             let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
             let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);
             self.blocks.push(OutputBlock {
@@ -132,7 +161,7 @@ impl<'a> Outputs<'a> {
         let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
         block.requests.clone_from(&self.part);
         self.blocks.push(block);
-        Ok(memory)
+        Ok(Place::Host(memory))
     }
 
     /// [`Outputs::allocate`] for a datatype of fixed size: the length follows from the shape.
@@ -213,6 +242,27 @@ impl<'a> Outputs<'a> {
     /// Stamps that the model has computed. Not called: when `execute` returns.
     pub fn computed(&mut self) {
         self.output_start = Some(clock::now());
+    }
+
+    /// Stamps both as they were measured on the device: from `began` on the inputs took so long, and then the model.
+    pub(crate) fn measured(&mut self, began: Instant, (inputs, computing): (Duration, Duration)) {
+        let now = clock::now();
+        let input_end = (began + inputs).min(now);
+        self.input_end = Some(input_end);
+        self.output_start = Some((input_end + computing).min(now));
+        if self.registered {
+            self.shared.inputs_ready(self.execute.batch, input_end);
+        }
+    }
+
+    /// The number of the batch.
+    pub(crate) fn batch(&self) -> u64 {
+        self.execute.batch
+    }
+
+    /// The number of the batch that comes next, if it is here already, and those of its inputs that are in the arena.
+    pub(crate) fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
+        self.shared.next_inputs()
     }
 
     /// What has come of the batch, whose inputs this is the loan of.

@@ -57,6 +57,7 @@ fn in_parts(
                     datatype: *datatype,
                     shape,
                     data: data.as_slice(),
+                    pieces: &[],
                 });
                 let inputs = inputs.collect();
                 part(states, backend, &Batch { requests: &requests, inputs, positions, ..*batch }, outputs)?
@@ -118,7 +119,7 @@ fn part(states: &mut States, backend: &mut dyn Backend, batch: &Batch<'_>, outpu
 
 fn input<'a>(state: &'a Gathered<'_>, config: &'a pharos::model::ModelConfig) -> Input<'a> {
     let name = config.input_name(state.input).unwrap_or_default();
-    Input { index: state.input, name, datatype: state.datatype, shape: &state.shape, data: state.data() }
+    Input { index: state.input, name, datatype: state.datatype, shape: &state.shape, data: state.data(), pieces: &[] }
 }
 
 impl Outputs<'_> {

@@ -20,6 +20,7 @@ use pharos::wire::{
 use super::*;
 use crate::backend::Registry;
 use crate::descriptors::SharedDescriptors;
+use crate::device::Cuda;
 use crate::instance::{Executed, Instance};
 use crate::runtime::Runtime;
 use crate::wire::split;
@@ -89,7 +90,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let worker = thread::spawn(move || {
         let (reader, sender) = split(theirs).unwrap();
-        let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors).unwrap();
+        let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
         let mut instance = Instance::load(&load, runtime.clone(), &Registry::default()).unwrap();
         let Executed { done, panicked, .. } = instance.execute(&execute);
         assert!(!panicked);

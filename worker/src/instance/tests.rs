@@ -1,5 +1,6 @@
 //! Sequences of steps through a loaded instance, in real shared memory, against the same steps computed here.
 
+mod gpu;
 mod lent;
 mod onnx;
 
@@ -16,6 +17,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::*;
 use crate::descriptors::SharedDescriptors;
+use crate::device::Cuda;
 use crate::wire::split;
 
 const ARENA: u64 = 1 << 20;
@@ -33,7 +35,7 @@ struct World {
     /// The frontend's end of the socket of regions.
     regions: std::os::fd::OwnedFd,
     /// The frontend's end of the connection.
-    _frontend: UnixStream,
+    frontend: UnixStream,
     _folder: Folder,
 }
 
@@ -61,6 +63,30 @@ fn folder(files: &[(&str, &[u8])]) -> Folder {
 }
 
 fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
+    load_on(config, files, Cuda::new(None))
+}
+
+/// What a worker is told and inherits, and the frontend's side of that.
+struct Parts {
+    load: Load,
+    descriptors: SharedDescriptors,
+    inputs: SharedMemory,
+    outputs: SharedMemory,
+    reader: Reader,
+    regions: std::os::fd::OwnedFd,
+    folder: Folder,
+}
+
+fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
+    let Parts { load, descriptors, inputs, outputs, reader, regions, folder } = parts(config, files, &cuda);
+    let (worker, frontend) = UnixStream::pair().unwrap();
+    let runtime = Runtime::open(&load, split(worker).unwrap(), descriptors, cuda)?;
+    let instance = Instance::load(&load, runtime, &Registry::default())?;
+    let (unread, _folder) = (Vec::new(), folder);
+    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, frontend, _folder })
+}
+
+fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
     let folder = folder(files);
     let completion = Completion { directory: "m", ..Completion::default() };
     let config = Draft::from_text(config, "config.pbtxt").unwrap().complete(&completion).unwrap();
@@ -80,16 +106,11 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
         threads: 1,
         metrics: pharos::metrics::catalog::SHIPPED.into(),
         auto_detect: false,
-        device: None,
+        device: cuda.device().cloned(),
     };
     let (told, regions) = lent::socket();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
-    let (worker, frontend) = UnixStream::pair().unwrap();
-    let runtime = Runtime::open(&load, split(worker).unwrap(), descriptors)?;
-    let instance = Instance::load(&load, runtime, &Registry::default())?;
-    let (inputs, outputs, regions) = (our_inputs, our_outputs, told);
-    let (unread, _folder, _frontend) = (Vec::new(), folder, frontend);
-    Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, _frontend, _folder })
+    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: told, folder }
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {

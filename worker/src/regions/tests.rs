@@ -5,14 +5,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use pharos::region::CUDA_HANDLE;
+use pharos::wire::Device;
 use pharos::wire::regions::encode;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
 
-use super::cuda::fake::Fake;
 use super::*;
+use crate::device::fake::Fake;
 
 const PAGE: u64 = 4096;
 
@@ -23,9 +24,13 @@ struct World {
 }
 
 fn world() -> World {
+    world_on(&Fake::absent(), None)
+}
+
+fn world_on(fake: &Fake, device: Option<Device>) -> World {
     let (frontend, worker) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
-    World { regions: Regions::new(worker), frontend }
+    World { regions: Regions::new(worker, Cuda::with(Box::new(fake.clone()), device)), frontend }
 }
 
 impl World {
@@ -203,32 +208,70 @@ fn packets_that_are_none_are_refused() {
     assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
 }
 
+fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> Announced {
+    Announced { id, name: format!("c{id}"), byte_size, place: Place::Cuda { device, handle: Box::new(handle) } }
+}
+
 #[test]
 fn cuda_memory_is_opened_copied_and_closed() {
-    let mut world = world();
-    let fake = Fake::default();
-    world.regions.cuda = Box::new(fake.clone());
-    let region = |id, byte_size, handle: u8, device| {
-        let place = Place::Cuda { device, handle: Box::new([handle; CUDA_HANDLE]) };
-        Announced { id, name: format!("c{id}"), byte_size, place }
-    };
-    world.send(&[region(1, 8, 1, 0), region(2, 9, 1, 0), region(3, 8, 0, 0), region(4, 8, 1, 7)], &[]);
-    assert_eq!(text(world.regions.open(1)), "shared memory region 'c1' cannot be used: no device");
-    fake.memory.lock().unwrap().push(vec![5; 8]);
+    let mut without = world();
+    without.send(&[on_device(1, 8, (0, [1; CUDA_HANDLE]))], &[]);
+    assert_eq!(text(without.regions.open(1)), "shared memory region 'c1' cannot be used: no driver");
+    let fake = Fake::new(1);
+    let mut world = world_on(&fake, None);
+    let (address, handle) = fake.share(0, &[5; 8]);
+    let region = |id, byte_size, device, handle| on_device(id, byte_size, (device, handle));
+    let none = [0; CUDA_HANDLE];
+    world
+        .send(&[region(1, 8, 0, handle), region(2, 9, 0, handle), region(3, 8, 0, none), region(4, 8, 7, handle)], &[]);
     world.regions.open(1).unwrap();
     world.regions.open(1).unwrap();
-    assert_eq!(*fake.open.lock().unwrap(), 1);
+    assert_eq!(fake.open_count(), 1);
     let mut two = [0; 2];
     world.regions.read(1, 6, &mut two).unwrap();
     assert_eq!(two, [5; 2]);
     world.regions.write(1, 1, &[1, 2]).unwrap();
-    assert_eq!(fake.memory.lock().unwrap()[0], [5, 1, 2, 5, 5, 5, 5, 5]);
+    assert_eq!(fake.content(address), [5, 1, 2, 5, 5, 5, 5, 5]);
     world.regions.check(1).unwrap();
     assert!(world.regions.in_place(1, 0, 1).is_none());
+    assert_eq!(world.regions.on_device(1, 2, 6), Some(DeviceMemory::new(0, address + 2, 6)));
+    assert!(world.regions.on_device(1, 2, 7).is_none() && world.regions.on_device(1, u64::MAX, 2).is_none());
     assert!(text(world.regions.read(1, 7, &mut two)).contains("not in shared memory region 1"));
     assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
     assert!(text(world.regions.open(4)).ends_with("invalid handle"));
     world.regions.forget(&[1, 2, 3, 4]);
-    assert_eq!(*fake.open.lock().unwrap(), 0);
+    assert_eq!(fake.open_count(), 0);
+}
+
+#[test]
+fn the_number_of_the_machine_becomes_that_of_the_process() {
+    let fake = Fake::new(2);
+    let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
+    let mut world = world_on(&fake, Some(device));
+    let (own, other) = (fake.share(0, &[3; 4]), fake.share(1, &[7; 4]));
+    world.send(&[on_device(1, 4, (3, own.1)), on_device(2, 4, (0, other.1)), on_device(3, 4, (1, own.1))], &[]);
+    world.regions.open(1).unwrap();
+    world.regions.open(2).unwrap();
+    assert_eq!(world.regions.on_device(1, 0, 4), Some(DeviceMemory::new(0, own.0, 4)));
+    assert_eq!(world.regions.on_device(2, 0, 4), Some(DeviceMemory::new(1, other.0, 4)));
+    let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which an instance on GPU 3 does not see: it \
+                  sees [3, 0]";
+    assert_eq!(text(world.regions.open(3)), unseen);
+}
+
+#[test]
+fn a_device_that_is_lost_is_asked_nothing_more() {
+    let fake = Fake::new(1);
+    let mut world = world_on(&fake, None);
+    let (_, handle) = fake.share(0, &[5; 8]);
+    world.send(&[on_device(1, 8, (0, handle))], &[]);
+    world.regions.open(1).unwrap();
+    assert_eq!(world.regions.cuda.broken(), None);
+    fake.fail("read", 0, Fault::Lasting("ECC".into()));
+    assert!(text(world.regions.read(1, 0, &mut [0])).ends_with("cannot be used: ECC"));
+    assert!(text(world.regions.write(1, 0, &[0])).ends_with("cannot be used: ECC"));
+    assert_eq!(fake.count("write"), 0);
+    let sentence = "a GPU cannot be used any more: ECC; a new process has to take over";
+    assert_eq!(world.regions.cuda.broken().as_deref(), Some(sentence));
 }

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pharos::wire::{Answer, Credits, ToFrontend, ToWorker};
 
-use super::Shared;
 use super::responder::Streams;
+use super::{Received, Shared};
 use crate::wire::{Reader, Sender};
 
 /// Output memory that stays with the process when nobody uses it; more is handed back to the system.
@@ -126,6 +126,20 @@ impl Shared {
         while !state.reading && state.closed.is_none() && self.has_some() {
             state = self.read_one(state);
         }
+    }
+
+    /// The number of the batch that is executed next, if its frame has come (the frontend sends it while this one is
+    /// executed), and its inputs as far as they are in the arena.
+    pub(crate) fn next_inputs(self: &Arc<Self>) -> Option<(u64, Vec<Received>)> {
+        self.poll();
+        let state = self.board.lock();
+        let execute = state.frames.iter().find_map(|frame| match frame {
+            ToWorker::Execute(execute) => Some(execute),
+            _ => None,
+        })?;
+        let in_arena = execute.inputs.iter().filter(|input| input.pieces.is_empty() && input.len > 0);
+        let inputs = in_arena.filter_map(|input| Received::of_sent(self, input.offset, input.len));
+        Some((execute.batch, inputs.collect()))
     }
 
     fn has_some(&self) -> bool {

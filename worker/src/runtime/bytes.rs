@@ -15,6 +15,7 @@ use pharos::arena::Block;
 use pharos::wire::{Execute, ToFrontend};
 
 use super::Shared;
+use crate::device::Kept;
 use crate::state::Buffer;
 
 /// The inputs of a batch, or the outputs of an answer, in the arena of the inputs.
@@ -133,6 +134,8 @@ pub struct Received {
 #[derive(Clone)]
 enum Owner {
     Loan(Arc<Loan>),
+    /// Of a batch that has been sent and is not executed yet.
+    Sent(#[allow(dead_code)] Arc<Shared>),
     /// Only held.
     Copy(#[allow(dead_code)] Arc<Buffer>),
 }
@@ -147,6 +150,13 @@ impl Received {
     pub(super) fn of_loan(loan: &Arc<Loan>, offset: u64, len: u64) -> Option<Self> {
         let bytes = loan.shared.inputs.bytes(offset, len)?;
         Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Loan(loan.clone()) })
+    }
+
+    /// Those of an input of the next batch, which the frontend leaves alone until that batch is done; afterwards they are
+    /// still there, but others. `None` if they are not within the arena.
+    pub(super) fn of_sent(shared: &Arc<Shared>, offset: u64, len: u64) -> Option<Self> {
+        let bytes = shared.inputs.bytes(offset, len)?;
+        Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Sent(shared.clone()) })
     }
 
     /// No bytes.
@@ -175,8 +185,14 @@ impl Received {
     pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
         match &self.owner {
             Owner::Loan(loan) => Some(loan),
-            Owner::Copy(_) => None,
+            Owner::Sent(_) | Owner::Copy(_) => None,
         }
+    }
+}
+
+impl Kept for Received {
+    fn bytes(&self) -> &[u8] {
+        self
     }
 }
 

@@ -112,7 +112,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     let (reader, sender) = split(theirs).unwrap();
-    let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors).unwrap();
+    let runtime = Runtime::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();
     let main = runtime.clone();

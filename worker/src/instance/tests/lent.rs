@@ -23,7 +23,7 @@ pub(super) fn socket() -> (OwnedFd, OwnedFd) {
 
 impl World {
     /// A region with this content, under a number.
-    fn region(&self, id: u64, content: &[u8]) -> OwnedFd {
+    pub(super) fn region(&self, id: u64, content: &[u8]) -> OwnedFd {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, SIZE).unwrap();
         assert_eq!(rustix::io::pwrite(&file, content, 0).unwrap(), content.len());

@@ -1,0 +1,265 @@
+//! `builtin` on a GPU: identity and add_sub, through the driver alone, so that the way to a device and back has a test that
+//! needs no framework.
+//!
+//! Inputs are copied to the device in one stream, computed in a second, outputs copied back in a third; the first output is
+//! under way while the second is computed. Before it waits for all that, the backend begins to copy the inputs of the next
+//! batch if its frame has come. Memory of clients on the device is used where it is, if it is aligned.
+
+mod kernels;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(super) mod tests;
+
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::tensor::DataType;
+
+use super::{Backend, Batch, Context, DeviceInputs, Input, Outputs, Place, Source, builtin, load_error, run_error};
+use crate::device::{Ahead, Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Queues, Work};
+
+/// What it does with a batch.
+enum Operation {
+    Identity,
+    AddSub {
+        /// Sum and difference.
+        kernels: [Function; 2],
+        datatype: DataType,
+        /// Of an element.
+        size: usize,
+    },
+}
+
+struct OnGpu {
+    engine: String,
+    operation: Operation,
+    echo_parameters: bool,
+    /// Inputs that are under way, of the batch that has this number. It may never come here: nobody may wait for it any
+    /// more when it is its turn, and then other bytes are in the same place.
+    ahead: (u64, Vec<Ahead>),
+    pool: Pool,
+    queues: Queues,
+}
+
+/// Makes the function that the configuration asks for, on the instance's device.
+///
+/// # Errors
+/// There is no such function on a GPU, or the device cannot be used.
+pub(super) fn create(
+    context: &Context<'_>,
+    cuda: &Arc<Cuda>,
+    (function, echo_parameters): (&str, bool),
+) -> Result<Box<dyn Backend>, InferError> {
+    let failed = |fault: Fault| load_error(format!("the GPU cannot be used: {fault}"));
+    let operation = match function {
+        "add_sub" => add_sub(context, cuda)?,
+        _ => Operation::Identity,
+    };
+    let name = cuda.ask(|driver| driver.name(OWN)).map_err(failed)?;
+    let engine = format!("builtin {} on {name}", env!("CARGO_PKG_VERSION"));
+    let queues = Queues::new(cuda).map_err(failed)?;
+    let pool = Pool::new(cuda.clone());
+    Ok(Box::new(OnGpu { engine, operation, echo_parameters, ahead: (0, Vec::new()), pool, queues }))
+}
+
+/// Refuses what is not there on a GPU.
+///
+/// # Errors
+/// The function is not there.
+pub(super) fn check(function: &str) -> Result<(), InferError> {
+    if matches!(function, "identity" | "add_sub") {
+        return Ok(());
+    }
+    let text = "on a GPU the builtin backend has identity and add_sub; others need an instance_group of KIND_CPU";
+    Err(load_error(format!("the function '{function}' computes on CPUs only: {text}")))
+}
+
+fn add_sub(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferError> {
+    let (inputs, outputs) = (&context.config.inputs, &context.config.outputs);
+    let mut datatypes = inputs.iter().chain(outputs).map(|tensor| tensor.datatype);
+    let datatype = datatypes.next().unwrap_or(DataType::Bytes);
+    if datatypes.any(|other| other != datatype) {
+        return Err(load_error("add_sub needs one datatype for its inputs and outputs"));
+    }
+    let (Some((source, names)), Some(size)) = (kernels::add_sub(datatype), datatype.size()) else {
+        return Err(load_error(format!("add_sub on a GPU has no arithmetic for {datatype}: it takes numbers only")));
+    };
+    let kernels = cuda.ask(|driver| {
+        let module = driver.module(OWN, &source)?;
+        let [add, sub] = names.each_ref().map(|name| driver.function(OWN, module, name));
+        Ok([add?, sub?])
+    });
+    let kernels = kernels.map_err(|fault| load_error(format!("the GPU does not take the kernels: {fault}")))?;
+    Ok(Operation::AddSub { kernels, datatype, size })
+}
+
+impl Backend for OnGpu {
+    fn engine(&self) -> String {
+        self.engine.clone()
+    }
+
+    /// Each is copied once, and texts are not looked at.
+    fn bears_changes(&self) -> bool {
+        true
+    }
+
+    fn takes_device_memory(&self) -> DeviceInputs {
+        DeviceInputs::Pieces
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        if self.echo_parameters {
+            builtin::echo(batch, outputs);
+        }
+        let (batch_ahead, mut before) = std::mem::take(&mut self.ahead);
+        if batch_ahead != outputs.batch() {
+            before.clear();
+        }
+        let mut used = Vec::new();
+        let result = self.run(batch, outputs, (&before, &mut used));
+        // All work is done or given up; buffers that it used can be used again. What came ahead for a batch that failed is
+        // waited for and given up.
+        if result.is_ok() {
+            used.extend(before.into_iter().filter_map(Ahead::into_buffer));
+        }
+        used.into_iter().for_each(|buffer| self.pool.put(buffer));
+        result
+    }
+}
+
+/// A batch that is being prepared: its work, and where its buffers come from and go.
+struct Run<'r, 'm> {
+    work: Work<'m>,
+    pool: &'r mut Pool,
+    ahead: &'r [Ahead],
+    used: &'r mut Vec<Buffer>,
+}
+
+impl OnGpu {
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'_>,
+        (ahead, used): (&[Ahead], &mut Vec<Buffer>),
+    ) -> Result<(), InferError> {
+        let Self { operation, queues, pool, .. } = self;
+        let mut run = Run { work: queues.begin().map_err(failed)?, pool, ahead, used };
+        match operation {
+            Operation::Identity => run.identity(batch, outputs)?,
+            Operation::AddSub { kernels, datatype, size } => {
+                run.add_sub(batch, outputs, (kernels, *datatype, *size))?;
+            }
+        }
+        let Run { work, pool, .. } = run;
+        if let Some((batch, inputs)) = outputs.next_inputs() {
+            self.ahead.0 = batch;
+            for bytes in inputs {
+                // A device that has no room for them computes this batch all the same.
+                let Ok(buffer) = pool.take(bytes.len()) else { break };
+                self.ahead.1.extend(queues.ahead(Box::new(bytes), buffer).ok());
+            }
+        }
+        let began = work.began();
+        let spans = work.finish().map_err(failed)?;
+        outputs.measured(began, (spans.inputs, spans.computing));
+        Ok(())
+    }
+}
+
+impl<'m> Run<'_, 'm> {
+    fn identity<'o: 'm>(&mut self, batch: &'m Batch<'_>, outputs: &mut Outputs<'o>) -> Result<(), InferError> {
+        let wanted = batch.inputs.iter().filter(|input| batch.wants(input.index));
+        let inputs: Vec<_> =
+            wanted.map(|input| Ok((input, self.place(input, 1)?))).collect::<Result<_, InferError>>()?;
+        self.work.inputs_follow_no_more().map_err(failed)?;
+        self.work.computed().map_err(failed)?;
+        for (input, memory) in inputs {
+            match outputs.allocate_anywhere(input.index, input.datatype, input.shape, memory.len())? {
+                Place::Host(into) => self.work.download(memory, into),
+                Place::Device(to) => self.work.send(memory, to),
+            }
+            .map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn add_sub<'o: 'm>(
+        &mut self,
+        batch: &'m Batch<'_>,
+        outputs: &mut Outputs<'o>,
+        (kernels, datatype, size): (&[Function; 2], DataType, usize),
+    ) -> Result<(), InferError> {
+        let [left, right] = batch.inputs.as_slice() else {
+            return Err(run_error(format!("add_sub needs 2 inputs, got {}", batch.inputs.len())));
+        };
+        if left.shape != right.shape {
+            let text = format!("add_sub needs inputs of one shape, got {:?} and {:?}", left.shape, right.shape);
+            return Err(InferError::invalid(text));
+        }
+        let inputs = (self.place(left, size)?, self.place(right, size)?);
+        if inputs.0.len() != inputs.1.len() || [left, right].iter().any(|input| input.datatype != datatype) {
+            return Err(run_error("add_sub needs one datatype for its inputs and outputs"));
+        }
+        self.work.inputs_follow_no_more().map_err(failed)?;
+        let len = inputs.0.len();
+        for (output, kernel) in kernels.iter().enumerate().filter(|(output, _)| batch.wants(*output)) {
+            let place = outputs.allocate_anywhere(output, datatype, left.shape, len)?;
+            let target = match &place {
+                Place::Device(memory) if memory.is_usable(size) => *memory,
+                _ => self.buffer(len)?,
+            };
+            let count = (len / size) as u64;
+            let arguments = [inputs.0.address(), inputs.1.address(), target.address(), count];
+            self.work.launch((*kernel, &arguments), count).map_err(failed)?;
+            self.work.computed().map_err(failed)?;
+            match place {
+                Place::Host(into) => self.work.download(target, into),
+                Place::Device(memory) if memory == target => Ok(()),
+                Place::Device(memory) => self.work.send(target, memory),
+            }
+            .map_err(failed)?;
+        }
+        // Also if nothing was wanted.
+        self.work.computed().map_err(failed)
+    }
+
+    /// Where an input is on the device, with elements of so many bytes: where it came ahead, where its client has it, or
+    /// in a buffer to which it is copied.
+    fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
+        if let [Source::Device(memory)] = input.pieces
+            && memory.is_usable(size)
+        {
+            return Ok(*memory);
+        }
+        if let Some(ahead) = self.ahead.iter().find(|ahead| input.pieces.is_empty() && ahead.is_of(input.data)) {
+            return Ok(ahead.memory());
+        }
+        let whole = [Source::Host(input.data)];
+        let pieces = if input.pieces.is_empty() { whole.as_slice() } else { input.pieces };
+        let memory = self.buffer(pieces.iter().map(Source::len).sum())?;
+        let mut offset = 0;
+        for piece in pieces {
+            let to = memory.part(offset, piece.len()).ok_or_else(|| run_error("a buffer is too small"))?;
+            offset += piece.len();
+            match *piece {
+                Source::Host(bytes) => self.work.upload(bytes, to),
+                Source::Device(from) => self.work.bring(from, to),
+                Source::Zeros(_) => self.work.zero(to),
+            }
+            .map_err(failed)?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory of the device for this batch.
+    fn buffer(&mut self, len: usize) -> Result<DeviceMemory, InferError> {
+        let buffer = self.pool.take(len).map_err(failed)?;
+        let memory = buffer.first(len);
+        self.used.push(buffer);
+        Ok(memory)
+    }
+}
+
+fn failed(fault: Fault) -> InferError {
+    run_error(format!("the GPU has failed: {fault}"))
+}

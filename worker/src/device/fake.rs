@@ -1,0 +1,449 @@
+//! A driver for tests: its devices are vectors, its kernels are functions in Rust that a test gives by name.
+//!
+//! It is as late as a real one may be: what is downloaded is rubbish until the copy has been waited for. It has a clock of
+//! its own, on which streams run side by side and copies take time, and panics when two streams use the same memory
+//! without one waiting for the other. It can be told to fail at a given call; a fault that lasts then lasts.
+//!
+//! Contract: the memory of a download is written when the copy is waited for, as a real device may; who asked for it
+//! keeps it until then.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CStr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pharos::region::CUDA_HANDLE;
+
+use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
+
+/// What is in memory that nobody has written yet, or whose copy nobody has waited for.
+pub(crate) const RUBBISH: u8 = 0xdd;
+
+/// Runs the kernel of this name with these parameters.
+pub(crate) type Kernel = fn(&str, &[u64], &mut Touch<'_>) -> Result<(), Fault>;
+
+/// The driver; clones are the same one.
+#[derive(Clone, Default)]
+pub(crate) struct Fake(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    devices: u32,
+    absent: bool,
+    active: bool,
+    kernel: Option<Kernel>,
+    memory: BTreeMap<u64, Allocation>,
+    /// Memory that is open from another process, with how often.
+    opened: HashMap<u64, i32>,
+    registered: Vec<(usize, usize)>,
+    streams: HashMap<Stream, Queue>,
+    /// When they are reached.
+    events: HashMap<Event, u64>,
+    functions: HashMap<Function, String>,
+    next: usize,
+    /// What was called, in order.
+    calls: Vec<&'static str>,
+    failures: Vec<(&'static str, usize, Fault)>,
+    lost: Option<Fault>,
+    /// What the process's clock shows.
+    now: u64,
+}
+
+struct Allocation {
+    bytes: Vec<u8>,
+    of_client: bool,
+    /// Who wrote to it and read from it last, and until when.
+    written: Option<(Stream, u64)>,
+    read: Option<(Stream, u64)>,
+}
+
+#[derive(Default)]
+struct Queue {
+    busy_until: u64,
+    /// Downloads that nobody has waited for: when they end, where to, and what.
+    late: Vec<(u64, usize, Vec<u8>)>,
+}
+
+/// What a kernel may touch.
+pub(crate) struct Touch<'s> {
+    state: &'s mut State,
+    turn: Turn,
+}
+
+/// Who uses memory, from when, until when.
+type Turn = (Stream, u64, u64);
+
+impl Touch<'_> {
+    /// Copies from the device.
+    pub(crate) fn read(&mut self, address: u64, len: usize) -> Result<Vec<u8>, Fault> {
+        self.state.read(address, len, self.turn)
+    }
+
+    /// Copies to the device.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.state.write(address, bytes, self.turn)
+    }
+}
+
+impl Fake {
+    /// With so many devices.
+    pub(crate) fn new(devices: u32) -> Self {
+        let fake = Self::default();
+        fake.state().devices = devices;
+        fake
+    }
+
+    /// A machine without the driver's library.
+    pub(crate) fn absent() -> Self {
+        let fake = Self::default();
+        fake.state().absent = true;
+        fake
+    }
+
+    /// With these kernels.
+    pub(crate) fn with_kernels(self, kernel: Kernel) -> Self {
+        self.state().kernel = Some(kernel);
+        self
+    }
+
+    /// Has somebody else in the process use the device.
+    pub(crate) fn activate(&self) {
+        self.state().active = true;
+    }
+
+    /// Has the `nth` call of this name from now on fail, counting from 0.
+    pub(crate) fn fail(&self, call: &'static str, nth: usize, fault: Fault) {
+        let mut state = self.state();
+        let at = state.count(call) + nth;
+        state.failures.push((call, at, fault));
+    }
+
+    /// Memory of a client on a device, and its handle.
+    pub(crate) fn share(&self, device: u32, bytes: &[u8]) -> (u64, [u8; CUDA_HANDLE]) {
+        let mut state = self.state();
+        let address = state.allocate(device, bytes.len(), true);
+        state.memory.get_mut(&address).unwrap().bytes.copy_from_slice(bytes);
+        let mut handle = [0; CUDA_HANDLE];
+        handle[..8].copy_from_slice(&address.to_le_bytes());
+        (address, handle)
+    }
+
+    /// What is in memory now.
+    pub(crate) fn content(&self, address: u64) -> Vec<u8> {
+        self.state().memory.get(&address).unwrap().bytes.clone()
+    }
+
+    /// How often memory of clients is open.
+    pub(crate) fn open_count(&self) -> i32 {
+        self.state().opened.values().sum()
+    }
+
+    /// How often a call was made.
+    pub(crate) fn count(&self, call: &str) -> usize {
+        self.state().count(call)
+    }
+
+    /// Buffers that are allocated now.
+    pub(crate) fn buffers(&self) -> usize {
+        self.state().memory.values().filter(|allocation| !allocation.of_client).count()
+    }
+
+    /// Streams and events that are open now.
+    pub(crate) fn handles(&self) -> usize {
+        let state = self.state();
+        state.streams.len() + state.events.len()
+    }
+
+    /// Registered ranges: address and length.
+    pub(crate) fn registered(&self) -> Vec<(usize, usize)> {
+        self.state().registered.clone()
+    }
+
+    /// Whether no download is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state().streams.values().all(|queue| queue.late.is_empty())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The state, if this call may go on.
+    fn call(&self, name: &'static str) -> Result<MutexGuard<'_, State>, Fault> {
+        let mut state = self.state();
+        if state.absent {
+            return Err(Fault::Absent("no driver".to_owned()));
+        }
+        if let Some(fault) = &state.lost {
+            return Err(fault.clone());
+        }
+        let nth = state.count(name);
+        state.calls.push(name);
+        let failure = state.failures.iter().find(|(call, at, _)| *call == name && *at == nth);
+        if let Some(fault) = failure.map(|(_, _, fault)| fault.clone()) {
+            if matches!(fault, Fault::Lasting(_)) {
+                state.lost = Some(fault.clone());
+            }
+            return Err(fault);
+        }
+        Ok(state)
+    }
+}
+
+impl State {
+    fn count(&self, call: &str) -> usize {
+        self.calls.iter().filter(|name| **name == call).count()
+    }
+
+    fn handle(&mut self) -> usize {
+        self.next += 1;
+        self.next
+    }
+
+    fn allocate(&mut self, device: u32, len: usize, of_client: bool) -> u64 {
+        let address = ((u64::from(device) + 1) << 40) + (self.handle() as u64) * (1 << 30);
+        let allocation = Allocation { bytes: vec![RUBBISH; len], of_client, written: None, read: None };
+        self.memory.insert(address, allocation);
+        address
+    }
+
+    /// Takes so long of a stream.
+    fn spend(&mut self, stream: Stream, len: usize) -> Turn {
+        let now = self.now;
+        let queue = self.streams.get_mut(&stream).unwrap();
+        let begin = queue.busy_until.max(now);
+        queue.busy_until = begin + 100 + len as u64;
+        (stream, begin, queue.busy_until)
+    }
+
+    fn find(&mut self, address: u64, len: usize) -> Result<(&mut Allocation, usize), Fault> {
+        let illegal = || Fault::Lasting("the CUDA driver says: an illegal memory access was encountered".to_owned());
+        let (start, allocation) = self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
+        let at = usize::try_from(address - start).unwrap();
+        if at + len > allocation.bytes.len() { Err(illegal()) } else { Ok((allocation, at)) }
+    }
+
+    fn read(&mut self, address: u64, len: usize, (stream, begin, end): Turn) -> Result<Vec<u8>, Fault> {
+        let (allocation, at) = self.find(address, len)?;
+        check((allocation.written, "written"), (stream, begin));
+        allocation.read = Some((stream, end));
+        Ok(allocation.bytes[at..at + len].to_vec())
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8], (stream, begin, end): Turn) -> Result<(), Fault> {
+        let (allocation, at) = self.find(address, bytes.len())?;
+        check((allocation.written, "written"), (stream, begin));
+        check((allocation.read, "read"), (stream, begin));
+        allocation.written = Some((stream, end));
+        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Ends the downloads that are over by then.
+    fn settle(&mut self, stream: Option<Stream>, until: u64) {
+        self.now = self.now.max(until);
+        for (_, queue) in self.streams.iter_mut().filter(|(one, _)| stream.is_none_or(|stream| stream == **one)) {
+            for (_, into, bytes) in queue.late.extract_if(.., |(end, _, _)| *end <= until) {
+                let into = std::ptr::with_exposed_provenance_mut::<u8>(into);
+                // SAFETY: as many bytes as were given, which are there until this is waited for, says who gave them.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
+            }
+        }
+    }
+}
+
+/// Panics if another stream is at the memory still.
+fn check((last, what): (Option<(Stream, u64)>, &str), (stream, begin): (Stream, u64)) {
+    if let Some((other, until)) = last {
+        assert!(other == stream || until <= begin, "memory is used while another stream has not {what} it yet");
+    }
+}
+
+impl Driver for Fake {
+    fn count(&self) -> Result<u32, Fault> {
+        Ok(self.call("count")?.devices)
+    }
+
+    fn enter(&self, device: u32) -> Result<(), Fault> {
+        let mut state = self.call("enter")?;
+        match device < state.devices {
+            true => {
+                state.active = true;
+                Ok(())
+            }
+            false => Err(Fault::Refused(format!("there is no device {device}: there are {}", state.devices))),
+        }
+    }
+
+    fn is_active(&self, _: u32) -> bool {
+        let state = self.state();
+        state.active && !state.absent
+    }
+
+    fn name(&self, device: u32) -> Result<String, Fault> {
+        let _state = self.call("name")?;
+        Ok(format!("Fake {device}"))
+    }
+
+    fn allocate(&self, device: u32, len: usize) -> Result<u64, Fault> {
+        Ok(self.call("allocate")?.allocate(device, len, false))
+    }
+
+    fn free(&self, _: u32, address: u64) {
+        assert!(self.state().memory.remove(&address).is_some(), "freed twice");
+    }
+
+    unsafe fn register(&self, _: u32, start: *mut u8, len: usize) -> Result<(), Fault> {
+        self.call("register")?.registered.push((start.addr(), len));
+        Ok(())
+    }
+
+    unsafe fn unregister(&self, _: u32, start: *mut u8) {
+        self.state().registered.retain(|(address, _)| *address != start.addr());
+    }
+
+    fn stream(&self, _: u32) -> Result<Stream, Fault> {
+        let mut state = self.call("stream")?;
+        let stream = Stream(state.handle());
+        state.streams.insert(stream, Queue::default());
+        Ok(stream)
+    }
+
+    fn close_stream(&self, _: u32, stream: Stream) {
+        assert!(self.state().streams.remove(&stream).is_some());
+    }
+
+    fn synchronize(&self, _: u32, stream: Stream) -> Result<(), Fault> {
+        let mut state = self.call("synchronize")?;
+        let until = state.streams.get(&stream).unwrap().busy_until;
+        state.settle(Some(stream), until);
+        Ok(())
+    }
+
+    fn event(&self, _: u32) -> Result<Event, Fault> {
+        let mut state = self.call("event")?;
+        let event = Event(state.handle());
+        state.events.insert(event, 0);
+        Ok(event)
+    }
+
+    fn close_event(&self, _: u32, event: Event) {
+        assert!(self.state().events.remove(&event).is_some());
+    }
+
+    fn record(&self, _: u32, event: Event, stream: Stream) -> Result<(), Fault> {
+        let mut state = self.call("record")?;
+        let at = state.streams.get(&stream).unwrap().busy_until.max(state.now);
+        *state.events.get_mut(&event).unwrap() = at;
+        Ok(())
+    }
+
+    fn wait(&self, _: u32, stream: Stream, event: Event) -> Result<(), Fault> {
+        let mut state = self.call("wait")?;
+        let at = *state.events.get(&event).unwrap();
+        let queue = state.streams.get_mut(&stream).unwrap();
+        queue.busy_until = queue.busy_until.max(at);
+        Ok(())
+    }
+
+    fn wait_here(&self, _: u32, event: Event) -> Result<(), Fault> {
+        let mut state = self.call("wait_here")?;
+        let at = *state.events.get(&event).unwrap();
+        state.settle(None, at);
+        Ok(())
+    }
+
+    fn elapsed(&self, _: u32, from: Event, to: Event) -> Result<Duration, Fault> {
+        let state = self.call("elapsed")?;
+        let (from, to) = (state.events[&from], state.events[&to]);
+        assert!(to <= state.now, "an event that is not over");
+        Ok(Duration::from_nanos(to - from))
+    }
+
+    unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
+        let mut state = self.call("upload")?;
+        // SAFETY: the caller keeps the bytes there.
+        let bytes = unsafe { std::slice::from_raw_parts(from.0, from.1) };
+        let turn = state.spend(stream, bytes.len());
+        state.write(to, bytes, turn)
+    }
+
+    unsafe fn download(&self, _: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault> {
+        let mut state = self.call("download")?;
+        let turn = state.spend(stream, into.1);
+        let bytes = state.read(from, into.1, turn)?;
+        // SAFETY: the caller keeps the memory there.
+        unsafe { std::ptr::write_bytes(into.0, RUBBISH, into.1) };
+        state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.0.expose_provenance(), bytes));
+        Ok(())
+    }
+
+    fn copy(&self, _: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
+        let mut state = self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
+        let turn = state.spend(stream, from.len());
+        let bytes = state.read(from.address(), from.len(), turn)?;
+        state.write(to.address(), &bytes, turn)
+    }
+
+    fn zero(&self, _: u32, stream: Stream, memory: DeviceMemory) -> Result<(), Fault> {
+        let mut state = self.call("zero")?;
+        let turn = state.spend(stream, memory.len());
+        state.write(memory.address(), &vec![0; memory.len()], turn)
+    }
+
+    fn module(&self, _: u32, source: &CStr) -> Result<Module, Fault> {
+        assert!(source.to_bytes().starts_with(b".version"));
+        Ok(Module(self.call("module")?.handle()))
+    }
+
+    fn function(&self, _: u32, _: Module, name: &CStr) -> Result<Function, Fault> {
+        let mut state = self.call("function")?;
+        let function = Function(state.handle());
+        state.functions.insert(function, name.to_str().unwrap().to_owned());
+        Ok(function)
+    }
+
+    fn launch(&self, _: u32, stream: Stream, call: (Function, &[u64]), threads: u64) -> Result<(), Fault> {
+        let mut state = self.call("launch")?;
+        let (function, arguments) = call;
+        let name = state.functions[&function].clone();
+        let turn = state.spend(stream, usize::try_from(threads * 8).unwrap());
+        let kernel = state.kernel.unwrap();
+        let result = kernel(&name, arguments, &mut Touch { state: &mut state, turn });
+        if let Err(fault @ Fault::Lasting(_)) = &result {
+            state.lost = Some(fault.clone());
+        }
+        result
+    }
+
+    fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Fault> {
+        let mut state = self.call("open")?;
+        if state.devices == 0 {
+            return Err(Fault::Absent("no device".to_owned()));
+        }
+        let address = u64::from_le_bytes(handle[..8].try_into().unwrap());
+        let there = state.memory.get(&address).filter(|_| address >> 40 == u64::from(device) + 1);
+        let len = there.map(|allocation| allocation.bytes.len() as u64);
+        let len = len.ok_or_else(|| Fault::Refused("invalid handle".to_owned()))?;
+        *state.opened.entry(address).or_default() += 1;
+        Ok((address, len))
+    }
+
+    fn close(&self, _: u32, address: u64) {
+        *self.state().opened.get_mut(&address).unwrap() -= 1;
+    }
+
+    fn read(&self, _: u32, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let mut state = self.call("read")?;
+        let (allocation, at) = state.find(address, into.len())?;
+        into.copy_from_slice(&allocation.bytes[at..at + into.len()]);
+        Ok(())
+    }
+
+    fn write(&self, _: u32, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let mut state = self.call("write")?;
+        let (allocation, at) = state.find(address, from.len())?;
+        allocation.bytes[at..at + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+}

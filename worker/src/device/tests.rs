@@ -1,0 +1,100 @@
+//! Streams, buffers and what is left of them, over the fake driver.
+
+use super::fake::{Fake, RUBBISH};
+use super::*;
+
+fn cuda(fake: &Fake) -> Arc<Cuda> {
+    Cuda::with(Box::new(fake.clone()), None)
+}
+
+struct Owned(Vec<u8>);
+
+impl Kept for Owned {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[test]
+fn what_was_begun_is_waited_for_when_it_is_given_up() {
+    let fake = Fake::new(1);
+    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
+    let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
+    let mut work = queues.begin().unwrap();
+    work.upload(b"abc", buffer.first(3)).unwrap();
+    work.inputs_follow_no_more().unwrap();
+    work.computed().unwrap();
+    work.download(buffer.first(3), &mut into).unwrap();
+    assert!(!fake.is_idle());
+    drop(work);
+    assert!(fake.is_idle() && &into == b"abc");
+    // Not waited for, it is rubbish: what the other tests rely on.
+    let mut work = queues.begin().unwrap();
+    work.download(buffer.first(3), &mut into).unwrap();
+    fake.fail("wait_here", 0, Fault::Lasting("lost".into()));
+    assert_eq!(work.finish(), Err(Fault::Lasting("lost".into())));
+    assert_eq!(into, [RUBBISH; 3]);
+}
+
+#[test]
+#[should_panic(expected = "memory is used while another stream")]
+fn the_fake_driver_sees_a_stream_that_does_not_wait() {
+    let fake = Fake::new(1);
+    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
+    let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
+    let mut work = queues.begin().unwrap();
+    work.upload(b"abc", buffer.first(3)).unwrap();
+    let _ = work.download(buffer.first(3), &mut into);
+}
+
+#[test]
+fn copies_that_do_not_fit_are_refused() {
+    let fake = Fake::new(2);
+    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
+    let (buffer, mut into) = (pool.take(100).unwrap(), [0; 3]);
+    let mut work = queues.begin().unwrap();
+    let elsewhere = DeviceMemory::new(1, 1 << 41, 3);
+    assert!(work.upload(b"abc", buffer.first(4)).is_err() && work.upload(b"abc", elsewhere).is_err());
+    assert!(work.bring(buffer.first(4), buffer.first(3)).is_err() && work.send(elsewhere, buffer.first(4)).is_err());
+    assert!(work.download(elsewhere, &mut into).is_err());
+    drop(work);
+    let too_small = Owned(vec![0; 1 << 20]);
+    assert!(queues.ahead(Box::new(too_small), buffer).is_err());
+    assert_eq!(fake.count("upload") + fake.count("download") + fake.count("copy"), 0);
+    assert!(elsewhere.part(1, 3).is_none() && elsewhere.part(usize::MAX, 2).is_none());
+    assert_eq!(elsewhere.part(1, 2), Some(DeviceMemory::new(1, (1 << 41) + 1, 2)));
+    assert!(
+        !elsewhere.is_usable(1) && DeviceMemory::new(0, 6, 8).is_usable(2) && !DeviceMemory::new(0, 6, 8).is_usable(4)
+    );
+}
+
+#[test]
+fn buffers_are_shared_by_sizes_that_are_near() {
+    let fake = Fake::new(1);
+    let mut pool = Pool::new(cuda(&fake));
+    let (small, large) = (pool.take(1).unwrap(), pool.take(100_000).unwrap());
+    assert_eq!((small.first(usize::MAX).len(), large.first(usize::MAX).len()), (64 << 10, 128 << 10));
+    let address = small.first(0).address();
+    pool.put(large);
+    pool.put(small);
+    assert_eq!(pool.take(1000).unwrap().first(0).address(), address);
+    assert_eq!(fake.count("allocate"), 2);
+    // No more than is asked for when there is little left.
+    fake.fail("allocate", 0, Fault::Refused("out of memory".into()));
+    assert_eq!(pool.take(200_000).unwrap().first(usize::MAX).len(), 200_000);
+    drop(pool);
+    assert_eq!(fake.buffers(), 0);
+}
+
+#[test]
+fn what_is_copied_ahead_and_not_used_is_waited_for() {
+    let fake = Fake::new(1);
+    let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
+    let ahead = queues.ahead(Box::new(Owned(b"abc".to_vec())), pool.take(3).unwrap()).unwrap();
+    assert!(!ahead.is_of(b"abc"));
+    drop(ahead);
+    assert_eq!((fake.count("synchronize"), fake.buffers()), (1, 0));
+    let ahead = queues.ahead(Box::new(Owned(b"abc".to_vec())), pool.take(3).unwrap()).unwrap();
+    assert!(ahead.into_buffer().is_some());
+    assert_eq!(fake.count("synchronize"), 1);
+}

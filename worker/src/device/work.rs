@@ -1,0 +1,266 @@
+//! What a batch has the device do: copies there, kernels, copies back, each kind in a stream of its own, so that the
+//! copies of one output go on while the next one is computed, and those of the next batch while this one is.
+//!
+//! Contract: bytes of the process are lent to copies that are still under way when the call returns. [`Work`] borrows
+//! them, waits for its copies before it is gone, and is never leaked (it is not handed to anything that could); an
+//! [`Ahead`] owns what it copies from, and waits too. Ranges of device memory are those of buffers and regions that
+//! were checked when they were made, and lengths are checked here.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::timeline::Instant;
+
+use super::{Buffer, Cuda, DeviceMemory, Driver, Event, Fault, Function, OWN, Stream};
+use crate::clock;
+
+/// The streams of the instance's device, and the events with which its batches are measured.
+pub(crate) struct Queues {
+    cuda: Arc<Cuda>,
+    upload: Stream,
+    compute: Stream,
+    download: Stream,
+    start: Event,
+    uploaded: Event,
+    ready: Event,
+    computed: Event,
+    end: Event,
+}
+
+/// How long a batch took on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spans {
+    /// Until its inputs were there: what of their copies was not done while the batch before was computed.
+    pub(crate) inputs: Duration,
+    /// Until all was computed.
+    pub(crate) computing: Duration,
+}
+
+impl Queues {
+    /// Of the instance's device, which has been opened.
+    ///
+    /// # Errors
+    /// The driver has none left.
+    pub(crate) fn new(cuda: &Arc<Cuda>) -> Result<Self, Fault> {
+        let stream = || cuda.ask(|driver| driver.stream(OWN));
+        let event = || cuda.ask(|driver| driver.event(OWN));
+        Ok(Self {
+            cuda: cuda.clone(),
+            upload: stream()?,
+            compute: stream()?,
+            download: stream()?,
+            start: event()?,
+            uploaded: event()?,
+            ready: event()?,
+            computed: event()?,
+            end: event()?,
+        })
+    }
+
+    /// Begins a batch; the one before is finished.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn begin<'m>(&'m self) -> Result<Work<'m>, Fault> {
+        let began = clock::now();
+        let work = Work { queues: self, began, done: false, memory: PhantomData };
+        work.ask(|driver| driver.record(OWN, self.start, self.compute))?;
+        Ok(work)
+    }
+
+    /// Begins to copy what the next batch will need, behind this one's own inputs.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn ahead(&self, from: Box<dyn Kept>, buffer: Buffer) -> Result<Ahead, Fault> {
+        let ahead = Ahead { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
+        let (bytes, to) = (ahead.from.bytes(), ahead.memory());
+        if bytes.len() != to.len() {
+            return Err(Fault::Refused("a buffer is too small".to_owned()));
+        }
+        self.cuda.ask(|driver| {
+            // SAFETY: `ahead` keeps the bytes in their place, and waits for the copy when it goes; the lengths agree.
+            unsafe { driver.upload(OWN, self.upload, to.address(), (bytes.as_ptr(), bytes.len())) }
+        })?;
+        Ok(ahead)
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        let _ = self.cuda.ask(|driver| {
+            [self.upload, self.compute, self.download].into_iter().for_each(|stream| driver.close_stream(OWN, stream));
+            let events = [self.start, self.uploaded, self.ready, self.computed, self.end];
+            events.into_iter().for_each(|event| driver.close_event(OWN, event));
+            Ok(())
+        });
+    }
+}
+
+/// Bytes that stay where they are as long as this value lives, wherever it is moved.
+pub(crate) trait Kept: Send {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+}
+
+/// An input of the next batch that is on its way.
+pub(crate) struct Ahead {
+    cuda: Arc<Cuda>,
+    stream: Stream,
+    from: Box<dyn Kept>,
+    buffer: Option<Buffer>,
+}
+
+impl Ahead {
+    /// Whether it is of these very bytes.
+    pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
+        std::ptr::eq(self.from.bytes(), bytes)
+    }
+
+    /// Where it will be.
+    pub(crate) fn memory(&self) -> DeviceMemory {
+        let len = self.from.bytes().len();
+        self.buffer.as_ref().map_or(DeviceMemory::new(OWN, 0, 0), |buffer| buffer.first(len))
+    }
+
+    /// The buffer, when the work that uses it is done. If it was not used, the copy may still be under way: it is waited for.
+    pub(crate) fn into_buffer(mut self) -> Option<Buffer> {
+        self.buffer.take()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if self.buffer.is_some() {
+            let _ = self.cuda.ask(|driver| driver.synchronize(OWN, self.stream));
+        }
+    }
+}
+
+/// A batch on the device. What it is lent stays borrowed until it is gone, and it waits for all that it began.
+pub(crate) struct Work<'m> {
+    queues: &'m Queues,
+    began: Instant,
+    done: bool,
+    memory: PhantomData<&'m mut [u8]>,
+}
+
+impl<'m> Work<'m> {
+    fn ask<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+        self.queues.cuda.ask(call)
+    }
+
+    /// When it began.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Copies bytes of an input to the device.
+    pub(crate) fn upload(&mut self, from: &'m [u8], to: DeviceMemory) -> Result<(), Fault> {
+        if from.len() != to.len() || to.device() != OWN {
+            return Err(misfit());
+        }
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: borrowed for longer than this value lives, which waits for the copy; the lengths agree.
+        self.ask(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), (from.as_ptr(), from.len())) })
+    }
+
+    /// Copies bytes of an input that are on a device, this or another one.
+    pub(crate) fn bring(&mut self, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
+        self.copy(self.queues.upload, from, to)
+    }
+
+    /// Puts zeros in the place of an input.
+    pub(crate) fn zero(&mut self, memory: DeviceMemory) -> Result<(), Fault> {
+        self.ask(|driver| driver.zero(OWN, self.queues.upload, memory))
+    }
+
+    /// Has kernels wait for the inputs, also for those that were copied ahead.
+    pub(crate) fn inputs_follow_no_more(&mut self) -> Result<(), Fault> {
+        let Queues { upload, compute, uploaded, ready, .. } = *self.queues;
+        self.ask(|driver| {
+            driver.record(OWN, uploaded, upload)?;
+            driver.wait(OWN, compute, uploaded)?;
+            driver.record(OWN, ready, compute)
+        })
+    }
+
+    /// Runs a kernel.
+    pub(crate) fn launch(&mut self, call: (Function, &[u64]), threads: u64) -> Result<(), Fault> {
+        if threads == 0 {
+            return Ok(());
+        }
+        self.ask(|driver| driver.launch(OWN, self.queues.compute, call, threads))
+    }
+
+    /// Has the copies that come now wait for the kernels up to here.
+    pub(crate) fn computed(&mut self) -> Result<(), Fault> {
+        let Queues { compute, download, computed, .. } = *self.queues;
+        self.ask(|driver| {
+            driver.record(OWN, computed, compute)?;
+            driver.wait(OWN, download, computed)
+        })
+    }
+
+    /// Copies an output to the process.
+    pub(crate) fn download(&mut self, from: DeviceMemory, into: &'m mut [u8]) -> Result<(), Fault> {
+        if from.len() != into.len() || from.device() != OWN {
+            return Err(misfit());
+        }
+        if into.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as in `upload`, and borrowed alone.
+        self.ask(|driver| unsafe {
+            driver.download(OWN, self.queues.download, from.address(), (into.as_mut_ptr(), into.len()))
+        })
+    }
+
+    /// Copies an output to where it is wanted on this or another device.
+    pub(crate) fn send(&mut self, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
+        self.copy(self.queues.download, from, to)
+    }
+
+    /// Waits for all of it. [`Work::computed`] has been called after the last kernel.
+    ///
+    /// # Errors
+    /// What the driver says of any of it.
+    pub(crate) fn finish(mut self) -> Result<Spans, Fault> {
+        let Queues { download, start, ready, computed, end, .. } = *self.queues;
+        self.ask(|driver| {
+            driver.record(OWN, end, download)?;
+            // Not the streams: the upload of the next batch may be under way.
+            driver.wait_here(OWN, end)
+        })?;
+        self.done = true;
+        let between = |from, to| self.ask(|driver| driver.elapsed(OWN, from, to));
+        Ok(Spans { inputs: between(start, ready)?, computing: between(ready, computed)? })
+    }
+
+    fn copy(&self, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
+        if from.len() != to.len() {
+            return Err(misfit());
+        }
+        if from.is_empty() { Ok(()) } else { self.ask(|driver| driver.copy(OWN, stream, from, to)) }
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        // A device that is lost writes nowhere any more; what it was lent is given up with the process.
+        let Queues { upload, compute, download, .. } = *self.queues;
+        for stream in [upload, compute, download] {
+            let _ = self.ask(|driver| driver.synchronize(OWN, stream));
+        }
+    }
+}
+
+fn misfit() -> Fault {
+    Fault::Refused("a copy does not fit".to_owned())
+}

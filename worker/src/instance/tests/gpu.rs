@@ -1,0 +1,394 @@
+//! Instances on a GPU over the fake driver: `builtin` there, pinned arenas, the next batch's inputs, and devices that are
+//! absent, refuse or are lost.
+
+mod memory;
+
+use std::io::{IoSlice, Read as _, Write};
+
+use pharos::error::ErrorCode;
+use pharos::region::CUDA_HANDLE;
+use pharos::wire::regions::{Announced, Place as RegionPlace, encode};
+use pharos::wire::{Device, PREFIX, Piece, Placement, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::*;
+use crate::backend::test_kernel;
+use crate::device::Fault;
+use crate::device::fake::Fake;
+
+/// The instance runs on GPU 3 of the machine, and sees GPU 0 too.
+fn device(pinned: u64) -> Device {
+    Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned }
+}
+
+fn fake() -> Fake {
+    Fake::new(2).with_kernels(test_kernel)
+}
+
+fn on(fake: &Fake, config: &str) -> Result<World, InferError> {
+    load_on(config, &[], Cuda::with(Box::new(fake.clone()), Some(device(0))))
+}
+
+/// `add_sub` of these, with the batch as the first dimension.
+fn add_sub(datatype: &str) -> String {
+    let tensor = |name: &str| format!("{{ name: '{name}' data_type: {datatype} dims: [-1] }}");
+    let (inputs, outputs) = (["A", "B"].map(tensor), ["SUM", "DIFFERENCE"].map(tensor));
+    let tensors = format!("input [ {} ] output [ {} ]", inputs.join(", "), outputs.join(", "));
+    builtin("add_sub", &format!("max_batch_size: 8 {tensors}"))
+}
+
+fn identity(datatype: &str) -> String {
+    let io = format!("data_type: {datatype} dims: [-1]");
+    builtin("identity", &format!("max_batch_size: 8 input {{ name: 'X' {io} }} output {{ name: 'Y' {io} }}"))
+}
+
+fn plain(rows: usize) -> Vec<BatchRequest> {
+    vec![BatchRequest { rows: 1, ..BatchRequest::default() }; rows]
+}
+
+/// Where a part of an input is: bytes in the arena, or a range of a region.
+#[derive(Clone, Copy)]
+enum Part<'p> {
+    Arena(&'p [u8]),
+    Region(u64, u64, u64),
+}
+
+impl World {
+    /// Makes memory on a device known.
+    fn cuda_region(&self, id: u64, (number, handle): (u32, [u8; CUDA_HANDLE]), byte_size: u64) {
+        let place = RegionPlace::Cuda { device: number, handle: Box::new(handle) };
+        let packet = encode(&[Announced { id, name: format!("c{id}"), byte_size, place }]);
+        let mut nothing = SendAncillaryBuffer::default();
+        sendmsg(&self.regions, &[IoSlice::new(&packet)], &mut nothing, SendFlags::empty()).unwrap();
+    }
+
+    /// A frame of a batch whose inputs have a part for each request.
+    fn frame(&mut self, (datatype, columns): (DataType, i64), inputs: &[&[Part<'_>]], placed: &[Placement]) -> Execute {
+        let mut next = flags::BYTES.next_multiple_of(64);
+        let rows = inputs[0].len();
+        let mut blocks = Vec::new();
+        for (input, parts) in (0u16..).zip(inputs) {
+            let pieces = (0u32..).zip(*parts).map(|(request, part)| match *part {
+                Part::Arena(bytes) => {
+                    assert!(self.inputs.copy_in(usize::try_from(next).unwrap(), bytes));
+                    let offset = next;
+                    next = (next + bytes.len() as u64).next_multiple_of(64);
+                    Piece { region: 0, request, offset, len: bytes.len() as u64, elements: 0 }
+                }
+                Part::Region(region, offset, len) => Piece { region, request, offset, len, elements: 0 },
+            });
+            let pieces: Vec<Piece> = pieces.collect();
+            let (len, shape) =
+                (pieces.iter().map(|piece| piece.len).sum(), vec![i64::try_from(rows).unwrap(), columns]);
+            blocks.push(InputBlock { input, datatype, shape, offset: 0, len, pieces });
+        }
+        self.batches += 1;
+        let (batch, requests, released) = (self.batches, plain(rows), std::mem::take(&mut self.unread));
+        let (inputs, placements) = (blocks, placed.to_vec());
+        let (outputs, elements, resumed) = (Vec::new(), Vec::new(), Vec::new());
+        Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed }
+    }
+
+    /// Two inputs of one request, whole in the arena from `at` on.
+    fn pair(&mut self, at: usize, (left, right): (&[u8], &[u8])) -> Execute {
+        self.batches += 1;
+        let offsets = [at, at + left.len().next_multiple_of(64)];
+        let inputs = (0u16..).zip([left, right]).zip(offsets).map(|((input, data), offset)| {
+            assert!(self.inputs.copy_in(offset, data));
+            let (shape, len) = (vec![1, i64::try_from(data.len() / 4).unwrap()], data.len() as u64);
+            let (datatype, offset, pieces) = (DataType::Fp32, offset as u64, Vec::new());
+            InputBlock { input, datatype, shape, offset, len, pieces }
+        });
+        let inputs = inputs.collect();
+        of(self.batches, inputs)
+    }
+
+    fn send(&mut self, frame: &ToWorker) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        self.frontend.write_all(&bytes).unwrap();
+    }
+}
+
+/// A batch of one request that has its inputs in the arena.
+fn of(batch: u64, inputs: Vec<InputBlock>) -> Execute {
+    let (outputs, released, placements) = (Vec::new(), Vec::new(), Vec::new());
+    let (requests, elements, resumed) = (plain(1), Vec::new(), Vec::new());
+    Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed }
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn to(request: u32, output: u16, region: u64, offset: u64, len: u64) -> Placement {
+    Placement { request, output, region, offset, len }
+}
+
+fn message(done: &Done) -> &str {
+    &done.error.as_ref().unwrap().message
+}
+
+fn why(result: Result<World, InferError>) -> String {
+    result.err().unwrap().message
+}
+
+/// Bytes that look random, and are numbers of every type: no float among them is infinite or none.
+fn random(dice: &mut Dice, len: usize) -> Vec<u8> {
+    (0..len).map(|_| u8::try_from(dice.below(0x70)).unwrap()).collect()
+}
+
+#[test]
+fn what_the_device_gives_is_what_the_processor_gives() {
+    let mut dice = Dice(5);
+    let types = [
+        ("TYPE_INT8", DataType::Int8),
+        ("TYPE_UINT8", DataType::Uint8),
+        ("TYPE_INT16", DataType::Int16),
+        ("TYPE_UINT16", DataType::Uint16),
+        ("TYPE_INT32", DataType::Int32),
+        ("TYPE_UINT32", DataType::Uint32),
+        ("TYPE_INT64", DataType::Int64),
+        ("TYPE_UINT64", DataType::Uint64),
+        ("TYPE_FP16", DataType::Fp16),
+        ("TYPE_BF16", DataType::Bf16),
+        ("TYPE_FP32", DataType::Fp32),
+        ("TYPE_FP64", DataType::Fp64),
+    ];
+    for (name, datatype) in types {
+        let fake = fake();
+        let (mut there, mut here) = (on(&fake, &add_sub(name)).unwrap(), load(&add_sub(name), &[]).unwrap());
+        assert!(there.instance.loaded().engine.ends_with(" on Fake 0"));
+        for (rows, columns) in [(1, 3), (2, 1000), (1, 0), (4, 5)] {
+            let len = rows * columns * datatype.size().unwrap();
+            let shape = vec![i64::try_from(rows).unwrap(), i64::try_from(columns).unwrap()];
+            let inputs = [0, 1].map(|input| (input, datatype, shape.clone(), random(&mut dice, len)));
+            let (done, read) = there.execute(&plain(rows), &inputs, &[]);
+            assert_eq!(done.error, None);
+            assert_eq!(read, here.execute(&plain(rows), &inputs, &[]).1, "{name} {rows} {columns}");
+            assert!(fake.is_idle());
+            // One output alone.
+            let (_, read) = there.execute(&plain(rows), &inputs, &[1]);
+            assert_eq!(read, here.execute(&plain(rows), &inputs, &[1]).1);
+        }
+    }
+    for (name, datatype) in types.into_iter().chain([("TYPE_BOOL", DataType::Bool), ("TYPE_STRING", DataType::Bytes)]) {
+        let mut world = on(&fake(), &identity(name)).unwrap();
+        let data = if datatype == DataType::Bytes { texts(&["one", "", "three"]) } else { random(&mut dice, 24) };
+        let (done, read) = world.execute(&plain(1), &[(0, datatype, vec![1, 3], data.clone())], &[]);
+        assert!(done.error.is_none() && read[0].data == data && read[0].shape == [1, 3]);
+    }
+}
+
+#[test]
+fn stamps_are_what_the_device_measured() {
+    let mut world = on(&fake(), &add_sub("TYPE_FP32")).unwrap();
+    let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[1.0; 4])));
+    let (done, _) = world.execute(&plain(1), &inputs, &[]);
+    let stamps = done.stamps;
+    // The fake's clock: 100 ns and a byte each for a copy, eight bytes an element for a kernel.
+    assert!(stamps.input_end - stamps.start >= std::time::Duration::from_nanos(2 * (100 + 16)));
+    assert_eq!(stamps.output_start - stamps.input_end, std::time::Duration::from_nanos(2 * (100 + 32)));
+    assert!(stamps.end >= stamps.output_start);
+}
+
+#[test]
+fn buffers_are_kept_for_the_next_batch_and_freed_at_the_end() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let mut most = 0;
+    for round in 0..40u16 {
+        let len = 4 * usize::from(round % 7) * 9000;
+        let inputs =
+            [0, 1].map(|input| (input, DataType::Fp32, vec![1, i64::try_from(len / 4).unwrap()], vec![0; len]));
+        assert_eq!(world.execute(&plain(1), &inputs, &[]).0.error, None);
+        if round == 6 {
+            most = fake.buffers();
+        }
+    }
+    assert!(most > 0 && fake.buffers() == most);
+    // The driver has no room for more: what is kept goes first.
+    fake.fail("allocate", 0, Fault::Refused("out of memory".into()));
+    let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 100_000], vec![0; 400_000]));
+    assert_eq!(world.execute(&plain(1), &inputs[..2], &[0]).0.error, None);
+    assert!(fake.buffers() < most);
+    drop(world);
+    assert_eq!((fake.buffers(), fake.handles()), (0, 0));
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_told_when_the_model_is_loaded() {
+    let config = add_sub("TYPE_FP32");
+    assert_eq!(why(on(&Fake::absent(), &config)), "GPU 3 (GPU-3) cannot be used: no driver");
+    assert_eq!(why(on(&Fake::new(0), &config)), "GPU 3 (GPU-3) cannot be used: the CUDA driver sees no device");
+    let fake = fake();
+    fake.fail("enter", 0, Fault::Refused("out of memory".into()));
+    assert_eq!(why(on(&fake, &config)), "GPU 3 (GPU-3) cannot be used: out of memory");
+    fake.fail("module", 0, Fault::Refused("unsupported PTX version".into()));
+    assert_eq!(why(on(&fake, &config)), "the GPU does not take the kernels: unsupported PTX version");
+    fake.fail("stream", 1, Fault::Refused("no more".into()));
+    assert_eq!(why(on(&fake, &config)), "the GPU cannot be used: no more");
+    assert!(on(&fake, &config).is_ok());
+    // Not there on a GPU, found out without one.
+    let fail = identity("TYPE_FP32").replace("'identity'", "'fail'");
+    assert!(why(on(&Fake::absent(), &fail)).starts_with("the function 'fail' computes on CPUs only: on a GPU"));
+    for name in ["TYPE_BOOL", "TYPE_STRING"] {
+        assert!(why(on(&fake, &add_sub(name))).starts_with("add_sub on a GPU has no arithmetic for "));
+    }
+    if !crate::backend::has_onnxruntime() {
+        let tract = format!("backend: 'onnxruntime' max_batch_size: 5 {X}");
+        assert!(why(on(&fake, &tract)).starts_with("tract computes on CPUs only"));
+    }
+    // On CPUs nobody asks.
+    let cuda = Cuda::with(Box::new(Fake::absent()), None);
+    assert!(load_on(&config, &[], cuda).is_ok());
+}
+
+#[test]
+fn the_beginning_of_both_arenas_is_pinned_where_the_model_uses_the_device() {
+    let with = |fake: &Fake, pinned| Cuda::with(Box::new(fake.clone()), Some(device(pinned)));
+    let fake = fake();
+    let world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 64 << 10)).unwrap();
+    assert_eq!((world.instance.loaded().pinned, fake.registered().len()), (128 << 10, 2));
+    drop(world);
+    assert_eq!(fake.registered(), []);
+    // More than there is: all of it.
+    let world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 1 << 40)).unwrap();
+    assert_eq!(world.instance.loaded().pinned, 2 * ARENA);
+    drop(world);
+    // A refusal costs speed, nothing else.
+    fake.fail("register", 1, Fault::Refused("limit of locked memory".into()));
+    let mut world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 4096)).unwrap();
+    assert_eq!(world.instance.loaded().pinned, 4096);
+    let (done, _) = world.execute(&plain(1), &[(0, DataType::Fp32, vec![1, 1], floats(&[1.0]))], &[]);
+    assert_eq!(done.error, None);
+    // A model that has loaded nothing on the device, as far as this process knows, also where there is no driver.
+    for (fake, expected) in [(Fake::absent(), 0), (Fake::new(1), 0), (Fake::new(1), 8192)] {
+        if expected > 0 {
+            fake.activate();
+        }
+        let cuda = with(&fake, 4096);
+        let made = parts(&identity("TYPE_FP32"), &[], &cuda);
+        let (worker, _frontend) = UnixStream::pair().unwrap();
+        let runtime = Runtime::open(&made.load, split(worker).unwrap(), made.descriptors, cuda).unwrap();
+        assert_eq!(runtime.0.pin(), expected);
+        assert_eq!(fake.count("enter"), 0);
+    }
+}
+
+#[test]
+fn a_call_that_fails_fails_its_batch_and_no_other() {
+    let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[2.0, 3.0, 4.0, 5.0])));
+    let calls = ["allocate", "upload", "launch", "record", "wait", "wait_here", "elapsed", "download"];
+    for call in calls {
+        for nth in 0..3 {
+            let fake = fake();
+            let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+            fake.fail(call, nth, Fault::Refused("not now".into()));
+            let (done, _) = world.execute(&plain(1), &inputs, &[]);
+            if let Some(error) = &done.error {
+                assert_eq!((error.code, &*error.message), (ErrorCode::Internal, "the GPU has failed: not now"));
+            } else {
+                // An allocation is tried again; others were not made as often.
+                assert!(call == "allocate" || fake.count(call) <= nth + 1, "{call} {nth}");
+            }
+            assert!(fake.is_idle(), "{call} {nth}");
+            assert_eq!(world.instance.runtime.0.cuda.broken(), None);
+            let (done, read) = world.execute(&plain(1), &inputs, &[]);
+            let (done, read) = if done.error.is_some() { world.execute(&plain(1), &inputs, &[]) } else { (done, read) };
+            assert_eq!((done.error, &read[0].data, &read[1].data), (None, &floats(&[4., 6., 8., 10.]), &vec![0; 16]));
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_in_mid_run_fails_its_batch_and_is_asked_nothing_more() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 1], floats(&[2.0])));
+    assert_eq!(world.execute(&plain(1), &inputs, &[]).0.error, None);
+    fake.fail("launch", 1, Fault::Lasting("an illegal memory access was encountered".into()));
+    let (done, _) = world.execute(&plain(1), &inputs, &[]);
+    assert_eq!(message(&done), "the GPU has failed: an illegal memory access was encountered");
+    let sentence = "GPU 3 (GPU-3) cannot be used any more: an illegal memory access was encountered; a new process has to \
+                    take over";
+    assert_eq!(world.instance.runtime.0.cuda.broken().as_deref(), Some(sentence));
+    let launches = fake.count("launch");
+    assert!(world.execute(&plain(1), &inputs, &[]).0.error.is_some());
+    assert_eq!(fake.count("launch"), launches);
+}
+
+#[test]
+fn the_process_ends_after_the_answer_when_its_device_is_lost() {
+    let fake = fake();
+    let cuda = Cuda::with(Box::new(fake.clone()), Some(device(4096)));
+    let Parts { load, descriptors, inputs, outputs: _outputs, regions: _regions, .. } =
+        parts(&identity("TYPE_FP32"), &[], &cuda);
+    assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
+    let (worker, mut frontend) = UnixStream::pair().unwrap();
+    let process = std::thread::spawn(move || {
+        crate::answer(split(worker).unwrap(), descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
+    });
+    let (mut bytes, datatype) = (Vec::new(), DataType::Fp32);
+    ToWorker::Load(load).encode(&mut bytes);
+    let (offset, len) = (flags::BYTES, 4);
+    let inputs = vec![InputBlock { input: 0, datatype, shape: vec![1, 1], offset, len, pieces: Vec::new() }];
+    for batch in [1, 2, 3] {
+        ToWorker::Execute(of(batch, inputs.clone())).encode(&mut bytes);
+    }
+    fake.fail("download", 1, Fault::Lasting("uncorrectable ECC error encountered".into()));
+    frontend.write_all(&bytes).unwrap();
+    let end = process.join().unwrap();
+    let sentence =
+        "GPU 3 (GPU-3) cannot be used any more: uncorrectable ECC error encountered; a new process has to take over";
+    assert_eq!(end, Err(sentence.to_owned()));
+    let mut answers = Vec::new();
+    frontend.read_to_end(&mut answers).unwrap();
+    let mut rest = answers.as_slice();
+    let mut frames = Vec::new();
+    while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
+        let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
+        frames.push(decode_to_frontend(payload).unwrap());
+        rest = after;
+    }
+    let [ToFrontend::Loaded(loaded), ToFrontend::Done(first), ToFrontend::Done(second)] = frames.as_slice() else {
+        panic!("{frames:?}")
+    };
+    assert_eq!((loaded.pinned, first.batch, &first.error), (8192, 1, &None));
+    assert_eq!((second.batch, message(second)), (2, "the GPU has failed: uncorrectable ECC error encountered"));
+}
+
+#[test]
+fn the_inputs_of_the_next_batch_are_copied_while_this_one_is_computed() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let at = [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block);
+    let numbers = |first: f32| floats(&[first, first + 1., first + 2.]);
+    let mut next = world.pair(at[0], (&numbers(1.), &numbers(10.)));
+    for round in 0..5u8 {
+        let this = next;
+        let value = f32::from(round) * 100.;
+        next = world.pair(at[usize::from(round + 1) % 3], (&numbers(value + 101.), &numbers(10.)));
+        world.send(&ToWorker::Execute(next.clone()));
+        let (done, read) = world.run(&this);
+        assert_eq!(done.error, None);
+        assert_eq!(read[0].data, floats(&[value + 11., value + 13., value + 15.]));
+        // The first batch's own, and then those of the next one only.
+        assert_eq!(fake.count("upload"), 2 * (usize::from(round) + 2));
+        assert_eq!(world.instance.runtime.0.receive().unwrap(), Some(ToWorker::Execute(next.clone())));
+    }
+    // Nobody waits for the one that was announced, and another one has its place, which is not taken for it.
+    let other = world.pair(at[2], (&numbers(7.), &numbers(1.)));
+    assert_eq!(world.run(&other).1[0].data, floats(&[8., 10., 12.]));
+    let buffers = fake.buffers();
+    assert!(buffers <= 8, "{buffers}");
+    // The copy of the next inputs fails: they are copied when it is their turn.
+    let (this, next) =
+        (world.pair(at[0], (&numbers(1.), &numbers(1.))), world.pair(at[1], (&numbers(2.), &numbers(2.))));
+    world.send(&ToWorker::Execute(next.clone()));
+    fake.fail("upload", 2, Fault::Refused("not now".into()));
+    assert_eq!(world.run(&this).0.error, None);
+    assert_eq!(world.run(&next).1[0].data, floats(&[4., 6., 8.]));
+    drop(world);
+    assert_eq!((fake.buffers(), fake.handles()), (0, 0));
+}

@@ -1,0 +1,114 @@
+//! Memory of clients on devices: used where it is, copied from device to device, put together, or wrong.
+
+use super::*;
+
+#[test]
+fn memory_on_the_own_device_is_used_where_it_is() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let content = [floats(&[1., 2., 10., 20.]), vec![0; 48]].concat();
+    let (address, handle) = fake.share(0, &content);
+    world.cuda_region(1, (3, handle), 64);
+    let (left, right) = ([Part::Region(1, 0, 8)], [Part::Region(1, 8, 8)]);
+    let placed = [to(0, 0, 1, 32, 8), to(0, 1, 1, 48, 8)];
+    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    let (done, _) = world.run(&execute);
+    assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.placed));
+    let seen = fake.content(address);
+    assert_eq!((&seen[32..40], &seen[48..56]), (&*floats(&[11., 22.]), &*floats(&[-9., -18.])));
+    // No byte went through the process, or through a buffer.
+    for call in ["upload", "download", "read", "write", "copy", "copy_peer", "allocate"] {
+        assert_eq!(fake.count(call), 0, "{call}");
+    }
+    // An output over an input goes another way, so that nothing is read that was written.
+    let placed = [to(0, 0, 1, 0, 8), to(0, 1, 1, 8, 8)];
+    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    assert!(world.run(&execute).0.failed.is_empty());
+    assert_eq!(fake.content(address)[..16], floats(&[11., 22., -9., -18.]));
+    // Too small a place fails the request, not the device.
+    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &[to(0, 0, 1, 32, 4)]);
+    let (done, _) = world.run(&execute);
+    assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
+    assert_eq!(fake.open_count(), 1);
+    world.instance.runtime.0.regions_to_change().forget(&[1]);
+    assert_eq!(fake.open_count(), 0);
+}
+
+#[test]
+fn memory_that_is_not_aligned_is_copied_on_the_device() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let content = [vec![9], floats(&[1., 2., 10., 20.]), vec![0; 47]].concat();
+    let (address, handle) = fake.share(0, &content);
+    world.cuda_region(1, (3, handle), 64);
+    let (left, right) = ([Part::Region(1, 1, 8)], [Part::Region(1, 9, 8)]);
+    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &[to(0, 0, 1, 33, 8), to(0, 1, 1, 42, 8)]);
+    let (done, _) = world.run(&execute);
+    assert_eq!((done.error, done.failed.len()), (None, 0));
+    let seen = fake.content(address);
+    assert_eq!((&seen[33..41], &seen[42..50]), (&*floats(&[11., 22.]), &*floats(&[-9., -18.])));
+    assert_eq!((fake.count("copy"), fake.count("upload"), fake.count("download")), (4, 0, 0));
+    assert_eq!(world.instance.runtime.0.cuda.broken(), None);
+}
+
+#[test]
+fn memory_of_another_device_is_copied_from_device_to_device() {
+    let fake = fake();
+    let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
+    let (theirs, handle) = fake.share(1, &[floats(&[5., 6.]), vec![0; 8]].concat());
+    world.cuda_region(1, (0, handle), 16);
+    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
+    assert_eq!(world.run(&execute).0.error, None);
+    assert_eq!(fake.content(theirs)[8..], floats(&[5., 6.]));
+    assert_eq!((fake.count("copy_peer"), fake.count("upload"), fake.count("download")), (2, 0, 0));
+    // One that the process does not see.
+    world.cuda_region(2, (7, handle), 16);
+    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(2, 0, 8)]], &[]);
+    let (done, _) = world.run(&execute);
+    let text = "shared memory region 'c2' cannot be used: it is on GPU 7, which an instance on GPU 3 does not see: it sees \
+                [3, 0]";
+    assert_eq!(done.failed[0].1.message, text);
+}
+
+#[test]
+fn a_batch_is_put_together_on_the_device() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6., 7., 8.])));
+    let system = world.region(3, &floats(&[9., 10.]));
+    world.cuda_region(1, (3, own.1), 16);
+    world.cuda_region(2, (0, other.1), 16);
+    world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 16);
+    let here = floats(&[11., 12.]);
+    let left = [
+        Part::Region(1, 8, 8),
+        Part::Arena(&here),
+        Part::Region(2, 0, 8),
+        Part::Region(4, 0, 8),
+        Part::Region(3, 0, 8),
+    ];
+    let right = [Part::Region(1, 0, 8); 5];
+    let placed = [to(2, 0, 2, 8, 8), to(4, 1, 1, 0, 8)];
+    let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
+    let (done, read) = world.run(&execute);
+    assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
+    assert_eq!(read[0].data, floats(&[4., 6., 12., 14., 6., 8., 0., 0., 10., 12.]));
+    assert_eq!(fake.content(other.0)[8..], floats(&[6., 8.]));
+    assert_eq!(fake.content(own.0)[..8], floats(&[8., 8.]));
+    // The inputs went to the device once: two from this process, zeros for the request that failed, the others from where they were.
+    assert_eq!((fake.count("upload"), fake.count("zero"), fake.count("copy_peer"), fake.count("read")), (2, 2, 1, 0));
+    drop(system);
+}
+
+#[test]
+fn who_does_not_ask_for_device_memory_gets_copies() {
+    let fake = fake();
+    let cuda = Cuda::with(Box::new(fake.clone()), None);
+    let mut world = load_on(&identity("TYPE_FP32"), &[], cuda).unwrap();
+    let (address, handle) = fake.share(1, &[floats(&[5., 6.]), vec![0; 8]].concat());
+    world.cuda_region(1, (1, handle), 16);
+    let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(1, 0, 8)]], &[to(0, 0, 1, 8, 8)]);
+    assert_eq!(world.run(&execute).0.error, None);
+    assert_eq!(fake.content(address)[8..], floats(&[5., 6.]));
+    assert_eq!((fake.count("read"), fake.count("write"), fake.count("stream")), (1, 1, 0));
+}
