@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -17,7 +17,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | lint | bench | fuzz | soak   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -91,6 +91,10 @@ soak: build $(VENV)/ready
 	  tests/python/test_metrics_load.py tests/python/test_metrics_agreement.py
 	PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s -k under \
 	  tests/python/test_repository_control.py
+
+# What a machine with a GPU needs to check and measure there, in one folder: tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
+gpu-pack: build python-worker
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/gpu/pack.py --to $(TARGET)/gpu $(GPU_PACK_FLAGS)
 
 lint: tools
 	$(CARGO) fmt --all --check

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """CUDA shared memory on a machine with a GPU, through tritonclient's `cuda_shared_memory`.
 
-    PHAROS_BIN=.../pharos python gpu_shared_memory.py [--device N]
+    PHAROS_BIN=.../pharos python gpu_shared_memory.py [--device N] [--on-device]
 
 Needs built executables (`pharos`, and `pharos-worker` beside it) and, in this Python, `tritonclient[all]` and `cuda-python`.
-The memory belongs to this process; the server's workers open it by its handle. Prints a line for each check and ends with 1
+The memory belongs to this process; the server's workers open it by its handle. With `--on-device` the models' instances run on the
+same device, and nothing goes through the host's memory. Prints a line for each check and ends with 1
 if one fails.
 """
 
@@ -29,6 +30,7 @@ MODELS = {
     "add": model("add_sub", ADD + tensor("output", "DIFFERENCE", "INT32", [-1]), 8, False),
     "large": model("identity", pair(0, "FP32", [-1]), 0, False),
 }
+CPU = "instance_group [ { kind: KIND_CPU } ]\n"
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
 FAILED = []
 
@@ -156,10 +158,14 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=int, default=0)
-    device = parser.parse_args().device
+    parser.add_argument("--on-device", action="store_true")
+    given = parser.parse_args()
+    device = given.device
+    group = f"instance_group [ {{ kind: KIND_GPU gpus: [ {device} ] }} ]\n" if given.on_device else CPU
+    models = {name: config + group for name, config in MODELS.items()}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with Server(folder, [build(folder / "models", MODELS)]) as server:
+        with Server(folder, [build(folder / "models", models)]) as server:
             for protocol, kind in (("http", tritonclient.http), ("grpc", tritonclient.grpc)):
                 print(protocol, flush=True)
                 with kind.InferenceServerClient(getattr(server, protocol)) as client:

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Checks and measures everything that needs a GPU, in one call: a table, and the same as JSON.
+
+    python check.py [--out FOLDER] [--work FOLDER] [--python X] [--only STEP,STEP] [--minutes 8] [--device 0] [--cpu]
+
+It builds nothing and fetches nothing; what it needs lies beside it (see `pack.py`) or in the Python that runs the models. Each
+step has a time of its own, and one that fails or hangs costs itself alone. Ends with 1 if a row failed.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import rows
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+STEPS = {
+    "builtin": ("correctness", 90),
+    "torch": ("correctness", 100),
+    "copies": ("speed", 100),
+    "throughput": ("speed", 170),
+    "shared_memory": ("readings", 90),
+    "metrics": ("readings", 100),
+    "missing_device": ("failures", 40),
+    "fault": ("failures", 100),
+    "killed": ("failures", 80),
+    "idle": ("readings", 40),
+    "cupy": ("correctness", 90),
+    "libtorch": ("correctness", 90),
+    "torchserve": ("correctness", 60),
+    "onnxruntime": ("correctness", 90),
+    "xgboost": ("correctness", 60),
+    "tensorrt": ("correctness", 150),
+}
+"""What is done, in which file, and in how many seconds at most; the first come first where there is not time for all."""
+LEAST_S = 10
+"""A step that would have less is left out."""
+LINES = 100
+"""So many of each log of a step that failed."""
+ASK = """
+import importlib.metadata as m, json, sys
+print(json.dumps([list(sys.version_info[:2]), [d.metadata["Name"] for d in m.distributions()]]))
+"""
+
+
+def distribution(name: str) -> str:
+    """A distribution's name in the one form that all spellings have in common."""
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def fits(wheel: str, version: tuple) -> bool:
+    """Whether a wheel is for this Python, by its name."""
+    python, abi, _ = wheel.removesuffix(".whl").rsplit("-", 3)[1:]
+    found = re.fullmatch(r"cp(\d)(\d+)", python)
+    if not found:
+        return "py3" in python.split(".")
+    needed = tuple(int(part) for part in found.groups())
+    return needed <= version if abi == "abi3" else needed == version
+
+
+def unpack(wheel: Path, site: Path):
+    """Puts a wheel's packages into a folder; a wheel is an archive of them."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    for part in site.glob("*.data"):
+        for kind in ("purelib", "platlib"):
+            for entry in (part / kind).glob("*"):
+                entry.rename(site / entry.name)
+
+
+def install(python: str, site: Path) -> list:
+    """Unpacks what this Python lacks of the wheels beside this file's root; says what it has unpacked. The server's own package is
+    taken from there in any case: it belongs to the executables."""
+    asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=120)
+    if asked.returncode:
+        sys.exit(f"{python} cannot be used: {asked.stderr.strip()}")
+    version, names = json.loads(asked.stdout)
+    present = {distribution(name) for name in names if name}
+    if "numpy" not in present and not list((ROOT / "wheels").glob("numpy-*")):
+        sys.exit(f"{python} has no numpy")
+    taken = []
+    for wheel in sorted((ROOT / "wheels").glob("*.whl")):
+        name = distribution(wheel.name.partition("-")[0])
+        if fits(wheel.name, tuple(version)) and (name == "pharos-worker" or name not in present):
+            unpack(wheel, site)
+            taken.append(name)
+    if "pharos-worker" not in [*present, *taken]:
+        sys.exit(f"{python} has no package pharos-worker, and there is no wheel of it in {ROOT / 'wheels'}")
+    return taken
+
+
+def environment_of(site: Path) -> dict:
+    """The environment of the steps: the packed executables and packages, and devices in the driver's order."""
+    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONDONTWRITEBYTECODE": "1"}
+    if (ROOT / "bin/pharos").exists():
+        environment["PHAROS_BIN"] = str(ROOT / "bin/pharos")
+    paths = [str(site), os.environ.get("PYTHONPATH", "")] if site.exists() else [os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
+
+
+def write(out: Path, work: Path, found: list) -> str:
+    """Writes the results: as JSON, as a table, and the ends of all logs of the steps that failed. Gives the table."""
+    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = f"{rows.table(found)}\n{rows.summary(found)}"
+    (out / "results.txt").write_text(text + "\n")
+    parts = []
+    for step in dict.fromkeys(row["step"] for row in found if row["state"] == rows.FAIL):
+        for log in sorted([*(work / step).glob("*.log"), work / step / "log.txt"]):
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            parts.append("\n".join([f"== {step}: {log.name}", *lines[-LINES:]]))
+    (out / "failed.txt").write_text("\n".join(parts) + "\n")
+    return text
+
+
+def no_device(device: int) -> str:
+    """Why the device cannot be used; empty if it can."""
+    try:
+        command = ["nvidia-smi", f"--id={device}", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi: {error}"
+    print(f"device {device}: {done.stdout.strip()}", flush=True)
+    return "" if done.returncode == 0 else f"nvidia-smi: {(done.stdout + done.stderr).strip()}"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "target/gpu-check", help="where results are written")
+    parser.add_argument("--work", type=Path, help="where models, packages and logs are written [default: work, in --out]")
+    parser.add_argument("--python", default=sys.executable, help="the Python that models and clients run on")
+    parser.add_argument("--only", default="", help=f"steps, separated by commas: {', '.join(STEPS)}")
+    parser.add_argument("--minutes", type=float, default=8, help="the whole time; what does not fit is skipped")
+    parser.add_argument("--device", type=int, default=0, help="the device's number, as nvidia-smi has it")
+    parser.add_argument("--cpu", action="store_true", help="without a device: instances on processors")
+    given = parser.parse_args()
+    given.only = [name for name in given.only.split(",") if name] or list(STEPS)
+    unknown = [name for name in given.only if name not in STEPS]
+    if unknown:
+        parser.error(f"there is no step {', '.join(unknown)}: they are {', '.join(STEPS)}")
+    return given
+
+
+def step(name: str, given: argparse.Namespace, work: Path, left: float) -> list:
+    """The rows of one step."""
+    command = [given.python, str(HERE / "steps.py"), name, str(work / name), str(given.device)]
+    command += ["--cpu"] if given.cpu else []
+    return rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site"))
+
+
+def no_time(name: str, work: Path) -> list:
+    """The row of a step that is left out."""
+    (work / name).mkdir(parents=True, exist_ok=True)
+    file = work / name / "rows.jsonl"
+    file.unlink(missing_ok=True)
+    rows.Rows(file, name).skip(name, "no time was left")
+    return rows.read(file)
+
+
+def main() -> int:
+    """All steps, one after the other."""
+    given = arguments()
+    end = time.monotonic() + given.minutes * 60
+    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.out.resolve()
+    work = (given.work or out / "work").resolve()
+    site = work / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    trouble = "" if given.cpu else no_device(given.device)
+    if trouble:
+        sys.exit(f"there is no device to check: {trouble} (--cpu tries everything else)")
+    print(f"unpacked: {', '.join(install(given.python, site)) or 'nothing'}", flush=True)
+    found = []
+    for name in given.only:
+        left = end - time.monotonic()
+        found += step(name, given, work, left) if left >= LEAST_S else no_time(name, work)
+        print(rows.table([row for row in found if row["step"] == name]).partition("\n")[2], flush=True)
+    text = write(out, work, found)
+    print(f"\n{text}")
+    return 1 if any(row["state"] == rows.FAIL for row in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

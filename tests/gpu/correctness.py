@@ -1,0 +1,315 @@
+"""Steps of `check.py`: every backend on the device against float64 on the CPU."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+import onnx_file
+import torchserve_models
+from world import CODE, DTYPES, Client, World, bf16, farthest, of_bf16, parameters, tensor, together
+
+EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
+"""The distance from one to the next number."""
+SHAPES = [(1, 1), (1, 4), (3, 1031), (8, 65537)]
+WEIGHTS = np.random.default_rng(7).standard_normal((64, 64)).astype(np.float32)
+"""Those of `gpu_models/affine.py`."""
+SINGLE, TF32 = 1e-5, 2e-3
+"""Largest error as a share of the largest value: of FP32, and of the ten bits that tensor cores take of it."""
+
+
+def ends(inputs: dict, outputs: dict) -> str:
+    """Inputs and outputs of a configuration: name -> (datatype, dims)."""
+    sides = (("input", inputs), ("output", outputs))
+    return "".join(tensor(side, name, *of) for side, named in sides for name, of in named.items())
+
+
+def pairs(datatype: str, numbers) -> tuple:
+    """Two arrays whose sum and difference the datatype can hold, for each of SHAPES."""
+    for shape in SHAPES:
+        if datatype == "BF16":
+            yield tuple(bf16(numbers.integers(-32, 32, shape) / 4) for _ in range(2))
+        elif datatype.startswith("FP"):
+            yield tuple(numbers.standard_normal(shape).astype(DTYPES[datatype]) for _ in range(2))
+        else:
+            information = np.iinfo(DTYPES[datatype])
+            low, high = information.min // 2, information.max // 2
+            left, right = (numbers.integers(low, high, shape, DTYPES[datatype]) for _ in range(2))
+            yield (left, right) if low else (np.maximum(left, right), np.minimum(left, right))
+
+
+def wide(datatype: str, array) -> np.ndarray:
+    """The values without loss for what is computed here: float64, or Python's whole numbers."""
+    if datatype == "BF16":
+        return of_bf16(array).astype(np.float64)
+    return array.astype(np.float64 if datatype.startswith("FP") else object)
+
+
+def errors_of_add_sub(client: Client, datatype: str) -> float:
+    """The largest error of sum and difference, in the datatype's own precision."""
+    worst = 0.0
+    for left, right in pairs(datatype, np.random.default_rng(1)):
+        found = client.infer(f"add_sub_{datatype.lower()}", {"INPUT0": (datatype, left), "INPUT1": (datatype, right)})
+        one, two = wide(datatype, left), wide(datatype, right)
+        for name, wanted in (("OUTPUT0", one + two), ("OUTPUT1", one - two)):
+            got = wide(datatype, found[name])
+            if datatype in EPSILON:
+                worst = max(worst, float((np.abs(got - wanted) / np.maximum(np.abs(wanted), 1e-30)).max()))
+            else:
+                worst = max(worst, float((got != wanted).any()))
+    return worst
+
+
+def same_after_identity(client: Client, datatype: str) -> bool:
+    """Whether random bytes come back as they were."""
+    numbers = np.random.default_rng(2)
+    for shape in SHAPES:
+        size = np.dtype(DTYPES[datatype]).itemsize
+        raw = numbers.integers(0, 2 if datatype == "BOOL" else 256, (*shape, size), np.uint8)
+        given = raw.view(DTYPES[datatype]).reshape(shape)
+        found = client.infer(f"identity_{datatype.lower()}", {"INPUT0": (datatype, given)})
+        if found["OUTPUT0"].tobytes() != given.tobytes() or found["OUTPUT0"].shape != shape:
+            return False
+    return True
+
+
+def mapped(server, library: str) -> bool:
+    """Whether a worker has a library in its memory."""
+    return any(library in Path(f"/proc/{pid}/maps").read_text() for pid in server.workers())
+
+
+def builtin(world: World):
+    """Identity and add_sub for every numeric datatype."""
+    for datatype in DTYPES:
+        one = {"INPUT0": (datatype, [-1])}
+        head = 'backend: "builtin"\nmax_batch_size: 8\n'
+        config = head + ends(one, {"OUTPUT0": (datatype, [-1])}) + parameters(function="identity")
+        world.model(f"identity_{datatype.lower()}", config)
+        if datatype != "BOOL":
+            two = {f"{side}{n}": (datatype, [-1]) for side in ("INPUT", "OUTPUT") for n in (0, 1)}
+            sides = [{k: v for k, v in two.items() if k.startswith(side)} for side in ("INPUT", "OUTPUT")]
+            world.model(f"add_sub_{datatype.lower()}", head + ends(*sides) + parameters(function="add_sub"))
+    with world.server() as server:
+        client = Client(server.http)
+        wrong = [datatype for datatype in DTYPES if not same_after_identity(client, datatype)]
+        world.rows.check("identity, 13 datatypes", not wrong, "the same bytes", reason=f"other bytes: {wrong}")
+        for datatype in DTYPES:
+            if datatype != "BOOL":
+                limit = EPSILON.get(datatype, 0.0) / 2 * 1.001
+                worst = errors_of_add_sub(client, datatype)
+                world.rows.check(f"add_sub {datatype}", worst <= limit, f"error {worst:.2g}", f"<= {limit:.2g}")
+        if world.cpu:
+            world.rows.skip("the driver is in use", "no device is wanted")
+        else:
+            world.rows.check("the driver is in use", mapped(server, "libcuda.so"))
+
+
+def ask_affine(world: World, server, name: str, number: int) -> tuple:
+    """25 requests of one client: the largest error, and where they were computed."""
+    client, numbers = Client(server.http), np.random.default_rng(number)
+    worst, places = 0.0, set()
+    for _ in range(25):
+        given = numbers.standard_normal((1 + number % 3, 64)).astype(np.float32)
+        found = client.infer(name, {"X": ("FP32", given)})
+        worst = max(worst, farthest(found["Y"], np.maximum(given.astype(np.float64) @ WEIGHTS, 0)))
+        places |= set(found["WHERE"])
+    return worst, places
+
+
+def affine(world: World, name: str, code: str):
+    """A model in Python: right with one instance and with two, in batches, and on its device."""
+    sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [64]), "WHERE": ("BYTES", [1])})
+    wait = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+    world.python_model(f"{name}_1", code, sides, 16)
+    world.python_model(f"{name}_2", code, sides, 16, wait, world.group(2))
+    world.python_model(f"{name}_auto", code, sides, 16, group="")
+    with world.server() as server:
+        kind = json.loads(server.get(f"/v2/models/{name}_auto/config")[1])["instance_group"][0]["kind"]
+        world.rows.check("KIND_AUTO", kind == ("KIND_CPU" if world.cpu else "KIND_GPU"), kind)
+        for model, count in ((f"{name}_1", 1), (f"{name}_2", 2)):
+            found = together(8, lambda n, model=model: ask_affine(world, server, model, n))
+            worst = max(error for error, _ in found)
+            places = set().union(*(place for _, place in found))
+            world.rows.check(f"{model}, {count} instances", worst <= SINGLE, f"error {worst:.2g}", f"<= {SINGLE}")
+            world.rows.check(f"{model} is on its device", places == {place(world)}, str(sorted(places)), str(place(world)))
+        told = server.statistics(f"{name}_2")
+        fewer = told["execution_count"] < told["inference_count"]
+        value = f"{told['inference_count']} in {told['execution_count']}"
+        world.rows.check(f"{name}_2 has batches", fewer, value)
+
+
+def place(world: World) -> bytes:
+    """The device as models name it: their own is the first of their process."""
+    return b"cpu" if world.cpu else b"cuda:0"
+
+
+def torch(world: World):
+    """`model.py` with PyTorch on `cuda:` and `model_instance_device_id`."""
+    reason = world.lacks_cuda()
+    if reason:
+        return world.rows.skip("model.py with PyTorch", reason)
+    return affine(world, "torch", "affine")
+
+
+def cupy(world: World):
+    """The same with CuPy."""
+    reason = "CuPy needs a device" if world.cpu else world.lacks("cupy")
+    if reason:
+        return world.rows.skip("model.py with CuPy", reason)
+    return affine(world, "cupy", "affine_cupy")
+
+
+def multilayer(numbers) -> tuple:
+    """x -> max(x A + b, 0) C: the ONNX file, and the same in float64."""
+    first, bias, second = (numbers.standard_normal(s).astype(np.float32) for s in ((64, 128), (128,), (128, 10)))
+    constants = [onnx_file.constant(n, "FP32", a) for n, a in (("A", first), ("b", bias), ("C", second))]
+    nodes = [
+        onnx_file.node("MatMul", ["X", "A"], ["h"]),
+        onnx_file.node("Add", ["h", "b"], ["i"]),
+        onnx_file.node("Relu", ["i"], ["j"]),
+        onnx_file.node("MatMul", ["j", "C"], ["Y"]),
+    ]
+    file = onnx_file.model(nodes, [("X", "FP32", ["n", 64])], [("Y", "FP32", ["n", 10])], constants)
+    return file, lambda x: np.maximum(x.astype(np.float64) @ first + bias, 0) @ second
+
+
+def convolution(numbers) -> tuple:
+    """A convolution of 3 x 3 with a border, and max(., 0): the ONNX file, and the same in float64."""
+    kernel = numbers.standard_normal((8, 4, 3, 3)).astype(np.float32)
+    nodes = [
+        onnx_file.node("Conv", ["X", "K"], ["h"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        onnx_file.node("Relu", ["h"], ["Y"]),
+    ]
+    shapes = [("X", "FP32", ["n", 4, 16, 16])], [("Y", "FP32", ["n", 8, 16, 16])]
+    file = onnx_file.model(nodes, *shapes, [onnx_file.constant("K", "FP32", kernel)])
+
+    def wanted(x):
+        padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        return np.maximum(np.einsum("nchwij,ocij->nohw", windows, kernel.astype(np.float64)), 0)
+
+    return file, wanted
+
+
+def onnx(world: World, extra: str, library: str):
+    """Both files, alone and by several clients; the provider's library must be in the worker."""
+    cases = {}
+    for name, make, dims in (("mlp", multilayer, ([64], [10])), ("convolution", convolution, ([4, 16, 16], [8, 16, 16]))):
+        file, wanted = make(np.random.default_rng(5))
+        head = 'backend: "onnxruntime"\nmax_batch_size: 8\ndynamic_batching { }\n'
+        world.model(name, head + ends({"X": ("FP32", dims[0])}, {"Y": ("FP32", dims[1])}) + extra, {"model.onnx": file})
+        cases[name] = (wanted, dims[0])
+    limit = SINGLE if world.cpu else TF32
+    with world.server() as server:
+        for name, (wanted, dims) in cases.items():
+
+            def ask(number, name=name, wanted=wanted, dims=dims):
+                client, numbers = Client(server.http), np.random.default_rng(number)
+                given = [numbers.standard_normal((1 + n % 4, *dims)).astype(np.float32) for n in range(10)]
+                return max(farthest(client.infer(name, {"X": ("FP32", x)})["Y"], wanted(x)) for x in given)
+
+            worst = max(together(4, ask))
+            world.rows.check(name, worst <= limit, f"error {worst:.2g}", f"<= {limit}")
+        if library:
+            world.rows.check("the provider is in use", mapped(server, library), library, reason="no worker has loaded it")
+
+
+def provider(name: str) -> Path | None:
+    """The library of a provider beside this Python's ONNX Runtime."""
+    import onnxruntime
+
+    found = Path(onnxruntime.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    return found if found.exists() else None
+
+
+def onnxruntime(world: World):
+    """ONNX files on the device, by the CUDA provider."""
+    reason = world.lacks("onnxruntime")
+    if not reason and not world.cpu and not provider("cuda"):
+        reason = "ONNX Runtime has no CUDA provider here: pip install onnxruntime-gpu"
+    if reason:
+        return world.rows.skip("onnxruntime", reason)
+    return onnx(world, "", "" if world.cpu else "libonnxruntime_providers_cuda.so")
+
+
+def tensorrt(world: World):
+    """ONNX files on the device, by TensorRT's provider."""
+    reason = "TensorRT needs a device" if world.cpu else world.lacks("onnxruntime")
+    if not reason and not provider("tensorrt"):
+        reason = "ONNX Runtime has no TensorRT provider here"
+    if not reason and not world.cpu:
+        reason = world.lacks("tensorrt")
+    if reason:
+        return world.rows.skip("tensorrt", reason)
+    accelerator = 'optimization { execution_accelerators { gpu_execution_accelerator: [ { name: "tensorrt" } ] } }\n'
+    return onnx(world, accelerator, "libonnxruntime_providers_tensorrt.so")
+
+
+def libtorch(world: World):
+    """Files of TorchScript and of torch.export."""
+    reason = world.lacks_cuda()
+    if reason:
+        return world.rows.skip("pytorch_libtorch", reason)
+    import torch as torch_package
+
+    layer = torch_package.nn.Linear(64, 16).eval()
+    weights, bias = (part.detach().numpy().astype(np.float64) for part in (layer.weight, layer.bias))
+    head = 'platform: "pytorch_libtorch"\nmax_batch_size: 16\ndynamic_batching { }\n'
+    config = head + ends({"input": ("FP32", [64])}, {"OUTPUT__0": ("FP32", [16])})
+    version = world.model("script", config)
+    torch_package.jit.script(layer).save(str(version / "model.pt"))
+    names = ["script"]
+    if hasattr(torch_package, "export"):
+        batch = {"input": {0: torch_package.export.Dim("batch", max=64)}}
+        program = torch_package.export.export(layer, (torch_package.ones(2, 64),), dynamic_shapes=batch)
+        torch_package.export.save(program, str(world.model("exported", config) / "model.pt2"))
+        names.append("exported")
+    with world.server() as server:
+        client, given = Client(server.http), np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+        for name in names:
+            found = client.infer(name, {"input": ("FP32", given)})["OUTPUT__0"]
+            worst = farthest(found, given.astype(np.float64) @ weights.T + bias)
+            world.rows.check(name, worst <= SINGLE, f"error {worst:.2g}", f"<= {SINGLE}")
+    return None
+
+
+def torchserve(world: World):
+    """An archive whose handler takes `gpu_id`."""
+    reason = world.lacks_cuda()
+    if reason:
+        return world.rows.skip("torchserve", reason)
+    manifest = {"createdOn": "01/01/2026 10:00:00", "runtime": "python", "archiverVersion": "0.12.0"}
+    manifest["model"] = {"modelName": "twice", "modelVersion": "1.0", "handler": "handler"}
+    files = {"handler.py": (CODE / "handler.py").read_bytes(), "MAR-INF/MANIFEST.json": json.dumps(manifest).encode()}
+    torchserve_models.write(world.models / "twice" / "1", "twice", files)
+    (world.models / "twice" / "config.pbtxt").write_text('backend: "torchserve"\n' + world.group())
+    with world.server() as server:
+        request = {"name": "data", "shape": [1, 1], "datatype": "BYTES", "data": ["[1.5, -2.0]"]}
+        status, answer = server.infer("twice", {"inputs": [request]})
+        found = json.loads(answer["outputs"][0]["data"][0]) if status == 200 else {}
+        world.rows.check("the handler's answer", found.get("twice") == [3, -4], str(found), reason=str(answer)[:200])
+        wanted = place(world).decode()
+        world.rows.check("it is on its device", found.get("where") == wanted, str(found.get("where")), wanted)
+    return None
+
+
+def xgboost(world: World):
+    """A file of XGBoost."""
+    reason = world.lacks("xgboost")
+    if reason:
+        return world.rows.skip("xgboost", reason)
+    import xgboost as package
+
+    rows = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    numbers = rows @ [1.0, 2.0, 3.0, 4.0]
+    model = package.train({"seed": 0, "max_depth": 3}, package.DMatrix(rows, numbers), 10)
+    version = world.model("trees", 'backend: "xgboost"\n')
+    model.save_model(str(version / "model.json"))
+    few = rows[:20]
+    with world.server() as server:
+        found = next(iter(Client(server.http).infer("trees", {"input": ("FP32", few)}).values()))
+        worst = farthest(found.ravel(), model.predict(package.DMatrix(few)).ravel())
+        world.rows.check("as without a server", worst <= SINGLE, f"error {worst:.2g}", f"<= {SINGLE}")
+    return None
+
+

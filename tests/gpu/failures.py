@@ -1,0 +1,121 @@
+"""Steps of `check.py`: devices that are not there, kernels that fault, processes that are killed."""
+
+import os
+import signal
+
+import numpy as np
+
+from correctness import ends
+from world import Client, World, answered, eventually, parameters
+
+ABSENT = 97
+"""The number of a device that no machine has."""
+NUMBER = ends({"X": ("INT32", [1])}, {"Y": ("INT32", [1])})
+
+
+def plain(world: World, name: str, group=None):
+    """A model of builtin."""
+    sides = ends({"INPUT0": ("FP32", [-1])}, {"OUTPUT0": ("FP32", [-1])})
+    config = 'backend: "builtin"\nmax_batch_size: 0\n' + sides + parameters(function="identity")
+    world.model(name, config, group=group)
+
+
+def ask_plain(client: Client, name: str) -> bool:
+    """Whether it answers right."""
+    given = np.arange(5, dtype=np.float32)
+    return bool((client.infer(name, {"INPUT0": ("FP32", given)})["OUTPUT0"] == given).all())
+
+
+def ask_number(server, number: int) -> int:
+    """What `mortal` makes of a number: the next one. Each request has a connection of its own."""
+    found = Client(server.http).infer("mortal", {"X": ("INT32", np.array([number], np.int32))})
+    return int(found["Y"][0])
+
+
+def reason_of(server, name: str) -> str:
+    """Why a model is not available."""
+    entry = server.index().get(name, [{}])[0]
+    return entry.get("reason", "") if entry.get("state") == "UNAVAILABLE" else ""
+
+
+def missing_device(world: World):
+    """A group on a device that is not there is refused, and a model beside it is served; so is one over a limit of memory."""
+    plain(world, "absent", world.group(device=ABSENT))
+    plain(world, "present")
+    with world.any_server() as server:
+        server.wait_until_ready("/v2/models/present/ready")
+        reason = eventually("it is refused", 20, lambda: reason_of(server, "absent"))
+        wanted = "no GPUs are available" if world.cpu else f"gpu id {ABSENT}"
+        world.rows.check("a device that is not there", wanted in reason, reason, wanted)
+        world.rows.check("others are served", ask_plain(Client(server.http), "present"))
+    if world.cpu:
+        return world.rows.skip("--model-load-gpu-limit", "it needs a device")
+    holder = world.lacks_cuda() or hold(world)
+    if not world.used_mib():
+        return world.rows.skip("--model-load-gpu-limit", "nothing of the device's memory is in use")
+    with world.any_server(f"--model-load-gpu-limit={world.device}:0.0") as server:
+        reason = eventually("it is refused", 20, lambda: reason_of(server, "present"))
+        wanted = f"memory limit set for GPU {world.device}"
+        world.rows.check("--model-load-gpu-limit", wanted in reason, reason, wanted)
+    del holder
+    return None
+
+
+def hold(world: World):
+    """Some memory of the device."""
+    import torch
+
+    return torch.zeros(1 << 28, dtype=torch.uint8, device=world.where())
+
+
+def mortal(world: World) -> str:
+    """A model that holds 2 GiB, and ends in a kernel when it is asked for 1. Gives why it cannot be had."""
+    reason = world.lacks_cuda()
+    if not reason:
+        world.python_model("mortal", "mortal", NUMBER)
+    return reason
+
+
+def fault(world: World):
+    """A kernel that faults costs its instance, which comes back; another model does not notice."""
+    reason = mortal(world)
+    if reason:
+        return world.rows.skip("a kernel that faults", reason)
+    plain(world, "witness")
+    with world.server() as server:
+        witness, before = Client(server.http), server.workers()
+        world.rows.check("it answers", ask_number(server, 5) == 6)
+        try:
+            world.rows.check("the request fails", False, str(ask_number(server, 1)))
+        except RuntimeError as error:
+            world.rows.check("the request fails", True, str(error)[:160])
+        world.rows.check("another model goes on", ask_plain(witness, "witness"))
+        answered(lambda: ask_number(server, 6) == 7, 60)
+        world.rows.check("it is back", True)
+        world.rows.check("one process is another", len(server.workers() - before) == 1, f"{server.workers() - before}")
+        world.rows.check("another model has gone on", ask_plain(witness, "witness"))
+    return None
+
+
+def killed(world: World):
+    """SIGKILL of a worker gives its memory on the device back, and another one takes its place."""
+    before = 0.0 if world.cpu else world.used_mib()
+    reason = mortal(world)
+    if reason:
+        return world.rows.skip("SIGKILL of a worker", reason)
+    with world.server() as server:
+        loaded = 0.0 if world.cpu else world.used_mib()
+        # The next process waits before it takes memory, so that what is free can be seen.
+        (world.models / "mortal" / "1" / "slow").write_text("")
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGKILL)
+        if world.cpu:
+            world.rows.skip("its memory is free", "no device is wanted")
+        else:
+            half = (before + loaded) / 2
+            found = eventually("its memory is free", 8, lambda: (world.used_mib(),) if world.used_mib() < half else None)
+            told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
+            world.rows.check("its memory is free", loaded - before >= 2048, told)
+        answered(lambda: ask_number(server, 6) == 7, 60)
+        world.rows.check("another one answers", worker not in server.workers())
+    return None

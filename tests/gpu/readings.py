@@ -1,0 +1,200 @@
+"""Steps of `check.py`: what the server says of the device beside what `nvidia-smi` says, clients' memory on it, and what an idle
+instance costs."""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from correctness import ends
+from server import total
+from speed import LARGE, PlainLoop
+from world import HERE, MIB, Client, World, eventually, parameters
+
+LOADED_S = 8
+"""How long the device is busy while both are asked."""
+PAIRS = {
+    "nv_gpu_memory_used_bytes": ("memory.used", MIB, 64),
+    "nv_gpu_memory_total_bytes": ("memory.total", MIB, 1),
+    "nv_gpu_power_usage": ("power.draw", 1, None),
+    "nv_gpu_power_limit": ("power.limit", 1, 1),
+    "pharos_gpu_temperature_celsius": ("temperature.gpu", 1, 3),
+    "nv_gpu_utilization": ("utilization.gpu", 0.01, 15),
+}
+"""The server's name, nvidia-smi's, one of whose units is so many of the server's, and the tolerance in nvidia-smi's units; power's
+is a tenth, at least 15 W: it is read at moments that are not the same."""
+
+
+def shared_memory(world: World):
+    """The checks of `gpu_shared_memory.py` with the instances on the device, and its times: 256 MiB in and out without the host."""
+    reason = "it needs a device" if world.cpu else world.lacks("tritonclient") or world.lacks("cuda.bindings")
+    if reason:
+        return world.rows.skip("CUDA shared memory", reason)
+    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=75)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "FAIL "))]
+    wrong = [line[5:] for line in lines if line.startswith("FAIL")]
+    trouble = "; ".join(wrong) or done.stderr.strip().rpartition("\n")[2]
+    world.rows.check("its checks", done.returncode == 0, f"{len(lines) - len(wrong)} of {len(lines)}", reason=trouble)
+    times = [float(found) for found in re.findall(r"256 MiB, median (\d+) ms", done.stdout)]
+    if world.lacks_cuda():
+        return world.rows.skip("256 MiB without the host", world.lacks_cuda())
+    limit = round_trip_ms(world) / 2
+    fast = bool(times) and max(times) < limit
+    return world.rows.check("256 MiB without the host", fast, f"{times} ms", f"< {limit:.1f} ms, half of a round trip")
+
+
+def round_trip_ms(world: World) -> float:
+    """What 256 MiB to pinned memory of the host and back takes."""
+    import torch
+
+    there = torch.zeros(256 * MIB, dtype=torch.uint8, device=world.where())
+    here = torch.empty(256 * MIB, dtype=torch.uint8).pin_memory()
+    times = []
+    for _ in range(6):
+        torch.cuda.synchronize(world.where())
+        begun = time.perf_counter()
+        here.copy_(there)
+        there.copy_(here)
+        torch.cuda.synchronize(world.where())
+        times.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(times)
+
+
+def held(world: World) -> str:
+    """A model that holds memory of the device: of PyTorch if there is one, else of builtin. Gives its name."""
+    if world.lacks_cuda():
+        one = {"INPUT0": ("FP32", [-1])}
+        config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
+        world.model("builtin", config + parameters(function="identity"))
+        return "builtin"
+    world.python_model("mortal", "mortal", ends({"X": ("INT32", [1])}, {"Y": ("INT32", [1])}))
+    return "mortal"
+
+
+def metrics(world: World):
+    """The families of the device, of pinned memory and of models' memory; times of copies in the statistics."""
+    name = held(world)
+    one = {"INPUT0": ("FP32", [-1])}
+    config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
+    world.model("large", config + parameters(function="identity"))
+    with world.server("--metrics-interval-ms=500") as server:
+        client = Client(server.http)
+        for _ in range(10):
+            client.infer("large", {"INPUT0": ("FP32", np.ones(LARGE // 4, np.float32))})
+        times_of(world, server, "large")
+        size, used = (total(server.scrape(), f"nv_pinned_memory_pool_{of}_bytes") / MIB for of in ("total", "used"))
+        if world.cpu:
+            return world.rows.check("nothing is pinned without a device", size == used == 0, f"{size} and {used} MiB")
+        world.rows.check("nv_pinned_memory_pool_total_bytes", size > 0, f"{size:.0f} MiB", "> 0")
+        world.rows.check("nv_pinned_memory_pool_used_bytes", 0 < used <= size, f"{used:.0f} MiB", f"0 < x <= {size:.0f}")
+        of_models(world, server, name)
+        idle = compared(world, server, 3)
+        world.rows.check("utilization when idle", max(idle["nv_gpu_utilization"]) <= 5, str(idle["nv_gpu_utilization"]), "<= 5 %")
+        if world.lacks_cuda():
+            return world.rows.skip("the device under load", world.lacks_cuda())
+        under_load(world, server)
+    return None
+
+
+def times_of(world: World, server, name: str):
+    """The parts of a request's time, by the statistics; on processors nothing has to be copied."""
+    told = server.statistics(name)["inference_stats"]
+    for part in ("compute_input", "compute_infer", "compute_output"):
+        mean = told[part]["ns"] / max(told[part]["count"], 1) / 1e6
+        least = part == "compute_infer" or not world.cpu
+        world.rows.check(f"{part} of 16 MiB", mean > 0 or not least, f"{mean:.3f} ms", "> 0" if least else "")
+
+
+def series(server, world: World, name: str) -> float:
+    """A gauge of the device."""
+    return total(server.scrape(), name, gpu_uuid=world.smi("uuid")[0])
+
+
+def compared(world: World, server, seconds: float) -> dict:
+    """Both sides' medians over some seconds, in nvidia-smi's units, and the watts that nvidia-smi showed."""
+    uuid, found, end = world.smi("uuid")[0], {name: [] for name in PAIRS}, time.monotonic() + seconds
+    while time.monotonic() < end:
+        theirs, scrape = world.smi(*(field for field, _, _ in PAIRS.values())), server.scrape()
+        for (name, (_, unit, _)), their in zip(PAIRS.items(), theirs):
+            ours = [value for (n, labels), value in scrape.items() if n == name and ("gpu_uuid", uuid) in labels]
+            found[name].append((ours[0] / unit if ours else None, their))
+        time.sleep(0.3)
+    return {name: medians(readings) for name, readings in found.items()}
+
+
+def medians(readings: list) -> tuple:
+    """Those of both sides; 0 for a side that told nothing."""
+    sides = ([value for value in side if isinstance(value, float)] for side in zip(*readings))
+    return tuple(round(statistics.median(side), 2) if side else 0.0 for side in sides)
+
+
+def under_load(world: World, server):
+    """The device is kept busy by another process meanwhile."""
+    with PlainLoop(world, 1024, 4096) as plain:
+        plain.ask(do="run", seconds=1)
+        plain.send(do="run", seconds=LOADED_S + 3)
+        time.sleep(2)
+        begun, energy = time.monotonic(), series(server, world, "nv_energy_consumption")
+        found = compared(world, server, LOADED_S)
+        joules = series(server, world, "nv_energy_consumption") - energy
+        spent = time.monotonic() - begun
+    for name, (ours, theirs) in found.items():
+        tolerance = PAIRS[name][2] or max(theirs / 10, 15)
+        world.rows.near(name, ours, theirs, tolerance, PAIRS[name][0])
+    watts = found["nv_gpu_power_usage"][1]
+    if watts:
+        world.rows.near("nv_energy_consumption", joules / spent, watts, watts * 0.15, "W, of joules")
+    else:
+        world.rows.skip("nv_energy_consumption", "nvidia-smi shows no power")
+
+
+def of_models(world: World, server, name: str):
+    """Memory of the model's process on the device: the server's word and nvidia-smi's."""
+    by_process = world.of_processes()
+    known = set(by_process) & server.workers()
+    family = "pharos_worker_gpu_memory_bytes"
+    if not known:
+        return world.rows.skip(family, "the driver does not tell the process ids of this place")
+    wanted = sum(by_process[pid] for pid in known)
+
+    def shown():
+        return total(server.scrape(), family) / MIB
+
+    eventually("it is measured", 10, lambda: shown() > 0)
+    world.rows.near(family, shown(), wanted, 64, "MiB")
+    of_one = total(server.scrape(), family, model=name) / MIB
+    least = 2048 if name == "mortal" else 1
+    world.rows.check(f"{family} of {name}", of_one >= least, f"{of_one:.0f} MiB", f">= {least}")
+    usage = server.statistics(name).get("memory_usage", [])
+    return world.rows.check("memory_usage in statistics", any(e["type"] == "GPU" for e in usage), str(usage), "type GPU")
+
+
+def resident_mib(pid: int) -> float:
+    """MiB of a process; what it shares with others is counted in parts."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def idle(world: World):
+    """Memory of the server, of an idle builtin instance, and of the device."""
+    before = 0.0 if world.cpu else world.used_mib()
+    one = {"INPUT0": ("FP32", [-1])}
+    config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
+    world.model("identity", config + parameters(function="identity"))
+    with world.server() as server:
+        Client(server.http).infer("identity", {"INPUT0": ("FP32", np.ones(4, np.float32))})
+        (worker,) = server.workers()
+        frontend = resident_mib(server.process.pid)
+        world.rows.check("the frontend, host", 0 < frontend < 100, f"{frontend:.1f} MiB", "< 100")
+        world.rows.check("an idle instance, host", True, f"{resident_mib(worker):.1f} MiB")
+        if world.cpu:
+            return world.rows.skip("an idle instance, device", "no device is wanted")
+        world.rows.check("an idle instance, device", True, f"{world.used_mib() - before:.0f} MiB")
+        return world.rows.check("the frontend, device", server.process.pid not in world.of_processes(), "nothing")

@@ -1,0 +1,230 @@
+"""What the steps of `check.py` share: the repository that a step makes, its server, a client for large tensors, and what
+`nvidia-smi` says."""
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+for folder in ("python", "models"):
+    sys.path.insert(0, str(HERE.parent / folder))
+
+from generate import parameters, tensor  # noqa: E402
+from rows import Rows  # noqa: E402
+from server import Server, eventually  # noqa: E402
+
+CODE = HERE / "gpu_models"
+MIB = 1 << 20
+DTYPES = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
+    "FP16": np.float16, "BF16": np.uint16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+"""How arrays hold the protocol's datatypes; BF16 as its bits."""
+
+__all__ = ["CODE", "DTYPES", "MIB", "Client", "World", "bf16", "eventually", "of_bf16", "parameters", "tensor"]
+
+
+def bf16(array) -> np.ndarray:
+    """Numbers as the bits of BF16; those that have more digits are cut off."""
+    return (np.asarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def of_bf16(bits: np.ndarray) -> np.ndarray:
+    """The numbers of BF16's bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Client:
+    """Requests with binary tensors over one connection, without any package."""
+
+    def __init__(self, address: str, timeout_s: float = 60):
+        self.connection = http.client.HTTPConnection(address, timeout=timeout_s)
+
+    def infer(self, model: str, inputs: dict) -> dict:
+        """`inputs`: name -> (datatype, array). The outputs by name; BYTES as lists of bytes."""
+        parts, described = [], []
+        for name, (datatype, array) in inputs.items():
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            parts.append(flat.data)
+            entry = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+            described.append(entry | {"parameters": {"binary_data_size": flat.size}})
+        head = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+        size = len(head) + sum(len(part) for part in parts)
+        headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Length": str(size)}
+        self.connection.request("POST", f"/v2/models/{model}/infer", iter([head, *parts]), headers)
+        response = self.connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{model}: {response.status} {body[:500].decode(errors='replace')}")
+        return outputs(body, int(response.headers["Inference-Header-Content-Length"]))
+
+
+def outputs(body: bytes, head: int) -> dict:
+    """The tensors of an answer whose JSON is its first `head` bytes."""
+    found, at = {}, head
+    for entry in json.loads(body[:head])["outputs"]:
+        size = entry["parameters"]["binary_data_size"]
+        data, at = body[at : at + size], at + size
+        if entry["datatype"] == "BYTES":
+            found[entry["name"]] = texts(data)
+        else:
+            found[entry["name"]] = np.frombuffer(data, DTYPES[entry["datatype"]]).reshape(entry["shape"])
+    return found
+
+
+def texts(data: bytes) -> list:
+    """The elements of a BYTES tensor."""
+    found = []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return found
+
+
+class World:
+    """One step's place: its folder, its rows, and whether it is to do without a device."""
+
+    def __init__(self, folder: Path, step: str, device: int, cpu: bool):
+        self.folder, self.device, self.cpu = folder, device, cpu
+        self.rows = Rows(folder / "rows.jsonl", step)
+        self.models = folder / "models"
+        shutil.rmtree(self.models, ignore_errors=True)
+        self.models.mkdir(parents=True)
+
+    def group(self, count: int = 1, device=None) -> str:
+        """The instance group of a model on the device, or on processors."""
+        if self.cpu and device is None:
+            return f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
+        number = self.device if device is None else device
+        return f"instance_group [ {{ count: {count} kind: KIND_GPU gpus: [ {number} ] }} ]\n"
+
+    def model(self, name: str, config: str, files=None, group=None) -> Path:
+        """Writes a model; `files`: name -> bytes, or a path that is copied. Gives its version's directory."""
+        version = self.models / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(config + (self.group() if group is None else group))
+        for file, content in (files or {}).items():
+            (version / file).write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+        return version
+
+    def python_model(self, name: str, code: str, tensors: str, batch: int = 0, extra: str = "", group=None):
+        """A model in Python whose code is in `gpu_models`."""
+        config = f'backend: "python"\nmax_batch_size: {batch}\n{tensors}{extra}'
+        return self.model(name, config, {"model.py": CODE / f"{code}.py"}, group)
+
+    @contextlib.contextmanager
+    def server(self, *options):
+        """A server of the models; the step goes on when all are ready, or fails with the end of the log."""
+        with self.any_server(*options) as server:
+            server.wait_until_ready()
+            yield server
+
+    @contextlib.contextmanager
+    def any_server(self, *options):
+        """As [`server`], but the step goes on at once."""
+        flags = [f"--python={sys.executable}", "--exit-on-error=false", "--worker-max-backoff-secs=2", *options]
+        server = Server(self.folder, [self.models], flags)
+        server.launch()
+        try:
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.stop(check=False)
+
+    def lacks(self, module: str) -> str:
+        """Why a module cannot be used in this Python; empty if it can."""
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        return "" if found else f"this Python has no {module}"
+
+    def lacks_cuda(self) -> str:
+        """Why PyTorch cannot use the device; empty if it can, and where no device is wanted."""
+        missing = self.lacks("torch")
+        if missing or self.cpu:
+            return missing
+        import torch
+
+        return "" if torch.cuda.is_available() else "this Python's PyTorch sees no device"
+
+    def where(self) -> str:
+        """The device as PyTorch names it, for this process."""
+        return "cpu" if self.cpu else f"cuda:{self.device}"
+
+    def smi(self, *fields: str) -> list:
+        """Values of `nvidia-smi --query-gpu` of the device, as numbers where they are; the unknown is None."""
+        command = ["nvidia-smi", f"--id={self.device}", f"--query-gpu={','.join(fields)}"]
+        done = subprocess.run([*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30)
+        return [number(cell) for cell in done.stdout.strip().split(", ")] if done.returncode == 0 else [None] * len(fields)
+
+    def used_mib(self) -> float:
+        """MiB of the device's memory that are in use."""
+        return self.smi("memory.used")[0] or 0.0
+
+    def of_processes(self) -> dict:
+        """Process id -> MiB on the device. In a container the driver may tell other ids, or none."""
+        command = ["nvidia-smi", f"--id={self.device}", "--query-compute-apps=pid,used_memory"]
+        done = subprocess.run([*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30)
+        pairs = (line.split(", ") for line in done.stdout.splitlines() if ", " in line)
+        return {int(pid): number(used) for pid, used in pairs if isinstance(number(used), float)}
+
+
+def number(cell: str):
+    """A cell of `nvidia-smi` as a number, as text, or as None."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None if cell.startswith("[") or not cell else cell
+
+
+def together(count: int, work) -> list:
+    """Runs `work(n)` in threads: their results, or the first exception."""
+    results, failed = [None] * count, []
+
+    def one(n):
+        try:
+            results[n] = work(n)
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return results
+
+
+def farthest(found, wanted) -> float:
+    """The largest error, as a share of the largest value that there should be."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    if found.shape != wanted.shape or not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+
+
+def answered(check, deadline_s: float):
+    """Waits until a request is answered: `check()` without an exception."""
+
+    def tried():
+        try:
+            return check() or True
+        except (OSError, RuntimeError, http.client.HTTPException):
+            time.sleep(0.2)
+            return False
+
+    return eventually("it is answered", deadline_s, tried)

@@ -1,0 +1,108 @@
+"""The script for a machine with a GPU, `tests/gpu/check.py`, without one: its steps run on processors, one that fails or hangs costs
+itself alone, and what `pack.py` collects is enough."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from server import ROOT, binary
+
+GPU = ROOT / "tests/gpu"
+PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
+has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker, numpy"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+
+sys.path.append(str(GPU))
+import rows  # noqa: E402
+
+
+def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tuple:
+    """Runs the script without a device: its exit status, its rows, and what it printed."""
+    command = [sys.executable, script, "--cpu", f"--python={PYTHON}", f"--out={folder}", *arguments]
+    given = os.environ | {"PHAROS_BIN": str(binary().absolute())} | (environment or {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=given, cwd=folder.parent)
+    results = folder / "results.json"
+    return done.returncode, json.loads(results.read_text()) if results.exists() else [], done.stdout + done.stderr
+
+
+def test_the_quick_steps(tmp_path):
+    """All rows are right or say why they cannot be had, and each step has rows that were right."""
+    steps = ["builtin", "onnxruntime", "missing_device", "metrics", "idle"]
+    code, found, printed = check(tmp_path / "out", f"--only={','.join(steps)},cupy,shared_memory")
+    assert code == 0, printed
+    assert [row for row in found if row["state"] == "FAIL"] == []
+    assert all(row["reason"] for row in found if row["state"] == "skipped")
+    right = [row for row in found if row["state"] == "ok"]
+    assert [step for step in steps if step not in {row["step"] for row in right}] == []
+    assert {row["name"] for row in right} >= {"identity, 13 datatypes", "add_sub BF16", "mlp", "convolution"}
+    assert {row["step"] for row in found} == {*steps, "cupy", "shared_memory"}
+    assert f"{len(right)} ok, 0 FAIL" in printed
+
+
+def test_a_failure_is_a_row(tmp_path):
+    """A server that does not start fails its step with the reason; the next step goes on, and the script ends with 1."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "pharos").write_text("#!/bin/sh\necho cannot start; exit 3\n")
+    (folder / "pharos").chmod(0o755)
+    code, found, printed = check(
+        tmp_path / "out", "--only=idle,cupy", environment={"PHAROS_BIN": str(folder / "pharos")}
+    )
+    assert code == 1, printed
+    assert [(row["step"], row["state"]) for row in found] == [("idle", "FAIL"), ("cupy", "skipped")]
+    assert "cannot start" in found[0]["reason"]
+    assert "cannot start" in (tmp_path / "out/failed.txt").read_text()
+
+
+def test_no_time_is_left(tmp_path):
+    """Steps that do not fit into the whole time are named."""
+    code, found, _ = check(tmp_path / "out", "--only=builtin,idle", "--minutes=0")
+    assert code == 0
+    assert [(row["step"], row["reason"]) for row in found] == [(s, "no time was left") for s in ("builtin", "idle")]
+
+
+def test_a_step_that_hangs(tmp_path):
+    """It is ended with all that it has started, and the rows that it has written stay."""
+    code = (
+        "import subprocess, sys, time, pathlib; sys.path.append(sys.argv[1]); import rows\n"
+        "file = pathlib.Path(sys.argv[2])\n"
+        "rows.Rows(file / 'rows.jsonl', 'slow').check('first', True)\n"
+        "child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
+        "(file / 'child').write_text(str(child.pid)); time.sleep(100)"
+    )
+    begun = time.monotonic()
+    found = rows.run("slow", [sys.executable, "-c", code, str(GPU), str(tmp_path)], 3, tmp_path)
+    assert time.monotonic() - begun < 20
+    assert [(row["name"], row["state"]) for row in found] == [("first", "ok"), ("slow", "FAIL")]
+    assert found[1]["reason"] == "no end within 3 s"
+    child = int((tmp_path / "child").read_text())
+    state = f"/proc/{child}/stat"
+    assert not os.path.exists(state) or open(state).read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_an_unknown_step(tmp_path):
+    """The text names those that there are."""
+    code, _, printed = check(tmp_path / "out", "--only=nothing")
+    assert code == 2 and "there is no step nothing: they are builtin, torch, " in printed
+
+
+def test_the_pack_is_enough(tmp_path):
+    """It works from another place, without this repository's executables and packages."""
+    wheels = binary().parent.parent / "wheels"
+    if not list(wheels.glob("pharos_worker-*.whl")):
+        pytest.skip(f"there is no wheel in {wheels}: make python-worker")
+    pack = tmp_path / "pack"
+    done = subprocess.run([sys.executable, GPU / "pack.py", f"--to={pack}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert " MiB" in done.stdout
+    script = pack / "tests/gpu/check.py"
+    code, found, printed = check(
+        tmp_path / "out", "--only=idle,missing_device", script=script, environment={"PHAROS_BIN": "nothing"}
+    )
+    assert code == 0, printed
+    assert "unpacked: pharos-worker" in printed
+    assert {row["state"] for row in found if row["step"] == "idle"} == {"ok", "skipped"}
