@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STEPS = {
     "builtin": ("correctness", 90),
+    "instances": ("correctness", 60),
     "torch": ("correctness", 100),
     "copies": ("speed", 100),
     "throughput": ("speed", 170),

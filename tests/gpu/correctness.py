@@ -7,7 +7,7 @@ import numpy as np
 
 import onnx_file
 import torchserve_models
-from world import CODE, DTYPES, Client, World, bf16, farthest, of_bf16, parameters, tensor, together
+from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, of_bf16, parameters, tensor, together
 
 EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
 """The distance from one to the next number."""
@@ -102,6 +102,32 @@ def builtin(world: World):
             world.rows.skip("the driver is in use", "no device is wanted")
         else:
             world.rows.check("the driver is in use", mapped(server, "libcuda.so"))
+
+
+def instances(world: World):
+    """Two instances of builtin that are asked by eight clients at once: batches are put together and taken apart."""
+    two = [{f"{side}{n}": ("FP32", [-1]) for n in (0, 1)} for side in ("INPUT", "OUTPUT")]
+    head = 'backend: "builtin"\nmax_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 2000 }\n'
+    config = head + ends(*two) + parameters(function="add_sub")
+    world.model("sums", config, group=world.group(2))
+
+    def ask(number):
+        client, numbers, worst = Client(server.http), np.random.default_rng(number), 0.0
+        for _ in range(25):
+            # The same shape for all, else there are no batches; one that no alignment likes.
+            left, right = (numbers.standard_normal((1 + number % 2, 10007)).astype(np.float32) for _ in range(2))
+            found = client.infer("sums", {"INPUT0": ("FP32", left), "INPUT1": ("FP32", right)})
+            wanted = left.astype(np.float64), right.astype(np.float64)
+            worst = max(worst, farthest(found["OUTPUT0"], wanted[0] + wanted[1]), farthest(found["OUTPUT1"], wanted[0] - wanted[1]))
+        return worst
+
+    with world.server() as server:
+        worst = max(together(8, ask))
+        world.rows.check("add_sub, 2 instances", worst <= EPSILON["FP32"], f"error {worst:.2g}", f"<= {EPSILON['FP32']:.2g}")
+        world.rows.check("two processes", len(server.workers()) == 2)
+        told = server.statistics("sums")
+        fewer = told["execution_count"] < told["inference_count"]
+        world.rows.check("they have batches", fewer, f"{told['inference_count']} in {told['execution_count']}")
 
 
 def ask_affine(world: World, server, name: str, number: int) -> tuple:
@@ -222,11 +248,23 @@ def provider(name: str) -> Path | None:
     return found if found.exists() else None
 
 
+def refused(world: World):
+    """Without the provider a model that wants the device is not loaded, and the text says what to install."""
+    file, _ = multilayer(np.random.default_rng(5))
+    sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [10])})
+    world.model("refused", f'backend: "onnxruntime"\nmax_batch_size: 8\n{sides}', {"model.onnx": file})
+    with world.any_server() as server:
+        reason = eventually("it is refused", 20, lambda: server.index().get("refused", [{}])[0].get("reason"))
+        wanted = "pip install onnxruntime-gpu"
+        world.rows.check("without the provider it is refused", wanted in reason, reason, wanted)
+
+
 def onnxruntime(world: World):
     """ONNX files on the device, by the CUDA provider."""
     reason = world.lacks("onnxruntime")
     if not reason and not world.cpu and not provider("cuda"):
         reason = "ONNX Runtime has no CUDA provider here: pip install onnxruntime-gpu"
+        refused(world)
     if reason:
         return world.rows.skip("onnxruntime", reason)
     return onnx(world, "", "" if world.cpu else "libonnxruntime_providers_cuda.so")

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 for folder in ("python", "models"):
     sys.path.insert(0, str(HERE.parent / folder))
 
-from generate import parameters, tensor  # noqa: E402
+from generate import parameters, tensor  # noqa: E402, F401
 from rows import Rows  # noqa: E402
 from server import Server, eventually  # noqa: E402
 
@@ -31,7 +31,6 @@ DTYPES = {
 }  # fmt: skip
 """How arrays hold the protocol's datatypes; BF16 as its bits."""
 
-__all__ = ["CODE", "DTYPES", "MIB", "Client", "World", "bf16", "eventually", "of_bf16", "parameters", "tensor"]
 
 
 def bf16(array) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""The script for a machine with a GPU, `tests/gpu/check.py`, without one: its steps run on processors, one that fails or hangs costs
-itself alone, and what `pack.py` collects is enough."""
+"""The script for a machine with a GPU, `tests/gpu/check.py`, without one: its steps run on processors, one that fails or
+hangs costs itself alone, and what `pack.py` collects is enough."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from server import ROOT, binary
+from fake_gpus import Gpus
+from server import ROOT, alive, binary, eventually
 
 GPU = ROOT / "tests/gpu"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -31,7 +32,7 @@ def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tupl
 
 def test_the_quick_steps(tmp_path):
     """All rows are right or say why they cannot be had, and each step has rows that were right."""
-    steps = ["builtin", "onnxruntime", "missing_device", "metrics", "idle"]
+    steps = ["builtin", "instances", "onnxruntime", "missing_device", "metrics", "idle"]
     code, found, printed = check(tmp_path / "out", f"--only={','.join(steps)},cupy,shared_memory")
     assert code == 0, printed
     assert [row for row in found if row["state"] == "FAIL"] == []
@@ -80,14 +81,13 @@ def test_a_step_that_hangs(tmp_path):
     assert [(row["name"], row["state"]) for row in found] == [("first", "ok"), ("slow", "FAIL")]
     assert found[1]["reason"] == "no end within 3 s"
     child = int((tmp_path / "child").read_text())
-    state = f"/proc/{child}/stat"
-    assert not os.path.exists(state) or open(state).read().rpartition(")")[2].split()[0] == "Z"
+    eventually("what it has started is gone", 10, lambda: not alive(child))
 
 
 def test_an_unknown_step(tmp_path):
     """The text names those that there are."""
     code, _, printed = check(tmp_path / "out", "--only=nothing")
-    assert code == 2 and "there is no step nothing: they are builtin, torch, " in printed
+    assert code == 2 and "there is no step nothing: they are builtin, instances, " in printed
 
 
 def test_the_pack_is_enough(tmp_path):
@@ -106,3 +106,48 @@ def test_the_pack_is_enough(tmp_path):
     assert code == 0, printed
     assert "unpacked: pharos-worker" in printed
     assert {row["state"] for row in found if row["step"] == "idle"} == {"ok", "skipped"}
+
+
+DEVICE = """
+* devices 1
+* driver 550.54.15
+0 uuid GPU-0
+0 utilization 37 12
+0 memory 85899345920 8589934592
+0 power 250500
+0 power_limit 400000
+0 energy 5000
+0 temperature 55
+"""
+SMI = """#!/usr/bin/env python3
+import sys
+values = {"uuid": "GPU-0", "memory.used": "8192", "memory.total": "81920", "power.draw": "250.50",
+          "power.limit": "400.00", "temperature.gpu": "%s", "utilization.gpu": "37"}
+fields = next(word.partition("=")[2] for word in sys.argv if "--query" in word).split(",")
+print("4194305, 512" if "pid" in fields else ", ".join(values.get(field, "[N/A]") for field in fields))
+"""
+
+
+@pytest.mark.parametrize("temperature, wrong", [("55", set()), ("75", {"pharos_gpu_temperature_celsius"})])
+def test_readings_beside_nvidia_smi(tmp_path, monkeypatch, temperature, wrong):
+    """What the driver's library tells the server is compared with what `nvidia-smi` shows, in the same units; energy, which the
+    made-up device does not spend, is not there."""
+    import readings
+    import world
+
+    (tmp_path / "nvidia-smi").write_text(SMI % temperature)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    gpus = Gpus(tmp_path)
+    gpus.tell(DEVICE)
+    place = world.World(tmp_path / "step", "metrics", 0, True)
+    with place.server("--metrics-interval-ms=100", gpus.option()) as server:
+        eventually("it is measured", 10, lambda: readings.series(server, place, "nv_gpu_power_usage") > 0)
+        for name, (ours, theirs) in readings.compared(place, server, 1).items():
+            place.rows.near(name, ours, theirs, readings.PAIRS[name][2] or 25)
+        readings.of_models(place, server, "none")
+    found = rows.read(place.rows.file)
+    assert {row["name"] for row in found if row["state"] == "FAIL"} == wrong
+    assert len([row for row in found if row["state"] == "ok"]) == len(readings.PAIRS) - len(wrong)
+    assert found[-1]["state"] == "skipped" and place.of_processes() == {4194305: 512.0}
+    assert place.smi("pstate", "memory.used") == [None, 8192.0]
