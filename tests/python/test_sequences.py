@@ -502,11 +502,12 @@ def test_ten_thousand_open_sequences(sequences, grpc):
         return resident(sequences.process.pid) - before
 
     # As many before, so that what requests need for themselves is there. What the allocator takes for threads, or gives back
-    # of what others needed, may be in one of the two counts.
+    # of what tests before needed, may be in one of the two counts: then the greater one is looked at alone.
     assert asyncio.run(steps(1, {"sequence_start": True, "sequence_end": True}, 1)) == {1}
     taken = [open_from(1), open_from(1 + count)]
     print(f"{[size // count for size in taken]} bytes for each open sequence")
-    assert 0 < sum(taken) < 2048 * 2 * count
+    each = sum(taken) / 2 if min(taken) > 0 else max(taken)
+    assert 0 < each < 2048 * count
     assert gauge(sequences, "pharos_sequences", "many", state="active") == 2 * count
     assert gauge(sequences, "pharos_sequence_slots_used", "many") == 2 * count
     for first in (1, 1 + count):
