@@ -153,10 +153,14 @@ fn answer(
             ToWorker::Execute(execute) => {
                 let Executed { done, panicked, kept } = instance.execute(&execute);
                 let open = !done.open.is_empty();
+                let failed = done.error.is_some() || !done.failed.is_empty();
                 sender.send(&ToFrontend::Done(done))?;
                 drop(kept);
                 if open {
                     shared.batch_announced(execute.batch);
+                }
+                if failed || open {
+                    shared.cuda.look();
                 }
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));

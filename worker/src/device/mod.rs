@@ -102,6 +102,23 @@ impl Cuda {
         self.device.as_ref()
     }
 
+    /// Finds out whether a failure that a framework has met has broken the instance's own device for good: the frameworks'
+    /// work is in the same context as ours, in which every call fails from then on.
+    pub(crate) fn look(&self) {
+        if self.device.is_none() {
+            return;
+        }
+        // What it finds is remembered.
+        let _ = self.ask(|driver| {
+            if driver.is_active(OWN) {
+                driver.enter(OWN)?;
+                let event = driver.event(OWN)?;
+                driver.close_event(OWN, event);
+            }
+            Ok(())
+        });
+    }
+
     /// Makes the instance's own device ready.
     ///
     /// # Errors

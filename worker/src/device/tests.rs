@@ -69,6 +69,23 @@ fn copies_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn a_failure_of_a_framework_may_have_broken_the_device() {
+    let fake = Fake::new(1);
+    let cuda = Cuda::with(Box::new(fake.clone()), Some(Device::default()));
+    cuda.look();
+    assert_eq!((fake.count("event"), cuda.broken()), (0, None), "nobody uses it");
+    fake.activate();
+    cuda.look();
+    assert_eq!((fake.count("event"), fake.handles(), cuda.broken()), (1, 0, None), "an ordinary failure");
+    fake.fail("event", 0, Fault::Lasting("an illegal address".into()));
+    cuda.look();
+    assert!(cuda.broken().unwrap().contains("an illegal address"));
+    let on_processors = Cuda::with(Box::new(Fake::absent()), None);
+    on_processors.look();
+    assert_eq!(on_processors.broken(), None);
+}
+
+#[test]
 fn buffers_are_shared_by_sizes_that_are_near() {
     let fake = Fake::new(1);
     let mut pool = Pool::new(cuda(&fake));

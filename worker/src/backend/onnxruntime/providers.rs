@@ -54,7 +54,9 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
                 }
             }
             other => {
-                return Err(format!("the gpu_execution_accelerator '{other}' is not known; allowed are cuda, tensorrt"));
+                return Err(format!(
+                    "the gpu_execution_accelerator '{other}' is not known; allowed are cuda, tensorrt"
+                ));
             }
         }
     }
