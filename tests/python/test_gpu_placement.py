@@ -161,11 +161,12 @@ def test_automatic_placement(world):
         "auto_0": order("GPU-a", "GPU-b"),
         "auto_1": order("GPU-b", "GPU-a"),
     }
-    assert {place["kind"] for place in places.values()} == {"GPU"}
+    # Each has its device as the first of its process, whatever its number on the machine.
+    assert {(place["kind"], place["device"]) for place in places.values()} == {("GPU", "0")}
     assert [group["gpus"] for group in places["auto_0"]["config"]] == [[0, 1]]
     assert len({place["pid"] for place in places.values()}) == 2
     (place,) = world.places("cpu", 1).values()
-    assert (place["kind"], place["cuda"]) == ("CPU", {})
+    assert (place["kind"], place["device"], place["cuda"]) == ("CPU", "0", {})
     for name in ("simple", "digits"):
         assert [group["kind"] for group in world.groups(name)] == ["KIND_CPU"]
     # The code that completes a configuration sees what will be.
@@ -181,10 +182,9 @@ def test_gpus_and_counts(world):
     world.model("both", 'instance_group [ { name: "g" count: 2 kind: KIND_GPU }, { name: "c" kind: KIND_CPU } ]')
     world.start(TWO, "--allow-gpu-metrics=false")
     second = order("GPU-b", "GPU-a")
-    assert {name: place["cuda"] for name, place in world.places("second", 2).items()} == {
-        "second_0_0": second,
-        "second_0_1": second,
-    }
+    places = world.places("second", 2)
+    assert {name: place["cuda"] for name, place in places.items()} == {"second_0_0": second, "second_0_1": second}
+    assert {(place["kind"], place["device"]) for place in places.values()} == {("GPU", "0")}
     first = order("GPU-a", "GPU-b")
     expected = {"g_0": first, "g_1": second, "g_2": first, "g_3": second, "c_0": {}}
     assert {name: place["cuda"] for name, place in world.places("both", 5).items()} == expected
@@ -416,6 +416,8 @@ def test_torchserves_devices(tmp_path):
                 variables = dict(entry.split("=", 1) for entry in environment if "=" in entry)
                 devices.append((worker["gpu"], variables.get("CUDA_VISIBLE_DEVICES")))
             found[name] = described["deviceType"], devices
+        told = {name: home.predict(name, b"gpu")[1] for name in archives}
+    assert told == {"spread": b"0", "second": b"0", "cpu": b"None"}
     assert found == {
         "spread": ("gpu", [(True, "GPU-a,GPU-b"), (True, "GPU-b,GPU-a")]),
         "second": ("gpu", [(True, "GPU-b,GPU-a")]),

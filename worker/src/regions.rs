@@ -28,7 +28,9 @@ use mapping::Mapping;
 
 use crate::device::{Cuda, DeviceMemory, Fault};
 
-pub(crate) use cuda::probe;
+use cuda::Opened;
+pub use cuda::ReceivedOnDevice;
+pub(crate) use cuda::{ask, probe};
 
 /// All regions that this worker knows.
 pub(crate) struct Regions {
@@ -49,7 +51,7 @@ struct Known {
 enum Memory {
     System(Mapping),
     /// Of a device, as this process counts them.
-    Cuda(DeviceMemory),
+    Cuda(Arc<Opened>),
 }
 
 impl Regions {
@@ -78,17 +80,12 @@ impl Regions {
         Ok(())
     }
 
-    /// Unmaps regions that are over.
+    /// Unmaps regions that are over; memory on a device when nobody has a hold of it any more.
     pub(crate) fn forget(&mut self, ids: &[u64]) {
         // Those that have not been read yet too.
         let _ = self.receive();
         for id in ids {
-            if let Some(Known { memory: Some(Memory::Cuda(memory)), .. }) = self.known.remove(id) {
-                let _ = self.cuda.ask(|driver| {
-                    driver.close(memory.device(), memory.address());
-                    Ok(())
-                });
-            }
+            self.known.remove(id);
         }
     }
 
@@ -107,8 +104,17 @@ impl Regions {
     pub(crate) fn on_device(&self, id: u64, offset: u64, len: u64) -> Option<DeviceMemory> {
         let known = self.known.get(&id)?;
         known.check_range(offset, len).ok()?;
-        let Some(Memory::Cuda(memory)) = &known.memory else { return None };
-        memory.part(usize::try_from(offset).ok()?, usize::try_from(len).ok()?)
+        let Some(Memory::Cuda(opened)) = &known.memory else { return None };
+        opened.memory().part(usize::try_from(offset).ok()?, usize::try_from(len).ok()?)
+    }
+
+    /// As [`Regions::on_device`], to be kept for any time.
+    pub(crate) fn kept_on_device(&self, id: u64, offset: u64, len: u64) -> Option<ReceivedOnDevice> {
+        let memory = self.on_device(id, offset, len)?;
+        match &self.known.get(&id)?.memory {
+            Some(Memory::Cuda(opened)) => Some(ReceivedOnDevice::new(opened, memory)),
+            _ => None,
+        }
     }
 
     fn mapping(&self, id: u64) -> Option<&Mapping> {
@@ -127,8 +133,9 @@ impl Regions {
         known.check_range(offset, into.len() as u64)?;
         match &known.memory {
             Some(Memory::System(mapping)) if mapping.copy_out(offset, into) => Ok(()),
-            Some(Memory::Cuda(memory)) => {
-                let read = self.cuda.ask(|driver| driver.read(memory.device(), memory.address() + offset, into));
+            Some(Memory::Cuda(opened)) => {
+                let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
+                let read = ask(&self.cuda, device, |driver| driver.read(device, address, into));
                 read.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
@@ -144,8 +151,9 @@ impl Regions {
         known.check_range(offset, from.len() as u64)?;
         match &known.memory {
             Some(Memory::System(mapping)) if mapping.copy_in(offset, from) => Ok(()),
-            Some(Memory::Cuda(memory)) => {
-                let written = self.cuda.ask(|driver| driver.write(memory.device(), memory.address() + offset, from));
+            Some(Memory::Cuda(opened)) => {
+                let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
+                let written = ask(&self.cuda, device, |driver| driver.write(device, address, from));
                 written.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
@@ -189,7 +197,7 @@ impl Known {
         if inside { Ok(()) } else { Err(outside(self.region.id)) }
     }
 
-    fn map(&self, cuda: &Cuda) -> Result<Memory, InferError> {
+    fn map(&self, cuda: &Arc<Cuda>) -> Result<Memory, InferError> {
         match (&self.region.place, &self.file) {
             (Place::System { offset }, Some(file)) => {
                 let mapping = Mapping::new(file, *offset, self.region.byte_size);
@@ -200,19 +208,15 @@ impl Known {
         }
     }
 
-    fn open_on_device(&self, cuda: &Cuda, (number, handle): (u32, &[u8; CUDA_HANDLE])) -> Result<Memory, InferError> {
+    fn open_on_device(
+        &self,
+        cuda: &Arc<Cuda>,
+        (number, handle): (u32, &[u8; CUDA_HANDLE]),
+    ) -> Result<Memory, InferError> {
         let failed = |why: Fault| self.failed(&why.to_string());
         let device = cuda.ordinal(number).map_err(failed)?;
-        let (address, size) = cuda.ask(|driver| driver.open(device, handle)).map_err(failed)?;
-        let len = usize::try_from(self.region.byte_size).ok().filter(|_| size >= self.region.byte_size);
-        if let Some(len) = len {
-            return Ok(Memory::Cuda(DeviceMemory::new(device, address, len)));
-        }
-        let _ = cuda.ask(|driver| {
-            driver.close(device, address);
-            Ok(())
-        });
-        Err(self.cut_off(&size.to_string()))
+        let opened = Opened::new(cuda, (device, handle), self.region.byte_size).map_err(failed)?;
+        opened.map(Memory::Cuda).map_err(|size| self.cut_off(&size.to_string()))
     }
 
     fn cut_off(&self, now: &str) -> InferError {

@@ -22,11 +22,12 @@ use pharos::wire::{Load, Placement, ToFrontend};
 
 use crate::backend::{load_error, run_error};
 use crate::descriptors::SharedDescriptors;
-use crate::device::{Cuda, Fault, OWN};
+use crate::device::{Cuda, DeviceMemory, Fault, OWN};
 use crate::instance::lent;
 use crate::memory::{self, InputArena, OutputArena};
 use crate::metrics::Metrics;
-use crate::regions::Regions;
+use crate::regions::{self, Regions};
+use crate::state::Buffer;
 use crate::wire::{Reader, Sender};
 
 use board::Board;
@@ -88,6 +89,28 @@ impl Runtime {
     /// input is known again when it is given as an output; `None` for any others.
     pub fn locate(&self, address: usize, len: usize) -> Option<Received> {
         self.0.loans.locate(address, len)
+    }
+
+    /// Copies memory of a device, as the process counts them, behind the work of its default stream; done when it returns.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn read_device(&self, (device, address): (u32, u64), into: &mut [u8]) -> Result<(), InferError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let read = regions::ask(&self.0.cuda, device, |driver| driver.read(device, address, into));
+        read.map_err(|why| run_error(format!("memory of device {device} cannot be copied: {why}")))
+    }
+
+    /// A copy of memory of a device in the process's memory, aligned to 64 bytes.
+    ///
+    /// # Errors
+    /// As [`Runtime::read_device`].
+    pub fn fetch(&self, memory: DeviceMemory) -> Result<Received, InferError> {
+        let mut buffer = Buffer::zeroed(memory.len());
+        self.read_device((memory.device(), memory.address()), buffer.as_mut_slice())?;
+        Ok(Received::of_buffer(buffer))
     }
 
     /// The metrics of this process.

@@ -31,6 +31,7 @@ class TritonPythonModel:
             "threads": int(os.environ["OMP_NUM_THREADS"]),
             "cpus": sorted(os.sched_getaffinity(0)),
             "kind": self.args["model_instance_kind"],
+            "device": self.args["model_instance_device_id"],
             "instance": self.args["model_instance_name"],
             "config": json.loads(self.args["model_config"])["instance_group"],
         }

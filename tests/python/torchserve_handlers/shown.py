@@ -43,6 +43,8 @@ class Shown:
                 return b"\x00\xff"
             if word == "pid":
                 return str(os.getpid())
+            if word == "gpu":
+                return str(context.system_properties.get("gpu_id"))
             if word == "parts":
                 for part in range(int(rest)):
                     send_intermediate_predict_response([f"part {part};"], context.request_ids, "ok", 200, context)

@@ -8,11 +8,14 @@
 //! as the array. A capsule that it reads is one that numpy made in the same moment, from an array that the caller holds;
 //! what it says is copied before anything else runs. [`Source`] reads an array's memory while the array is held: another
 //! thread of the model may write there meanwhile, as it may under numpy itself, so it is only ever copied, never looked at.
+//! Memory for an output is lent in the same way by [`filled`], which gives it back as the caller's alone only when no object
+//! of Python's has a hold of it; else it may only be copied.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 
 use pharos::tensor::DataType;
-use pharos_worker::backend::Received;
+use pharos_worker::backend::{Memory, Received};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -54,10 +57,19 @@ struct Owned {
 /// Bytes that arrays may be made over.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct Shared {
-    bytes: Received,
+    address: usize,
     kind: u8,
     size: usize,
     shape: Vec<isize>,
+    /// Only held.
+    _owner: Owner,
+}
+
+/// Whose the bytes are.
+#[allow(dead_code)]
+enum Owner {
+    Received(Received),
+    Memory(Arc<Memory>),
 }
 
 #[pymethods]
@@ -79,7 +91,7 @@ impl Shared {
                 flags: C_CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE,
                 shape: std::ptr::null_mut(),
                 strides: std::ptr::null_mut(),
-                data: self.bytes.as_ptr().cast_mut().cast(),
+                data: self.address as *mut c_void,
                 descr: std::ptr::null_mut(),
             },
             shape: self.shape.clone(),
@@ -131,8 +143,35 @@ pub(crate) fn over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let (kind, size) = datatype::to_numpy(datatype)
         .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
+    let (address, owner) = (bytes.as_ptr() as usize, Owner::Received(bytes.clone()));
+    made(py, (address, owner), (kind, size), shape)
+}
+
+/// Has `fill` write to memory for an output by a writable array over it, of elements that numpy knows by this letter and
+/// size. Gives the memory back, or a hold of it if Python has kept one: then somebody may still write there.
+///
+/// # Errors
+/// Those of `fill`.
+pub(crate) fn filled<'py>(
+    py: Python<'py>,
+    mut memory: Memory,
+    (element, shape): ((u8, usize), &[i64]),
+    fill: impl FnOnce(Bound<'py, PyAny>) -> PyResult<()>,
+) -> PyResult<Result<Memory, Arc<Memory>>> {
+    let address = memory.as_mut_ptr() as usize;
+    let memory = Arc::new(memory);
+    fill(made(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
+    Ok(Arc::try_unwrap(memory))
+}
+
+fn made<'py>(
+    py: Python<'py>,
+    (address, owner): (usize, Owner),
+    (kind, size): (u8, usize),
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
     let shape = shape.iter().map(|dim| isize::try_from(*dim)).collect::<Result<_, _>>()?;
-    let shared = Bound::new(py, Shared { bytes: bytes.clone(), kind, size, shape })?;
+    let shared = Bound::new(py, Shared { address, kind, size, shape, _owner: owner })?;
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let asarray = ASARRAY.get_or_try_init(py, || numpy(py, "asarray").map(Bound::unbind))?;
     asarray.bind(py).call1((shared,))

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_worker::Worker;
-use pharos_worker::backend::{Backend, Batch, Context, Outputs, Readiness};
+use pharos_worker::backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyListMethods};
@@ -58,6 +58,8 @@ struct PythonModel {
     execute: Py<PyAny>,
     engine: String,
     process: u32,
+    /// Which inputs it is given in a device's memory.
+    on_device: DeviceInputs,
     /// Of requests that are executed once more: dropped earlier, they would fail.
     rescheduled: Vec<Arc<Answer>>,
 }
@@ -75,13 +77,16 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         ("version", context.version.to_string()),
         ("file", context.config.default_model_filename.clone()),
         ("threads", context.threads.to_string()),
+        ("kind", if context.is_on_gpu() { "GPU" } else { "CPU" }.to_owned()),
     ]);
     Python::attach(|py| {
         let load = || -> PyResult<PythonModel> {
             let loaded = py.import("pharos_worker.driver")?.call_method1("load", (described,))?;
             let (execute, engine) = (loaded.getattr("execute")?.unbind(), loaded.getattr("engine")?.extract()?);
-            let process = std::process::id();
-            Ok(PythonModel { model, loaded: loaded.unbind(), execute, engine, process, rescheduled: Vec::new() })
+            let takes_device_tensors = loaded.getattr("takes_device_tensors")?.extract::<bool>()?;
+            let on_device = if takes_device_tensors { DeviceInputs::Pieces } else { DeviceInputs::Never };
+            let (process, rescheduled) = (std::process::id(), Vec::new());
+            Ok(PythonModel { model, loaded: loaded.unbind(), execute, engine, process, on_device, rescheduled })
         };
         let loaded = load().map_err(|error| {
             error::log(py, &error);
@@ -95,6 +100,10 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
 impl Backend for PythonModel {
     fn engine(&self) -> String {
         self.engine.clone()
+    }
+
+    fn takes_device_memory(&self) -> DeviceInputs {
+        self.on_device
     }
 
     fn wants_details(&self) -> bool {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use pharos::cut;
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
-use pharos::tensor::{DataType, element_count};
+use pharos::tensor::{DataType, byte_size, element_count};
 use pharos::wire::Details;
-use pharos_worker::backend::{Batch, Input, Outputs};
+use pharos_worker::backend::{Batch, Input, Outputs, ReceivedPiece};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -20,6 +20,10 @@ use crate::tensor::Tensor;
 
 /// One request's part of an input: its shape, and where it is in the bytes of the batch.
 type Part = (Vec<i64>, Range<usize>);
+
+/// What a kernel may take for granted of a tensor's address, bytes: it reads so many at a time at most. Memory of a client
+/// that is elsewhere is copied to the processor's, because a kernel that met it would cost the process its device.
+const ALIGNED: u64 = 16;
 
 /// The ways back to the clients.
 pub(crate) fn answers(
@@ -48,11 +52,11 @@ pub(crate) fn requests<'py>(
     let mut inputs: Vec<Vec<Py<Tensor>>> =
         batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
-        let missing = || InferError::internal(format!("input '{}' is not in the batch", input.name));
-        let bytes = batch.received(position).ok_or_else(missing)?;
-        for (inputs, (shape, range)) in inputs.iter_mut().zip(parts(model, batch, input)?) {
-            let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
-            let tensor = Tensor::received(input.name.to_owned(), input.datatype, shape, part);
+        let tensors = match input.pieces {
+            [] => contiguous(model, batch, (position, input))?,
+            _ => in_pieces(model, batch, (position, input))?,
+        };
+        for (inputs, tensor) in inputs.iter_mut().zip(tensors) {
             inputs.push(Py::new(py, tensor).map_err(python)?);
         }
     }
@@ -88,6 +92,54 @@ fn told(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) 
     }
 }
 
+/// Each request's tensor of an input that is in one place.
+fn contiguous(
+    model: &Model,
+    batch: &Batch<'_>,
+    (position, input): (usize, &Input<'_>),
+) -> Result<Vec<Tensor>, InferError> {
+    let bytes = batch.received(position).ok_or_else(|| missing(input))?;
+    let tensor = |(shape, range): Part| {
+        let part = if range.len() == bytes.len() { bytes.clone() } else { bytes.slice(range) };
+        Tensor::received(input.name.to_owned(), input.datatype, shape, part)
+    };
+    Ok(parts(model, batch, input)?.into_iter().map(tensor).collect())
+}
+
+/// Each request's tensor of an input of which some is on a device.
+fn in_pieces(
+    model: &Model,
+    batch: &Batch<'_>,
+    (position, input): (usize, &Input<'_>),
+) -> Result<Vec<Tensor>, InferError> {
+    let shapes = shapes(model, batch, input);
+    if shapes.len() != input.pieces.len() {
+        return Err(missing(input));
+    }
+    let tensor = |(at, (shape, piece)): (usize, (Vec<i64>, &pharos_worker::backend::Source<'_>))| {
+        if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
+            return Err(InferError::internal(format!(
+                "input '{}' does not hold the elements of its shape",
+                input.name
+            )));
+        }
+        let name = input.name.to_owned();
+        let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
+            ReceivedPiece::Host(bytes) => bytes,
+            ReceivedPiece::Device(kept) if kept.memory().address().is_multiple_of(ALIGNED) => {
+                return Ok(Tensor::on_device(name, input.datatype, shape, kept));
+            }
+            ReceivedPiece::Device(kept) => model.runtime.fetch(kept.memory())?,
+        };
+        Ok(Tensor::received(name, input.datatype, shape, bytes))
+    };
+    shapes.into_iter().zip(input.pieces).enumerate().map(tensor).collect()
+}
+
+fn missing(input: &Input<'_>) -> InferError {
+    InferError::internal(format!("input '{}' is not in the batch", input.name))
+}
+
 /// Whether models in Python are given this input: those of the configuration, and controls of sequences.
 fn is_given(model: &Model, input: &Input<'_>) -> bool {
     input.index < model.config.inputs.len() || input.index >= model.config.first_control()
@@ -119,6 +171,20 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
         (shape, start..end)
     };
     Ok(starts.zip(ends.iter().copied()).zip(&rows).map(part).collect())
+}
+
+/// The shape of each request's part of an input.
+fn shapes(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Vec<Vec<i64>> {
+    if let Some(shapes) = ragged(model, batch, input) {
+        return shapes;
+    }
+    let shape = |request: &pharos::wire::BatchRequest| match input.shape {
+        [_, rest @ ..] if model.config.batches() => {
+            std::iter::once(i64::from(request.rows)).chain(rest.iter().copied()).collect()
+        }
+        shape => shape.to_vec(),
+    };
+    batch.requests.iter().map(shape).collect()
 }
 
 /// The shapes of each request's part of an input that may be ragged; `None` for any other.

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::datatype;
 use crate::error::TritonModelException;
-use crate::tensor::CPU;
+use crate::tensor::{CPU, CUDA};
 
 const FRESH: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
@@ -38,7 +38,7 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// A tensor that another library has lent, in the processor's memory.
+/// A tensor that another library has lent, in the processor's memory or in that of a CUDA device.
 pub(crate) struct Foreign {
     managed: *mut Managed,
     datatype: DataType,
@@ -67,18 +67,18 @@ impl Foreign {
     /// Takes the tensor of a capsule.
     ///
     /// # Errors
-    /// The capsule is of another kind or used up; the tensor is on another device, not contiguous, or of a type that the
-    /// protocol does not have.
+    /// The capsule is of another kind or used up; the tensor is on a device of another kind, not contiguous, or of a type
+    /// that the protocol does not have.
     pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let managed = managed(capsule)?;
         // SAFETY: `managed` is the capsule's tensor, valid until the deleter is called, which nobody has done.
         let (datatype, shape) = unsafe { read(managed)? };
         // SAFETY: as above; the capsule is held by the caller.
         unsafe {
-            if (*managed).device_type != CPU {
-                return Err(TritonModelException::new_err(
-                    "a DLPack capsule of another device has no elements here: give the tensor itself to from_dlpack",
-                ));
+            let kind = (*managed).device_type;
+            if kind != CPU && kind != CUDA {
+                let text = format!("DLDevice type {kind} is not support by Python backend.");
+                return Err(TritonModelException::new_err(text));
             }
             if ffi::PyCapsule_SetName(capsule.as_ptr(), USED.as_ptr()) != 0 {
                 return Err(PyErr::fetch(capsule.py()));
@@ -95,6 +95,13 @@ impl Foreign {
         &self.shape
     }
 
+    /// DLPack's device: its type and its number.
+    pub(crate) fn device(&self) -> (i32, i32) {
+        // SAFETY: the tensor is ours until it is dropped.
+        let managed = unsafe { &*self.managed };
+        (managed.device_type, managed.device_id)
+    }
+
     /// The elements.
     pub(crate) fn bytes(&self) -> Place {
         let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
@@ -104,10 +111,10 @@ impl Foreign {
         Place { address, len }
     }
 
-    /// Copies the elements to the start of `to`; without the interpreter if they are many.
+    /// Copies the elements to the start of `to`; without the interpreter if they are many. None if they are on a device.
     pub(crate) fn copy(&self, py: Python<'_>, to: &mut [u8]) {
         let Place { address, len } = self.bytes();
-        let len = len.min(to.len());
+        let len = if self.device().0 == CPU { len.min(to.len()) } else { 0 };
         // SAFETY: the elements are ours to read until the tensor is dropped, and are as many as type and shape say.
         let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(address as *const u8, to.as_mut_ptr(), len) };
         if len < LARGE { copy(to) } else { py.detach(|| copy(to)) }
@@ -189,13 +196,13 @@ struct Owned {
     _holder: Py<PyAny>,
 }
 
-/// A capsule over elements that `holder` keeps alive.
+/// A capsule over elements on a device that `holder` keeps alive.
 ///
 /// # Errors
 /// The datatype is BYTES, or there is no memory.
 pub(crate) fn capsule<'py>(
     holder: Bound<'py, PyAny>,
-    address: usize,
+    (address, (device_type, device_id)): (usize, (i32, i32)),
     datatype: DataType,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -210,8 +217,8 @@ pub(crate) fn capsule<'py>(
     }
     let managed = Managed {
         data: address as *mut c_void,
-        device_type: CPU,
-        device_id: 0,
+        device_type,
+        device_id,
         ndim: i32::try_from(shape.len()).unwrap_or(0),
         code,
         bits,

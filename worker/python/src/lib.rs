@@ -17,6 +17,7 @@ mod dlpack;
 mod error;
 mod metrics;
 mod model;
+mod output;
 mod parameters;
 mod reply;
 mod request;

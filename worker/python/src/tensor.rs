@@ -2,21 +2,24 @@
 //! elsewhere.
 
 use pharos::tensor::DataType;
-use pharos_worker::backend::{Content, Memory, Received, Runtime};
+use pharos_worker::backend::{Content, Received, ReceivedOnDevice, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyList;
 
-use crate::array::{self, Source};
+use crate::array;
 use crate::datatype;
 use crate::dlpack::{self, Foreign};
-use crate::error::{TritonModelException, model_exception};
+use crate::error::TritonModelException;
+use crate::output;
 use crate::strings::{self, Elements};
 
 /// DLPack's number of the processor as a device.
 pub(crate) const CPU: i32 = 1;
+/// DLPack's number of CUDA's devices.
+pub(crate) const CUDA: i32 = 2;
 
 /// A tensor.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
@@ -33,11 +36,13 @@ pub(crate) struct Tensor {
 enum Stored {
     /// In memory of the server's: an input, or an output of another model.
     Received(Received),
+    /// In a client's memory on a device.
+    OnDevice(ReceivedOnDevice),
     /// In an array that the model made: row-major, or of objects.
     Array(Py<PyAny>),
-    /// In memory of another library's that DLPack has lent.
+    /// In memory of another library's that DLPack has lent, on a device or not.
     Foreign(Foreign),
-    /// On another device: the object of the library that made it.
+    /// On another device: the object of a library that has a way to copy it from there.
     Device { object: Py<PyAny>, device: (i32, i32) },
 }
 
@@ -45,6 +50,11 @@ impl Tensor {
     /// A tensor over memory of the server's.
     pub(crate) fn received(name: String, datatype: DataType, shape: Vec<i64>, bytes: Received) -> Self {
         Self { name, datatype, shape, stored: Stored::Received(bytes), array: PyOnceLock::new() }
+    }
+
+    /// A tensor over memory of a client's on a device.
+    pub(crate) fn on_device(name: String, datatype: DataType, shape: Vec<i64>, kept: ReceivedOnDevice) -> Self {
+        Self { name, datatype, shape, stored: Stored::OnDevice(kept), array: PyOnceLock::new() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -84,6 +94,16 @@ impl Tensor {
         Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
     }
 
+    /// DLPack's device: its type and its number.
+    fn device(&self) -> (i32, i32) {
+        match &self.stored {
+            Stored::Received(_) | Stored::Array(_) => (CPU, 0),
+            Stored::OnDevice(kept) => (CUDA, i32::try_from(kept.memory().device()).unwrap_or(0)),
+            Stored::Foreign(foreign) => foreign.device(),
+            Stored::Device { device, .. } => *device,
+        }
+    }
+
     /// The elements where the server finds them: those that are in its memory stay there, all others are copied once.
     ///
     /// # Errors
@@ -91,20 +111,19 @@ impl Tensor {
     pub(crate) fn content(&self, py: Python<'_>, runtime: &Runtime) -> PyResult<Content> {
         match &self.stored {
             Stored::Received(bytes) => Ok(Content::Received(bytes.clone())),
+            Stored::OnDevice(kept) => {
+                let memory = kept.memory();
+                output::downloaded(py, (memory.device(), memory.address()), memory.len(), runtime)
+            }
             Stored::Array(array) if self.datatype == DataType::Bytes => {
                 let elements = Elements::of(array.bind(py))?;
-                let mut memory = room(runtime, elements.len())?;
+                let mut memory = output::room(runtime, elements.len())?;
                 elements.write(&mut memory);
                 Ok(Content::Memory(memory))
             }
-            Stored::Array(array) => copied(array.bind(py), runtime),
-            Stored::Foreign(foreign) => {
-                let bytes = foreign.bytes();
-                let mut memory = room(runtime, bytes.len())?;
-                foreign.copy(py, &mut memory);
-                Ok(Content::Memory(memory))
-            }
-            Stored::Device { object, .. } => copied(&to_host(object.bind(py))?, runtime),
+            Stored::Array(array) => output::copied(array.bind(py), runtime),
+            Stored::Foreign(foreign) => output::lent(py, foreign, runtime),
+            Stored::Device { object, .. } => output::fetched(object.bind(py), (self.datatype, &self.shape), runtime),
         }
     }
 
@@ -112,7 +131,7 @@ impl Tensor {
         let (py, this) = (slf.py(), slf.get());
         match &this.stored {
             Stored::Array(array) => Ok(array.bind(py).clone()),
-            Stored::Device { .. } => {
+            _ if this.device().0 != CPU => {
                 Err(TritonModelException::new_err("Tensor is stored in GPU and cannot be converted to NumPy."))
             }
             _ if this.datatype == DataType::Bf16 => Err(TritonModelException::new_err(
@@ -120,45 +139,11 @@ impl Tensor {
             )),
             Stored::Received(bytes) if this.datatype == DataType::Bytes => strings::to_array(py, bytes, &this.shape),
             Stored::Received(bytes) => array::over(py, bytes, this.datatype, &this.shape),
-            Stored::Foreign(_) => array::numpy(py, "from_dlpack")?.call1((slf,)),
+            Stored::Foreign(_) | Stored::OnDevice(_) | Stored::Device { .. } => {
+                array::numpy(py, "from_dlpack")?.call1((slf,))
+            }
         }
     }
-}
-
-/// Memory of the server's for an output.
-fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {
-    runtime.memory(len).map_err(|error| model_exception(&error))
-}
-
-/// The bytes of an array: where they are if that is an input of this model, else copied.
-fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
-    let view = array::view(array)?;
-    if !view.plain {
-        return copied(&array::made_plain(array)?, runtime);
-    }
-    if let Some(received) = runtime.locate(view.address(), view.len()) {
-        return Ok(Content::Received(received));
-    }
-    let mut memory = room(runtime, view.len())?;
-    Source::of(array, &view).copy(&mut memory);
-    Ok(Content::Memory(memory))
-}
-
-/// The elements of a tensor on another device as an array in the memory of this process, by what its library has for that:
-/// `cpu()` in PyTorch, `get()` in CuPy.
-fn to_host<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let py = object.py();
-    if object.hasattr("cpu")? {
-        let host = object.call_method0("detach").unwrap_or_else(|_| object.clone()).call_method0("cpu")?;
-        return host.call_method0("numpy").or_else(|_| array::numpy(py, "from_dlpack")?.call1((host,)));
-    }
-    if object.hasattr("get")? {
-        return object.call_method0("get");
-    }
-    let kind = object.get_type().name()?;
-    Err(PyTypeError::new_err(format!(
-        "a '{kind}' on another device cannot be copied to the server: it has neither cpu() nor get()"
-    )))
 }
 
 #[pymethods]
@@ -195,7 +180,7 @@ impl Tensor {
 
     /// Whether the elements are in the processor's memory.
     fn is_cpu(&self) -> bool {
-        !matches!(self.stored, Stored::Device { .. })
+        self.device().0 == CPU
     }
 
     /// A DLPack capsule over the elements, which are not copied.
@@ -226,25 +211,24 @@ impl Tensor {
                 return Err(TritonModelException::new_err("DLPack does not have support for string tensors."));
             }
             Stored::Received(bytes) => (bytes.as_ptr() as usize, slf.clone().into_any()),
+            // Nothing of the server's is under way there: no stream has to wait.
+            Stored::OnDevice(kept) => (kept.memory().address() as usize, slf.clone().into_any()),
             Stored::Array(array) => {
                 let array = array.bind(py);
                 (array::view(array)?.address(), array.clone())
             }
             Stored::Foreign(foreign) => (foreign.bytes().address, slf.clone().into_any()),
         };
-        dlpack::capsule(holder, address, this.datatype, &this.shape)
+        dlpack::capsule(holder, (address, this.device()), this.datatype, &this.shape)
     }
 
     /// DLPack's device: its type and its number.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        match &self.stored {
-            Stored::Device { device, .. } => *device,
-            _ => (CPU, 0),
-        }
+        self.device()
     }
 
-    /// A tensor of an object that has `__dlpack__` and `__dlpack_device__`, or of a capsule of DLPack. Elements in the
-    /// processor's memory are not copied; they must be contiguous and row-major.
+    /// A tensor of an object that has `__dlpack__` and `__dlpack_device__`, or of a capsule of DLPack. Elements are not copied
+    /// until they are sent; they must be contiguous and row-major.
     #[staticmethod]
     fn from_dlpack(name: String, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
@@ -255,8 +239,8 @@ impl Tensor {
             tensor.clone()
         } else if tensor.hasattr("__dlpack__")? && tensor.hasattr("__dlpack_device__")? {
             let device: (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-            if device.0 != CPU {
-                return Self::on_device(name, tensor, device);
+            if device.0 != CPU && (tensor.hasattr("cpu")? || tensor.hasattr("get")?) {
+                return Self::of_object(name, tensor, device);
             }
             tensor.call_method0(intern!(py, "__dlpack__"))?
         } else {
@@ -276,7 +260,7 @@ impl Tensor {
 }
 
 impl Tensor {
-    fn on_device(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
+    fn of_object(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
         // Asked of a capsule that is given back at once: what it is has one description for all libraries.
         let described = dlpack::describe(&object.call_method0("__dlpack__")?)?;
         let (object, array) = (object.clone().unbind(), PyOnceLock::new());

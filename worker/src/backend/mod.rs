@@ -33,6 +33,7 @@ use crate::runtime::LoanCell;
 pub use crate::device::DeviceMemory;
 pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Described, Loose, Metric, MetricError, Metrics, Requests, Series};
+pub use crate::regions::ReceivedOnDevice;
 pub use crate::runtime::{
     Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
 };
@@ -131,6 +132,14 @@ impl Source<'_> {
     }
 }
 
+/// A part of an input that is kept; see [`Batch::received_piece`].
+pub enum ReceivedPiece {
+    /// In the process's memory.
+    Host(Received),
+    /// In a device's.
+    Device(ReceivedOnDevice),
+}
+
 /// Where an output goes.
 #[derive(Debug)]
 pub enum Place<'a> {
@@ -160,7 +169,7 @@ pub struct Context<'a> {
 
 impl Context<'_> {
     /// Whether the instance is to run on a GPU.
-    pub(crate) fn is_on_gpu(&self) -> bool {
+    pub fn is_on_gpu(&self) -> bool {
         self.runtime.0.cuda.device().is_some()
     }
 
@@ -224,6 +233,16 @@ impl Batch<'_> {
     /// lives, also when the batch is over. `None` if there is no such input.
     pub fn received(&self, input: usize) -> Option<Received> {
         self.inputs.get(input).map(|input| self.loan.received(input.data))
+    }
+
+    /// As [`Batch::received`], of one of its [`Input::pieces`]. What is in system memory of a client is copied; what is on a
+    /// device stays open there, but its content is the client's to change. `None` if there is no such piece.
+    pub fn received_piece(&self, input: usize, piece: usize) -> Option<ReceivedPiece> {
+        match *self.inputs.get(input)?.pieces.get(piece)? {
+            Source::Host(bytes) => Some(ReceivedPiece::Host(self.loan.received(bytes))),
+            Source::Zeros(len) => Some(ReceivedPiece::Host(Received::zeroed(len))),
+            Source::Device(_) => self.loan.received_on_device(input, piece),
+        }
     }
 
     /// Whether any request wants the output.

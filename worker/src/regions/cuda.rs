@@ -1,11 +1,81 @@
-//! A look at CUDA memory of a client, by the handle that its process has given, in a process of its own.
+//! CUDA memory of clients, by the handle that their processes have given: open in this process as long as somebody uses it;
+//! and a look at it in a process of its own.
 
 use std::io::Read;
+use std::sync::Arc;
 
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::regions::Probed;
 
-use crate::device::{Cuda, Fault};
+use crate::device::{Cuda, DeviceMemory, Driver, Fault, OWN};
+
+/// Memory of a client that is open in this process; closed when this goes.
+pub(super) struct Opened {
+    cuda: Arc<Cuda>,
+    memory: DeviceMemory,
+}
+
+impl Opened {
+    /// Opens `len` bytes of a device's memory, as the process counts devices; gives how many there are if they are fewer.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn new(
+        cuda: &Arc<Cuda>,
+        (device, handle): (u32, &[u8; CUDA_HANDLE]),
+        len: u64,
+    ) -> Result<Result<Arc<Self>, u64>, Fault> {
+        let (address, size) = ask(cuda, device, |driver| driver.open(device, handle))?;
+        let room = usize::try_from(len).ok().filter(|_| size >= len);
+        let opened = Self { cuda: cuda.clone(), memory: DeviceMemory::new(device, address, room.unwrap_or(0)) };
+        Ok(if room.is_some() { Ok(Arc::new(opened)) } else { Err(size) })
+    }
+
+    /// All of it.
+    pub(super) fn memory(&self) -> DeviceMemory {
+        self.memory
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let memory = self.memory;
+        let _ = ask(&self.cuda, memory.device(), |driver| {
+            driver.close(memory.device(), memory.address());
+            Ok(())
+        });
+    }
+}
+
+/// A range of a client's memory on a device that stays open as long as this or a clone of it lives, also when the batch is
+/// over and the client has taken its region back. What is in it then is the client's affair.
+#[derive(Clone)]
+pub struct ReceivedOnDevice {
+    memory: DeviceMemory,
+    /// Only held.
+    _opened: Arc<Opened>,
+}
+
+impl ReceivedOnDevice {
+    pub(super) fn new(opened: &Arc<Opened>, memory: DeviceMemory) -> Self {
+        Self { memory, _opened: opened.clone() }
+    }
+
+    /// Where it is.
+    pub fn memory(&self) -> DeviceMemory {
+        self.memory
+    }
+}
+
+/// Asks the driver about a device. The calling thread goes on with the instance's own: frameworks in the same process take
+/// the one that the thread uses for the one that is meant when none is named.
+pub(crate) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+    let result = cuda.ask(call);
+    if device != OWN && cuda.device().is_some() {
+        let _ = cuda.ask(|driver| driver.enter(OWN));
+    }
+    result
+}
 
 /// What the process is to print that only looks at memory: the handle is read from standard input.
 pub(crate) fn probe(device: &str) -> Probed {

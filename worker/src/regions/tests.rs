@@ -275,3 +275,38 @@ fn a_device_that_is_lost_is_asked_nothing_more() {
     let sentence = "a GPU cannot be used any more: ECC; a new process has to take over";
     assert_eq!(world.regions.cuda.broken().as_deref(), Some(sentence));
 }
+
+#[test]
+fn memory_on_a_device_stays_open_as_long_as_it_is_held() {
+    let fake = Fake::new(1);
+    let mut world = world_on(&fake, None);
+    let (address, handle) = fake.share(0, &[5; 8]);
+    world.send(&[on_device(1, 8, (0, handle))], &[]);
+    world.regions.open(1).unwrap();
+    let kept = world.regions.kept_on_device(1, 2, 4).unwrap();
+    let other = kept.clone();
+    assert!(world.regions.kept_on_device(1, 6, 4).is_none() && world.regions.kept_on_device(2, 0, 1).is_none());
+    world.regions.forget(&[1]);
+    assert!(world.regions.on_device(1, 2, 4).is_none());
+    drop(other);
+    assert_eq!((fake.open_count(), kept.memory()), (1, DeviceMemory::new(0, address + 2, 4)));
+    drop(kept);
+    assert_eq!(fake.open_count(), 0);
+}
+
+#[test]
+fn the_thread_goes_on_with_the_instances_own_device() {
+    let fake = Fake::new(2);
+    let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
+    let mut world = world_on(&fake, Some(device));
+    let (own, other) = (fake.share(0, &[3; 4]), fake.share(1, &[7; 4]));
+    world.send(&[on_device(1, 4, (3, own.1)), on_device(2, 4, (0, other.1))], &[]);
+    world.regions.open(1).unwrap();
+    world.regions.read(1, 0, &mut [0; 4]).unwrap();
+    assert_eq!(fake.count("enter"), 0);
+    world.regions.open(2).unwrap();
+    world.regions.read(2, 0, &mut [0; 4]).unwrap();
+    world.regions.write(2, 0, &[0; 4]).unwrap();
+    world.regions.forget(&[1, 2]);
+    assert_eq!(fake.count("enter"), 4);
+}

@@ -15,6 +15,7 @@ use pharos::arena::Block;
 use pharos::wire::{Execute, ToFrontend};
 
 use super::Shared;
+use crate::backend::ReceivedPiece;
 use crate::device::Kept;
 use crate::state::Buffer;
 
@@ -117,6 +118,13 @@ impl<'a> LoanCell<'a> {
         Received { owner: Owner::Loan(loan.clone()), start: bytes.as_ptr(), len: bytes.len() }
     }
 
+    /// A handle on a piece of an input, by their positions in the batch: on memory of a device itself, which is open.
+    pub(crate) fn received_on_device(&self, input: usize, piece: usize) -> Option<ReceivedPiece> {
+        let piece = self.execute.inputs.get(input)?.pieces.get(piece)?;
+        let kept = self.shared.regions().kept_on_device(piece.region, piece.offset, piece.len);
+        kept.map(ReceivedPiece::Device)
+    }
+
     /// The loan, if there is one.
     pub(crate) fn into_loan(self) -> Option<Arc<Loan>> {
         self.loan.into_inner()
@@ -167,8 +175,18 @@ impl Received {
     fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Buffer::zeroed(bytes.len());
         buffer.as_mut_slice().copy_from_slice(bytes);
-        let buffer = Arc::new(buffer);
-        Self { start: buffer.as_slice().as_ptr(), len: bytes.len(), owner: Owner::Copy(buffer) }
+        Self::of_buffer(buffer)
+    }
+
+    /// So many zeros.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        Self::of_buffer(Buffer::zeroed(len))
+    }
+
+    /// Those of a buffer.
+    pub(super) fn of_buffer(buffer: Buffer) -> Self {
+        let (start, len) = (buffer.as_slice().as_ptr(), buffer.as_slice().len());
+        Self { start, len, owner: Owner::Copy(Arc::new(buffer)) }
     }
 
     /// A part of it.

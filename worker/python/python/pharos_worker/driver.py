@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import sys
 import threading
 
@@ -46,10 +45,11 @@ class Loop:
 class Loaded:
     """A model that is ready. The native part calls `execute` for each batch."""
 
-    def __init__(self, instance, engine):
+    def __init__(self, instance, engine, takes_device_tensors):
         self.instance = instance
         self.execute = instance.execute
         self.engine = engine
+        self.takes_device_tensors = takes_device_tensors
         self._loop = Loop()
 
     def settle(self, returned, decoupled, requests):
@@ -94,12 +94,13 @@ def load(described):
     described = json.loads(described)
     directory, config = described["directory"], json.loads(described["config"])
     module = model_module(described["backend"], directory, described["file"], described["version"])
+    on_device = takes_device_tensors(module, config) and described["kind"] == "GPU"
     instance = module.TritonPythonModel()
     if not callable(getattr(instance, "execute", None)):
         raise AttributeError(f"Python model {module.__file__} does not implement `execute` method.")
     if callable(getattr(instance, "initialize", None)):
-        instance.initialize(arguments(described, config))
-    return Loaded(instance, engine(module))
+        instance.initialize(arguments(described))
+    return Loaded(instance, engine(module), on_device)
 
 
 def engine(module):
@@ -108,29 +109,28 @@ def engine(module):
     return f"{name}, {module.ENGINE}" if isinstance(getattr(module, "ENGINE", None), str) else name
 
 
-def arguments(described, config):
-    """What `initialize` is given, all of it text."""
-    kind, device = placed(described["instance"], config.get("instance_group") or [])
+def takes_device_tensors(module, config):
+    """Whether inputs that clients have on a device are given to the model there: what a runner says of itself, else Triton's
+    parameter."""
+    if module.__name__ in RUNNERS.values():
+        return getattr(module, "DEVICE_TENSORS", False)
+    given = (config.get("parameters") or {}).get("FORCE_CPU_ONLY_INPUT_TENSORS", {}).get("string_value", "yes")
+    if given not in ("yes", "no"):
+        raise ValueError(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: '{given}', it must be 'yes' or 'no'")
+    return given == "no"
+
+
+def arguments(described):
+    """What `initialize` is given, all of it text. The device of an instance is the first that its process sees."""
     return {
         "model_config": described["config"],
-        "model_instance_kind": kind,
+        "model_instance_kind": described["kind"],
         "model_instance_name": described["instance"],
-        "model_instance_device_id": str(device),
+        "model_instance_device_id": "0",
         "model_repository": os.path.dirname(described["directory"]),
         "model_version": described["version"],
         "model_name": described["name"],
     }
-
-
-def placed(instance, groups):
-    """The kind of an instance, and the number of its device: instances of a group are named `GROUP_N`, and on each GPU of the
-    group there are `count`."""
-    for group in groups:
-        named = re.fullmatch(re.escape(group.get("name", "")) + r"_(\d+)(_v\d+)?", instance)
-        gpus = group.get("gpus") or []
-        if named and group.get("kind") == "KIND_GPU" and gpus:
-            return "GPU", gpus[min(int(named[1]) // max(group.get("count", 1), 1), len(gpus) - 1)]
-    return "CPU", 0
 
 
 def model_module(backend, directory, file, version):

@@ -23,6 +23,8 @@ from pharos_worker.runners import files
 
 ENGINE = None
 """What computes, for logs and the served configuration; known once a model is loaded."""
+DEVICE_TENSORS = True
+"""Inputs that clients have on a device are taken there."""
 FILES = ("model.pt", "model.pt2")
 POSITION = re.compile(r".*__(\d+)$")
 BYTES = 13
@@ -204,7 +206,14 @@ def as_output(name, value):
     """An output of a tensor, or of a list of texts."""
     if isinstance(value, (list, tuple)):
         return pb_utils.Tensor(name, np.array([text.encode() for text in value], np.object_))
-    value = value.detach().cpu().contiguous()
+    value = value.detach().contiguous()
+    if value.device.type != "cpu":
+        # The native part copies it to where the server takes it from.
+        try:
+            return pb_utils.Tensor.from_dlpack(name, value)
+        except (RuntimeError, TypeError, BufferError):
+            # As in `as_torch`.
+            value = value.cpu()
     if str(value.dtype) == "torch.bfloat16":
         return pb_utils.Tensor.from_dlpack(name, value)
     return pb_utils.Tensor(name, value.numpy())
@@ -319,8 +328,14 @@ class TritonPythonModel:
             )
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(last_line(error), code))]
         finally:
-            if self.cleans:
-                self.torch.cuda.empty_cache()
+            self.finish()
+
+    def finish(self):
+        """Waits for the device, which reads the requests' own memory: when they are answered it is another's."""
+        if self.device != "cpu":
+            self.torch.cuda.current_stream(self.device).synchronize()
+        if self.cleans:
+            self.torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def mode(self):

@@ -1,6 +1,10 @@
 //! Memory of clients on devices: used where it is, copied from device to device, put together, or wrong.
 
+use std::sync::Mutex;
+
 use super::*;
+use crate::backend::ReceivedPiece;
+use crate::device::DeviceMemory;
 
 #[test]
 fn memory_on_the_own_device_is_used_where_it_is() {
@@ -111,4 +115,68 @@ fn who_does_not_ask_for_device_memory_gets_copies() {
     assert_eq!(world.run(&execute).0.error, None);
     assert_eq!(fake.content(address)[8..], floats(&[5., 6.]));
     assert_eq!((fake.count("read"), fake.count("write"), fake.count("stream")), (1, 1, 0));
+}
+
+/// Keeps all pieces of its first input.
+struct Keeper(Arc<Mutex<Vec<ReceivedPiece>>>);
+
+impl Backend for Keeper {
+    fn engine(&self) -> String {
+        String::new()
+    }
+
+    fn takes_device_memory(&self) -> DeviceInputs {
+        DeviceInputs::Pieces
+    }
+
+    fn execute(&mut self, batch: &Batch<'_>, _: &mut Outputs<'_>) -> Result<(), InferError> {
+        let pieces = (0..batch.inputs[0].pieces.len()).map(|piece| batch.received_piece(0, piece).unwrap());
+        self.0.lock().unwrap().extend(pieces);
+        assert!(batch.received_piece(0, batch.requests.len()).is_none());
+        Ok(())
+    }
+}
+
+#[test]
+fn pieces_are_kept_when_the_batch_is_over_and_the_regions_are_gone() {
+    let fake = fake();
+    let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
+    let pieces = Arc::new(Mutex::new(Vec::new()));
+    let (config, runtime) = (world.instance.config.clone(), world.instance.runtime.clone());
+    world.instance = Instance::new(Box::new(Keeper(pieces.clone())), config, runtime.clone());
+    let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6.])));
+    let system = world.region(3, &floats(&[9., 10.]));
+    world.cuda_region(1, (3, own.1), 16);
+    world.cuda_region(2, (0, other.1), 8);
+    world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 16);
+    let here = floats(&[11., 12.]);
+    let parts = [
+        Part::Region(1, 8, 8),
+        Part::Arena(&here),
+        Part::Region(2, 0, 8),
+        Part::Region(4, 0, 8),
+        Part::Region(3, 0, 8),
+    ];
+    let execute = world.frame((DataType::Fp32, 2), &[&parts], &[]);
+    let (done, _) = world.run(&execute);
+    assert_eq!(done.error, None);
+    assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
+    drop(system);
+    runtime.0.regions_to_change().forget(&[1, 2, 3, 4]);
+    assert_eq!((fake.open_count(), fake.count("read"), fake.count("upload")), (2, 0, 0));
+    let mut seen = Vec::new();
+    for piece in pieces.lock().unwrap().iter() {
+        match piece {
+            ReceivedPiece::Host(bytes) => seen.push((None, bytes.to_vec())),
+            ReceivedPiece::Device(kept) => {
+                seen.push((Some(kept.memory().device()), runtime.fetch(kept.memory()).unwrap().to_vec()));
+            }
+        }
+    }
+    let expected = [(Some(0), [3., 4.]), (None, [11., 12.]), (Some(1), [5., 6.]), (None, [0., 0.]), (None, [9., 10.])];
+    assert_eq!(seen, expected.map(|(device, values)| (device, floats(&values))));
+    pieces.lock().unwrap().clear();
+    assert_eq!(fake.open_count(), 0);
+    let gone = runtime.fetch(DeviceMemory::new(0, 1, 8)).err().unwrap();
+    assert!(gone.message.starts_with("memory of device 0 cannot be copied: "), "{}", gone.message);
 }
