@@ -217,6 +217,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/device/driver.rs", "calls of the CUDA driver across a C interface"),
     ("worker/src/device/work.rs", "copies to and from a device that go on after the call"),
     ("worker/src/device/fake.rs", "the same in tests"),
+    ("worker/src/device/fake/memory.rs", "memory that others are given by its address, in tests"),
     ("worker/src/backend/native.rs", "calls of a shared library across a C interface"),
     ("worker/src/backend/native/abi.rs", "types of functions across that interface"),
     ("worker/src/backend/native/foreign.rs", "pointers that the library passes in"),
@@ -232,6 +233,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
     ("worker/src/runtime/bytes.rs", "inputs and memory for answers that outlive a batch"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
+    ("worker/src/backend/onnxruntime/device.rs", "the same with memory of a device"),
+    ("worker/src/backend/onnxruntime/providers.rs", "a stream that a library is lent"),
 ];
 
 /// Macros that are not for committed code.

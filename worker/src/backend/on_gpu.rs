@@ -128,11 +128,23 @@ impl Backend for OnGpu {
 }
 
 /// A batch that is being prepared: its work, and where its buffers come from and go.
-struct Run<'r, 'm> {
-    work: Work<'m>,
-    pool: &'r mut Pool,
-    ahead: &'r [Ahead],
-    used: &'r mut Vec<Buffer>,
+pub(super) struct Run<'r, 'm> {
+    pub(super) work: Work<'m>,
+    pub(super) pool: &'r mut Pool,
+    pub(super) ahead: &'r [Ahead],
+    pub(super) used: &'r mut Vec<Buffer>,
+}
+
+/// Begins to copy the inputs of the next batch, if its frame has come: its number, and what is on its way.
+pub(super) fn copy_ahead(queues: &Queues, pool: &mut Pool, outputs: &Outputs<'_>) -> (u64, Vec<Ahead>) {
+    let Some((batch, inputs)) = outputs.next_inputs() else { return (0, Vec::new()) };
+    let mut ahead = Vec::with_capacity(inputs.len());
+    for bytes in inputs {
+        // A device that has no room for them computes this batch all the same.
+        let Ok(buffer) = pool.take(bytes.len()) else { break };
+        ahead.extend(queues.ahead(Box::new(bytes), buffer).ok());
+    }
+    (batch, ahead)
 }
 
 impl OnGpu {
@@ -151,14 +163,7 @@ impl OnGpu {
             }
         }
         let Run { work, pool, .. } = run;
-        if let Some((batch, inputs)) = outputs.next_inputs() {
-            self.ahead.0 = batch;
-            for bytes in inputs {
-                // A device that has no room for them computes this batch all the same.
-                let Ok(buffer) = pool.take(bytes.len()) else { break };
-                self.ahead.1.extend(queues.ahead(Box::new(bytes), buffer).ok());
-            }
-        }
+        self.ahead = copy_ahead(queues, pool, outputs);
         let began = work.began();
         let spans = work.finish().map_err(failed)?;
         outputs.measured(began, (spans.inputs, spans.computing));
@@ -225,7 +230,7 @@ impl<'m> Run<'_, 'm> {
 
     /// Where an input is on the device, with elements of so many bytes: where it came ahead, where its client has it, or
     /// in a buffer to which it is copied.
-    fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
+    pub(super) fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
         if let [Source::Device(memory)] = input.pieces
             && memory.is_usable(size)
         {
@@ -252,7 +257,7 @@ impl<'m> Run<'_, 'm> {
     }
 
     /// Memory of the device for this batch.
-    fn buffer(&mut self, len: usize) -> Result<DeviceMemory, InferError> {
+    pub(super) fn buffer(&mut self, len: usize) -> Result<DeviceMemory, InferError> {
         let buffer = self.pool.take(len).map_err(failed)?;
         let memory = buffer.first(len);
         self.used.push(buffer);
@@ -260,6 +265,6 @@ impl<'m> Run<'_, 'm> {
     }
 }
 
-fn failed(fault: Fault) -> InferError {
+pub(super) fn failed(fault: Fault) -> InferError {
     run_error(format!("the GPU has failed: {fault}"))
 }

@@ -6,7 +6,9 @@
 //! Contract for `unsafe`: [`Input::data`] and the memory that [`Outputs`] gives are aligned to 64 bytes, as long as
 //! their shape says (checked, or allocated so), and stay in place until `execute` returns, which is longer than the
 //! runtime looks at them. Nothing else touches an output's memory meanwhile; the runtime writes it before it reads it.
+//! On a GPU, tensors are on the device (see `device`).
 
+mod device;
 mod providers;
 
 use std::ffi::{CStr, CString};
@@ -14,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use half::bf16;
-use ort::environment::Environment;
+use ort::environment::{Environment, EnvironmentBuilder};
+use ort::ep::ExecutionProviderDispatch;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionInputValue};
@@ -27,18 +30,25 @@ use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
 
 use super::elements::{self, for_numbers};
-use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
+use super::{Backend, Batch, Context, DeviceInputs, Input, Outputs, load_error, model_file, run_error};
+use device::{Computing, OnDevice};
 
 /// The variable that names ONNX Runtime's library; the frontend sets it for its workers.
 pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 
 struct OnnxRuntime {
-    session: Session,
+    opened: Opened,
     version: String,
     /// The names of the inputs that a batch can have.
     inputs: Vec<CString>,
     outputs: Vec<Output>,
     _environment: Environment,
+}
+
+/// A session, and what it has on a GPU; that goes after the session, which computes in a stream of it.
+struct Opened {
+    session: Session,
+    device: Option<OnDevice>,
 }
 
 /// A configured output.
@@ -69,38 +79,71 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
         ))
     };
     let builder = ort::init_from(library).map_err(|error| no_library(&error))?;
-    let environment = builder.with_telemetry(false).build().map_err(|error| no_library(&error))?;
-    let (session, on_gpu) = session(&environment, context, &path)?;
-    let outputs = outputs_of(&session, context.config).map_err(|text| in_file(&path, &text))?;
+    let environment = environment(builder.with_telemetry(false)).map_err(|error| no_library(&error))?;
+    let opened = session(&environment, context, &path)?;
+    let outputs = outputs_of(&opened.session, context.config).map_err(|text| in_file(&path, &text))?;
     let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
     let inputs = names.map(c_name).collect::<Result<_, _>>();
     let inputs = inputs.map_err(|text| in_file(&path, &text))?;
-    let version = version_of(library) + if on_gpu { " on CUDA" } else { "" };
-    Ok(Box::new(OnnxRuntime { session, version, inputs, outputs, _environment: environment }))
+    let version = version_of(library) + if opened.device.is_some() { " on CUDA" } else { "" };
+    Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs, _environment: environment }))
 }
 
-/// A session with the model's file, and whether it is on the instance's GPU.
-fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Result<(Session, bool), InferError> {
-    let not_loaded = |error: ort::Error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display()));
-    let on_processors = || open(environment, context.threads, path, &[]).map_err(not_loaded);
-    if !context.is_on_gpu() {
-        return Ok((on_processors()?, false));
+/// The environment, of which a process can make one only.
+#[cfg(not(test))]
+fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
+    builder.build()
+}
+
+/// Tests have several models in one process.
+#[cfg(test)]
+fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
+    use std::sync::{Mutex, PoisonError};
+    static ONLY: Mutex<Option<Environment>> = Mutex::new(None);
+    let mut only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*only {
+        Some(environment) => Ok(environment.clone()),
+        None => Ok(only.insert(builder.build()?).clone()),
     }
-    let wanted = providers::of(context.config).map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
-    let on_gpu = || {
-        context.gpu()?;
-        open(environment, context.threads, path, &wanted).map_err(|error| {
+}
+
+/// A session with the model's file, on the instance's GPU if it is to run on one.
+fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Result<Opened, InferError> {
+    let on_processors = || {
+        let session = open(environment, context.threads, path, Vec::new());
+        let session =
+            session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
+        Ok(Opened { session, device: None })
+    };
+    if !context.is_on_gpu() {
+        return on_processors();
+    }
+    let mut wanted =
+        providers::of(context.config).map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
+    if providers::drop_graphs(&mut wanted) {
+        eprintln!(
+            "{} runs without CUDA graphs: they would replay one batch with another's addresses",
+            context.instance
+        );
+    }
+    let on_gpu = || -> Result<Opened, InferError> {
+        let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
+        let mut device = OnDevice::new(cuda, context)?;
+        let session = open(environment, context.threads, path, device.dispatches(&wanted)).map_err(|error| {
             load_error(format!(
-                "ONNX Runtime cannot load '{}' on its GPU: {error}; the provider's library and those of CUDA and cuDNN                  come with `pip install onnxruntime-gpu[cuda,cudnn]`",
+                "ONNX Runtime cannot load '{}' on its GPU: {error}; the provider's library and those of CUDA and cuDNN \
+                 come with `pip install onnxruntime-gpu[cuda,cudnn]`",
                 path.display()
             ))
-        })
+        })?;
+        device.look_at(&session, context);
+        Ok(Opened { session, device: Some(device) })
     };
     match on_gpu() {
-        Ok(session) => Ok((session, true)),
+        Ok(opened) => Ok(opened),
         Err(error) if providers::may_fall_back(context.config) => {
             eprintln!("{} runs on processors, as allow_cpu_fallback allows: {}", context.instance, error.message);
-            Ok((on_processors()?, false))
+            on_processors()
         }
         Err(error) => Err(error),
     }
@@ -150,7 +193,7 @@ fn open(
     environment: &Environment,
     threads: usize,
     path: &Path,
-    providers: &[providers::Provider],
+    providers: Vec<ExecutionProviderDispatch>,
 ) -> Result<Session, ort::Error> {
     let mut builder = Session::builder(environment)?
         .with_optimization_level(GraphOptimizationLevel::All)?
@@ -158,7 +201,7 @@ fn open(
         .with_inter_threads(1)?
         .with_config_entry("session.intra_op.allow_spinning", "0")?
         .with_config_entry("session.inter_op.allow_spinning", "0")?
-        .with_execution_providers(providers::dispatches(providers))?;
+        .with_execution_providers(providers)?;
     builder.commit_from_file(path)
 }
 
@@ -174,7 +217,21 @@ impl Backend for OnnxRuntime {
         format!("onnxruntime {}", self.version)
     }
 
+    /// On a GPU, each is copied once.
+    fn bears_changes(&self) -> bool {
+        self.opened.device.is_some()
+    }
+
+    fn takes_device_memory(&self) -> DeviceInputs {
+        if self.opened.device.is_some() { DeviceInputs::Pieces } else { DeviceInputs::Never }
+    }
+
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let Opened { session, device } = &mut self.opened;
+        if let Some(device) = device {
+            let wanted = self.outputs.iter_mut().filter(|output| batch.wants(output.position)).collect();
+            return device.execute(Computing { session, names: &self.inputs, wanted }, batch, outputs);
+        }
         let mut inputs = Vec::with_capacity(batch.inputs.len());
         for input in &batch.inputs {
             let name = self.inputs.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
@@ -186,48 +243,68 @@ impl Backend for OnnxRuntime {
         for output in &wanted {
             places.push(output.place(batch.rows(), outputs)?);
         }
-        let mut results = run(&mut self.session, &inputs, &wanted, &mut places);
-        if results.is_err() && places.iter().any(Option::is_some) {
-            // Whatever the reason: it has no code of its own for a shape that is not the declared one, and its texts
-            // differ between versions. A batch that would fail anyway fails twice.
-            wanted.iter().for_each(|output| outputs.withdraw(output.position));
-            let mut nowhere: Vec<Place> = wanted.iter().map(|_| None).collect();
-            results = run(&mut self.session, &inputs, &wanted, &mut nowhere);
-            if let Ok(values) = &results {
-                copy_from_now_on(&mut wanted, &places, values);
-            }
-        }
-        let results = results.map_err(|error| run_error(format!("onnx runtime error: {error}")))?;
+        let results = run_or_withdraw(session, &inputs, (&mut wanted, &mut places), outputs)?;
         outputs.computed();
-        for (output, value) in wanted.iter().zip(results) {
-            if let Some(value) = value {
-                from_value(&value, (output.position, output.datatype), outputs)
-                    .map_err(|error| run_error(format!("output '{}': {error}", output.name.to_string_lossy())))?;
-            }
-        }
-        Ok(())
+        wanted.iter().zip(results).try_for_each(|(output, value)| output.copy(value.as_ref(), outputs))
     }
 }
 
 impl Output {
-    /// Memory in the arena, if the shape is known.
-    fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<Place, InferError> {
-        let Some(mut shape) = self.shape.clone() else { return Ok(None) };
+    /// The shape for so many rows, if it is known.
+    fn shape_of(&self, rows: u64) -> Option<Vec<i64>> {
+        let mut shape = self.shape.clone()?;
         if let Some(first) = shape.first_mut().filter(|first| **first < 0) {
             *first = i64::try_from(rows).unwrap_or(i64::MAX);
         }
+        Some(shape)
+    }
+
+    fn failed(&self, why: &dyn std::fmt::Display) -> InferError {
+        run_error(format!("output '{}': {why}", self.name.to_string_lossy()))
+    }
+
+    /// Copies what the runtime has allocated itself to the arena; `None` is in its place.
+    fn copy(&self, value: Option<&DynValue>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
+        let Some(value) = value else { return Ok(()) };
+        from_value(value, (self.position, self.datatype), outputs).map_err(|error| self.failed(&error))
+    }
+
+    /// Memory in the arena, if the shape is known.
+    fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<Place, InferError> {
+        let Some(shape) = self.shape_of(rows) else { return Ok(None) };
         let memory = outputs.allocate_fixed(self.position, self.datatype, &shape)?.as_mut_ptr();
         let place = for_numbers!(self.datatype, Number => {
             // SAFETY: the memory was just allocated for this shape and is this output's alone; the rest is this module's
             // contract.
-            unsafe { borrow::<Number>(memory, &shape) }
+            unsafe { borrow::<Number>(AllocationDevice::CPU, memory, &shape) }
         }, also Bf16 = bf16, otherwise {
             // SAFETY: as above; a shape is known for BOOL, a byte for each element, but not for BYTES.
-            unsafe { borrow::<bool>(memory, &shape) }
+            unsafe { borrow::<bool>(AllocationDevice::CPU, memory, &shape) }
         });
-        let place = place.map_err(|error| run_error(format!("output '{}': {error}", self.name.to_string_lossy())))?;
-        Ok(Some(place))
+        Ok(Some(place.map_err(|error| self.failed(&error))?))
     }
+}
+
+/// Runs the session; if that fails with outputs in memory of ours, once more without: then none of `places` is left.
+fn run_or_withdraw(
+    session: &mut Session,
+    inputs: &[(&CStr, SessionInputValue<'_>)],
+    (wanted, places): (&mut [&mut Output], &mut [Place]),
+    outputs: &mut Outputs<'_>,
+) -> Result<Vec<Option<DynValue>>, InferError> {
+    let mut results = run(session, inputs, wanted, places);
+    if results.is_err() && places.iter().any(Option::is_some) {
+        // Whatever the reason: it has no code of its own for a shape that is not the declared one, and its texts
+        // differ between versions. A batch that would fail anyway fails twice.
+        wanted.iter().for_each(|output| outputs.withdraw(output.position));
+        let mut nowhere: Vec<Place> = wanted.iter().map(|_| None).collect();
+        results = run(session, inputs, wanted, &mut nowhere);
+        if let Ok(values) = &results {
+            copy_from_now_on(wanted, places, values);
+        }
+        places.iter_mut().for_each(|place| *place = None);
+    }
+    results.map_err(|error| run_error(format!("onnx runtime error: {error}")))
 }
 
 /// After a run that failed with outputs in the arena and went well without: those whose shape is another than the file
@@ -282,16 +359,20 @@ fn run(
     }
 }
 
-/// A tensor that lies in memory of ours.
+/// A tensor that lies in memory of ours, the process's or that of its device 0.
 ///
 /// # Safety
 /// The memory is as long as the shape says, aligned for `Number`, and stays in place, touched by nothing else, while
 /// the runtime looks at the tensor; for outputs it may be written.
-unsafe fn borrow<'a, Number>(memory: *mut u8, shape: &[i64]) -> Result<DynValueRefMut<'a>, ort::Error>
+unsafe fn borrow<'a, Number>(
+    device: AllocationDevice<'static>,
+    memory: *mut u8,
+    shape: &[i64],
+) -> Result<DynValueRefMut<'a>, ort::Error>
 where
     Number: PrimitiveTensorElementType + std::fmt::Debug,
 {
-    let info = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default)?;
+    let info = MemoryInfo::new(device, 0, AllocatorType::Device, MemoryType::Default)?;
     let shape = Shape::new(shape.iter().copied());
     // SAFETY: the caller's promise.
     let tensor: TensorRefMut<'a, Number> = unsafe { TensorRefMut::from_raw(info, memory.cast(), shape) }?;
@@ -309,12 +390,15 @@ fn to_value<'a>(
     if let Some(expected) = byte_size(input.datatype, input.shape)
         && expected != input.data.len() as u64
     {
-        return Err(run_error(format!("input '{}' has {} bytes instead of {expected}", input.name, input.data.len())));
+        return Err(wrong_size(input, input.data.len(), expected));
     }
     let value = for_numbers!(input.datatype, Number => {
         // SAFETY: the length was just compared with the shape; the rest is this module's contract. ONNX Runtime does
         // not write to its inputs.
-        unsafe { borrow::<Number>(input.data.as_ptr().cast_mut(), input.shape) }.map_err(failed)?.into()
+        let value = unsafe {
+            borrow::<Number>(AllocationDevice::CPU, input.data.as_ptr().cast_mut(), input.shape)
+        };
+        value.map_err(failed)?.into()
     }, also Bf16 = bf16, otherwise match input.datatype {
         DataType::Bool => {
             let values: Vec<bool> = input.data.iter().map(|byte| *byte != 0).collect();
@@ -326,6 +410,10 @@ fn to_value<'a>(
         }
     });
     Ok(value)
+}
+
+fn wrong_size(input: &Input<'_>, len: usize, expected: u64) -> InferError {
+    run_error(format!("input '{}' has {len} bytes instead of {expected}", input.name))
 }
 
 /// Copies an output to the arena.

@@ -98,6 +98,17 @@ pub(crate) trait Driver: Send + Sync {
     /// Runs a kernel whose parameters are all 64 bits wide, in the stream's turn, with about as many threads.
     fn launch(&self, device: u32, stream: Stream, call: (Function, &[u64]), threads: u64) -> Result<(), Fault>;
 
+    /// Is told before others, that are no kernels of ours, begin to compute in a stream with this memory. For a driver that
+    /// sees to it that one stream waits for another; a device needs no telling.
+    fn others(&self, _device: u32, _stream: Stream, _memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// Whether the memory of its devices is the process's own, as that of a driver for tests is.
+    fn is_here(&self) -> bool {
+        false
+    }
+
     /// Opens memory of another process: its address, and how many bytes there are from it.
     fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Fault>;
 

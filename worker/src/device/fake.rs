@@ -1,4 +1,5 @@
-//! A driver for tests: its devices are vectors, its kernels are functions in Rust that a test gives by name.
+//! A driver for tests: its devices are memory of this process, its kernels are functions in Rust that a test gives by name,
+//! or libraries that compute here with the addresses that they are given.
 //!
 //! It is as late as a real one may be: what is downloaded is rubbish until the copy has been waited for. It has a clock of
 //! its own, on which streams run side by side and copies take time, and panics when two streams use the same memory
@@ -7,6 +8,8 @@
 //! Contract: the memory of a download is written when the copy is waited for, as a real device may; who asked for it
 //! keeps it until then.
 
+mod memory;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,6 +17,7 @@ use std::time::Duration;
 
 use pharos::region::CUDA_HANDLE;
 
+use self::memory::Memory;
 use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
 
 /// What is in memory that nobody has written yet, or whose copy nobody has waited for.
@@ -50,7 +54,8 @@ struct State {
 }
 
 struct Allocation {
-    bytes: Vec<u8>,
+    memory: Memory,
+    device: u32,
     of_client: bool,
     /// Who wrote to it and read from it last, and until when.
     written: Option<(Stream, u64)>,
@@ -122,7 +127,7 @@ impl Fake {
     pub(crate) fn share(&self, device: u32, bytes: &[u8]) -> (u64, [u8; CUDA_HANDLE]) {
         let mut state = self.state();
         let address = state.allocate(device, bytes.len(), true);
-        state.memory.get_mut(&address).unwrap().bytes.copy_from_slice(bytes);
+        state.memory.get_mut(&address).unwrap().memory.write(0, bytes);
         let mut handle = [0; CUDA_HANDLE];
         handle[..8].copy_from_slice(&address.to_le_bytes());
         (address, handle)
@@ -130,7 +135,9 @@ impl Fake {
 
     /// What is in memory now.
     pub(crate) fn content(&self, address: u64) -> Vec<u8> {
-        self.state().memory.get(&address).unwrap().bytes.clone()
+        let state = self.state();
+        let memory = &state.memory.get(&address).unwrap().memory;
+        memory.read(0, memory.1)
     }
 
     /// How often memory of clients is open.
@@ -201,8 +208,9 @@ impl State {
     }
 
     fn allocate(&mut self, device: u32, len: usize, of_client: bool) -> u64 {
-        let address = ((u64::from(device) + 1) << 40) + (self.handle() as u64) * (1 << 30);
-        let allocation = Allocation { bytes: vec![RUBBISH; len], of_client, written: None, read: None };
+        let memory = Memory::new(len);
+        let address = memory.0 as u64;
+        let allocation = Allocation { memory, device, of_client, written: None, read: None };
         self.memory.insert(address, allocation);
         address
     }
@@ -220,14 +228,14 @@ impl State {
         let illegal = || Fault::Lasting("the CUDA driver says: an illegal memory access was encountered".to_owned());
         let (start, allocation) = self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
         let at = usize::try_from(address - start).unwrap();
-        if at + len > allocation.bytes.len() { Err(illegal()) } else { Ok((allocation, at)) }
+        if at + len > allocation.memory.1 { Err(illegal()) } else { Ok((allocation, at)) }
     }
 
     fn read(&mut self, address: u64, len: usize, (stream, begin, end): Turn) -> Result<Vec<u8>, Fault> {
         let (allocation, at) = self.find(address, len)?;
         check((allocation.written, "written"), (stream, begin));
         allocation.read = Some((stream, end));
-        Ok(allocation.bytes[at..at + len].to_vec())
+        Ok(allocation.memory.read(at, len))
     }
 
     fn write(&mut self, address: u64, bytes: &[u8], (stream, begin, end): Turn) -> Result<(), Fault> {
@@ -235,7 +243,7 @@ impl State {
         check((allocation.written, "written"), (stream, begin));
         check((allocation.read, "read"), (stream, begin));
         allocation.written = Some((stream, end));
-        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        allocation.memory.write(at, bytes);
         Ok(())
     }
 
@@ -416,14 +424,29 @@ impl Driver for Fake {
         result
     }
 
+    fn others(&self, _: u32, stream: Stream, memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
+        let mut state = self.call("others")?;
+        let len = memory.0.iter().chain(memory.1).map(DeviceMemory::len).sum();
+        let turn = state.spend(stream, len);
+        for from in memory.0 {
+            state.read(from.address(), from.len(), turn)?;
+        }
+        // What is there before it is computed is of no use to anybody.
+        memory.1.iter().try_for_each(|to| state.write(to.address(), &vec![RUBBISH; to.len()], turn))
+    }
+
+    fn is_here(&self) -> bool {
+        true
+    }
+
     fn open(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<(u64, u64), Fault> {
         let mut state = self.call("open")?;
         if state.devices == 0 {
             return Err(Fault::Absent("no device".to_owned()));
         }
         let address = u64::from_le_bytes(handle[..8].try_into().unwrap());
-        let there = state.memory.get(&address).filter(|_| address >> 40 == u64::from(device) + 1);
-        let len = there.map(|allocation| allocation.bytes.len() as u64);
+        let there = state.memory.get(&address).filter(|allocation| allocation.device == device);
+        let len = there.map(|allocation| allocation.memory.1 as u64);
         let len = len.ok_or_else(|| Fault::Refused("invalid handle".to_owned()))?;
         *state.opened.entry(address).or_default() += 1;
         Ok((address, len))
@@ -436,14 +459,14 @@ impl Driver for Fake {
     fn read(&self, _: u32, address: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut state = self.call("read")?;
         let (allocation, at) = state.find(address, into.len())?;
-        into.copy_from_slice(&allocation.bytes[at..at + into.len()]);
+        into.copy_from_slice(&allocation.memory.read(at, into.len()));
         Ok(())
     }
 
     fn write(&self, _: u32, address: u64, from: &[u8]) -> Result<(), Fault> {
         let mut state = self.call("write")?;
         let (allocation, at) = state.find(address, from.len())?;
-        allocation.bytes[at..at + from.len()].copy_from_slice(from);
+        allocation.memory.write(at, from);
         Ok(())
     }
 }

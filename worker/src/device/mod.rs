@@ -97,6 +97,11 @@ impl Cuda {
         Some(format!("{} cannot be used any more: {why}; a new process has to take over", self.device_name()))
     }
 
+    /// Whether the memory of the devices is the process's own: in tests.
+    pub(crate) fn is_here(&self) -> bool {
+        self.driver.is_here()
+    }
+
     /// The device that the instance runs on, if it does on one.
     pub(crate) fn device(&self) -> Option<&Device> {
         self.device.as_ref()

@@ -58,6 +58,12 @@ impl Queues {
         })
     }
 
+    /// The stream of the kernels as the driver knows it, for a library that computes in a stream that it is given. It is there
+    /// as long as this value.
+    pub(crate) fn compute_stream(&self) -> usize {
+        self.compute.0
+    }
+
     /// Begins a batch; the one before is finished.
     ///
     /// # Errors
@@ -194,6 +200,11 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         self.ask(|driver| driver.launch(OWN, self.queues.compute, call, threads))
+    }
+
+    /// Says that a library is going to compute in [`Queues::compute_stream`], from this memory to that.
+    pub(crate) fn others_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
+        self.ask(|driver| driver.others(OWN, self.queues.compute, (from, to)))
     }
 
     /// Has the copies that come now wait for the kernels up to here.

@@ -3,13 +3,21 @@
 //!
 //! What may be said about them is what Triton's backend for ONNX Runtime takes: `optimization.execution_accelerators` with
 //! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Names
-//! of options that a provider itself has are passed on as they are.
+//! of options that a provider itself has are passed on as they are, except for those that say where it computes.
+//!
+//! Contract for `unsafe`: the stream that the providers are given is there until their sessions are gone.
 
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, TensorRT};
 use pharos::model::ModelConfig;
 
 /// The parameter with which a model says that it may run on processors if the provider cannot be used.
 const FALLBACK: &str = "allow_cpu_fallback";
+
+/// Options of the CUDA provider that are the server's to choose.
+const OWN: [&str; 3] = ["device_id", "has_user_compute_stream", "user_compute_stream"];
+
+/// The options of the providers that have them replay a batch's kernels with the addresses that they had.
+const GRAPHS: [&str; 2] = ["enable_cuda_graph", "trt_cuda_graph_enable"];
 
 /// The options of the CUDA provider that are parameters of a model, as in Triton.
 const OF_MODEL: [&str; 4] = ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "use_tf32"];
@@ -73,6 +81,7 @@ fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
         })
     };
     let value = match key {
+        _ if OWN.contains(&key) => return Err(format!("'{key}' is no parameter of cuda here: the server chooses it")),
         "cudnn_conv_algo_search" => one_of(&["EXHAUSTIVE", "HEURISTIC", "DEFAULT"])?,
         "arena_extend_strategy" => one_of(&["kNextPowerOfTwo", "kSameAsRequested"])?,
         "gpu_mem_limit" => match value.parse::<u64>() {
@@ -112,12 +121,32 @@ fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, Stri
     })
 }
 
-/// The providers as a session takes them. One that cannot be used is an error.
-pub(super) fn dispatches(providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
+/// Leaves out what would have CUDA graphs used; whether there was any. A graph knows one batch's addresses, and each batch has
+/// its own here.
+pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
+    let mut any = false;
+    for provider in providers {
+        provider.options.retain(|(key, value)| {
+            let is_graph = GRAPHS.contains(&key.as_str()) && !["0", "false", "False"].contains(&value.as_str());
+            any |= is_graph;
+            !is_graph
+        });
+    }
+    any
+}
+
+/// The providers as a session takes them, computing in this stream of the driver's. One that cannot be used is an error.
+///
+/// # Safety
+/// The stream is there until the sessions that are made with them are gone.
+pub(super) unsafe fn dispatches(providers: &[Provider], stream: usize) -> Vec<ExecutionProviderDispatch> {
+    let stream = std::ptr::with_exposed_provenance_mut(stream);
     let dispatch = |provider: &Provider| {
         let built = match provider.is_tensorrt {
-            true => with_options(TensorRT::default(), &provider.options).build(),
-            false => with_options(CUDA::default(), &provider.options).build(),
+            // SAFETY: the caller's promise.
+            true => with_options(unsafe { TensorRT::default().with_compute_stream(stream) }, &provider.options).build(),
+            // SAFETY: as above.
+            false => with_options(unsafe { CUDA::default().with_compute_stream(stream) }, &provider.options).build(),
         };
         built.error_on_failure()
     };
@@ -180,7 +209,19 @@ mod tests {
             shown(&providers(&graph).unwrap()),
             ["cuda device_id=0 arena_extend_strategy=kSameAsRequested enable_cuda_graph=1"]
         );
-        assert_eq!(dispatches(&providers(&half).unwrap()).len(), 2);
+        // SAFETY: no session is made with them.
+        assert_eq!(unsafe { dispatches(&providers(&half).unwrap(), 8) }.len(), 2);
+    }
+
+    #[test]
+    fn graphs_are_left_out() {
+        let mut with = providers(&accelerator("cuda", &[("use_cuda_graph", "1"), ("use_tf32", "0")])).unwrap();
+        assert!(drop_graphs(&mut with));
+        assert_eq!(shown(&with), ["cuda device_id=0 use_tf32=0"]);
+        let mut with = providers(&accelerator("tensorrt", &[("trt_cuda_graph_enable", "True")])).unwrap();
+        assert!(drop_graphs(&mut with) && !drop_graphs(&mut with));
+        let mut without = providers(&accelerator("cuda", &[("enable_cuda_graph", "0")])).unwrap();
+        assert!(!drop_graphs(&mut without));
     }
 
     #[test]
@@ -190,6 +231,10 @@ mod tests {
             (accelerator("tensorrt", &[("precision_mode", "FP8")]), "is 'FP8'; allowed are FP32, FP16, INT8"),
             (accelerator("tensorrt", &[("speed", "1")]), "'speed' is no parameter of tensorrt"),
             (accelerator("cuda", &[("gpu_mem_limit", "lots")]), "'gpu_mem_limit' is 'lots'; allowed are whole numbers"),
+            (
+                accelerator("cuda", &[("user_compute_stream", "1")]),
+                "'user_compute_stream' is no parameter of cuda here",
+            ),
             (accelerator("cuda", &[("cudnn_conv_algo_search", "3")]), "allowed are 0 to 2 and EXHAUSTIVE"),
         ] {
             let error = providers(&more).unwrap_err();

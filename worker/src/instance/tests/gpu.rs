@@ -2,6 +2,7 @@
 //! absent, refuse or are lost.
 
 mod memory;
+mod onnx;
 
 use std::io::{IoSlice, Read as _, Write};
 

@@ -20,11 +20,17 @@ fn data(field: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
     [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
 }
 
-/// INT64 of shape `[rows, dim]`; -1 for a free dimension.
+/// Of shape `[rows, dim]`; -1 for a free dimension. INT64, unless the name begins otherwise.
 fn value_info((name, dim): &(&str, i64)) -> Vec<u8> {
     let dim = if *dim < 0 { data(2, format!("{name}_dim")) } else { number(1, *dim) };
     let shape = [data(1, data(2, "rows")), data(1, dim)].concat();
-    [data(1, name), data(2, data(1, [number(1, 7), data(2, shape)].concat()))].concat()
+    let datatype = match name.split_once('_') {
+        Some(("FLOAT", _)) => 1,
+        Some(("TEXT", _)) => 8,
+        Some(("BOOL", _)) => 9,
+        _ => 7,
+    };
+    [data(1, name), data(2, data(1, [number(1, datatype), data(2, shape)].concat()))].concat()
 }
 
 /// An operation: its name, inputs, outputs. `Concat` goes along the second dimension.
@@ -40,7 +46,7 @@ fn node((operator, inputs, outputs): &Node<'_>) -> Vec<u8> {
     out
 }
 
-/// A whole file over INT64 tensors: inputs and outputs are `(name, dim)`, constants `(name, value)`.
+/// A whole file over INT64 tensors, or others for names that begin with `FLOAT_`, `TEXT_` or `BOOL_`: inputs and outputs are `(name, dim)`, constants `(name, value)`.
 pub(super) fn model(
     nodes: &[Node<'_>],
     inputs: &[(&str, i64)],

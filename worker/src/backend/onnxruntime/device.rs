@@ -1,0 +1,288 @@
+//! ONNX Runtime on a GPU: inputs are copied to the device and outputs back in streams of this process's own (see `on_gpu`),
+//! the runtime is given addresses on the device. What cannot go that way goes through the process's memory, and the runtime
+//! copies it: texts, BOOL inputs, whose bytes must be made valid first, inputs that the graph gives back as they are, and
+//! outputs whose shape is not known before the run.
+//!
+//! The provider computes in the stream that [`Queues`] computes in, so that the driver keeps its kernels behind the copies of
+//! the inputs and before those of the outputs, also when a run fails; nobody waits for the inputs in between. Memory of
+//! clients on the device is used where it is, if it is aligned as kernels expect: who changes it meanwhile changes what the
+//! kernels see.
+//!
+//! Contract for `unsafe`: a [`DeviceMemory`] that a tensor is made of is a buffer of the batch, which goes back to the pool
+//! after the batch's work, or a client's range, which is open until the batch is over; it is as long as the shape says
+//! (checked, or taken so) and aligned. The stream is that of the [`Queues`] that [`super::Opened`] drops after its session.
+
+use std::sync::Arc;
+
+use half::bf16;
+use ort::ep::ExecutionProviderDispatch;
+use ort::memory::AllocationDevice;
+use ort::session::{Session, SessionInputValue};
+use ort::value::DynValueRefMut;
+use pharos::error::InferError;
+use pharos::tensor::{DataType, byte_size};
+
+use super::providers::{self, Provider};
+use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
+use crate::backend::on_gpu::{Run, copy_ahead, failed};
+use crate::backend::{Batch, Context, Input, Outputs, Place as Goal, Source, load_error, run_error};
+use crate::device::{Ahead, Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Queues};
+use crate::state::Buffer;
+
+/// What CUDA aligns its allocations to, and its libraries' kernels take for granted.
+const ALIGNMENT: usize = 256;
+
+/// What a session on a GPU has there.
+pub(super) struct OnDevice {
+    cuda: Arc<Cuda>,
+    /// Inputs that are under way, of the batch that has this number; as in `on_gpu`.
+    ahead: (u64, Vec<Ahead>),
+    /// Whether inputs are copied ahead: all of them are numbers.
+    copies_ahead: bool,
+    /// For each input, whether it goes through the process's memory because the graph gives it back.
+    given_back: Vec<bool>,
+    pool: Pool,
+    queues: Queues,
+}
+
+impl OnDevice {
+    /// On the instance's device, which has been opened.
+    pub(super) fn new(cuda: Arc<Cuda>, context: &Context<'_>) -> Result<Self, InferError> {
+        let queues = Queues::new(&cuda).map_err(|fault| load_error(format!("the GPU cannot be used: {fault}")))?;
+        let copies_ahead = context.config.inputs.iter().all(|input| is_number(input.datatype));
+        let pool = Pool::new(cuda.clone());
+        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, given_back: Vec::new(), pool, queues })
+    }
+
+    /// The providers, computing in the stream of this value, which outlives the session that is made with them. None where
+    /// the device's memory is the process's own.
+    pub(super) fn dispatches(&self, providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
+        if self.cuda.is_here() {
+            return Vec::new();
+        }
+        // SAFETY: the module's contract.
+        unsafe { providers::dispatches(providers, self.queues.compute_stream()) }
+    }
+
+    /// Looks which inputs the graph gives back.
+    pub(super) fn look_at(&mut self, session: &Session, context: &Context<'_>) {
+        let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
+        self.given_back = names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
+        self.copies_ahead &= !self.given_back.contains(&true);
+    }
+
+    /// Executes a batch.
+    pub(super) fn execute(
+        &mut self,
+        computing: Computing<'_, '_>,
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'_>,
+    ) -> Result<(), InferError> {
+        let (batch_ahead, mut before) = std::mem::take(&mut self.ahead);
+        if batch_ahead != outputs.batch() {
+            before.clear();
+        }
+        let mut used = Vec::new();
+        let result = self.run(computing, batch, outputs, (&before, &mut used));
+        // All work is done or given up. What came ahead for a batch that failed is waited for and given up.
+        if result.is_ok() {
+            used.extend(before.into_iter().filter_map(Ahead::into_buffer));
+        }
+        used.into_iter().for_each(|buffer| self.pool.put(buffer));
+        result
+    }
+
+    fn run(
+        &mut self,
+        computing: Computing<'_, '_>,
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'_>,
+        (before, used): (&[Ahead], &mut Vec<DeviceBuffer>),
+    ) -> Result<(), InferError> {
+        let Self { cuda, copies_ahead, given_back, pool, queues, .. } = self;
+        let here = batch.inputs.iter().map(|input| match goes_over_device(input, given_back) {
+            true => Ok(None),
+            false => on_host(cuda, input),
+        });
+        let here: Vec<Option<Buffer>> = here.collect::<Result<_, _>>()?;
+        let device = if cuda.is_here() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
+        let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
+        let mut step = Step { run, device, given_back, from: Vec::new() };
+        let inputs = step.inputs(&computing, batch, (&here, outputs))?;
+        step.run.work.inputs_follow_no_more().map_err(failed)?;
+        // The run waits for its own end, and the frame of the next batch may not have come before that.
+        let mut ahead = if *copies_ahead { copy_ahead(queues, step.run.pool, outputs) } else { (0, Vec::new()) };
+        let result = step.compute(computing, &inputs, batch, outputs);
+        let Run { work, pool, .. } = step.run;
+        if *copies_ahead && result.is_ok() && ahead.1.is_empty() {
+            ahead = copy_ahead(queues, pool, outputs);
+        }
+        self.ahead = ahead;
+        result?;
+        let began = work.began();
+        let spans = work.finish().map_err(failed)?;
+        outputs.measured(began, (spans.inputs, spans.computing));
+        Ok(())
+    }
+}
+
+/// What a batch is computed with.
+pub(super) struct Computing<'s, 'o> {
+    pub(super) session: &'s mut Session,
+    /// The names of the inputs.
+    pub(super) names: &'s [std::ffi::CString],
+    /// Those that are wanted.
+    pub(super) wanted: Vec<&'o mut Output>,
+}
+
+/// A value of an input, by its name.
+type Named<'v> = (&'v std::ffi::CStr, SessionInputValue<'v>);
+
+/// A tensor for an output, the memory it is in, and where that goes.
+type Bound<'o> = (DynValueRefMut<'static>, (DeviceMemory, Goal<'o>));
+
+/// A batch on its way.
+struct Step<'r, 'm> {
+    run: Run<'r, 'm>,
+    /// Where the runtime is told that the device's memory is.
+    device: AllocationDevice<'static>,
+    given_back: &'r [bool],
+    /// What the runtime reads on the device.
+    from: Vec<DeviceMemory>,
+}
+
+impl<'m> Step<'_, 'm> {
+    fn inputs<'v>(
+        &mut self,
+        computing: &Computing<'v, '_>,
+        batch: &'m Batch<'_>,
+        (here, outputs): (&'v [Option<Buffer>], &mut Outputs<'_>),
+    ) -> Result<Vec<Named<'v>>, InferError>
+    where
+        'm: 'v,
+    {
+        let mut values = Vec::with_capacity(batch.inputs.len());
+        for (input, here) in batch.inputs.iter().zip(here) {
+            let name = computing.names.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
+            let value = if goes_over_device(input, self.given_back) {
+                self.over_device(input)?
+            } else {
+                let data = here.as_ref().map_or(input.data, Buffer::as_slice);
+                to_value(&Input { data, pieces: &[], ..*input }, batch, outputs)?
+            };
+            values.push((name.as_c_str(), value));
+        }
+        Ok(values)
+    }
+
+    fn over_device<'v>(&mut self, input: &Input<'m>) -> Result<SessionInputValue<'v>, InferError> {
+        let memory = self.run.place(input, ALIGNMENT)?;
+        if let Some(expected) = byte_size(input.datatype, input.shape)
+            && expected != memory.len() as u64
+        {
+            return Err(wrong_size(input, memory.len(), expected));
+        }
+        self.from.push(memory);
+        let value = self.value(memory, input.datatype, input.shape);
+        Ok(value.map_err(|error| run_error(format!("input '{}': {error}", input.name)))?.into())
+    }
+
+    /// A tensor over memory that is as long as its shape says.
+    fn value<'v>(
+        &self,
+        memory: DeviceMemory,
+        datatype: DataType,
+        shape: &[i64],
+    ) -> Result<DynValueRefMut<'v>, ort::Error> {
+        let address = std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address()).unwrap_or(0));
+        let device = self.device.clone();
+        for_numbers!(datatype, Number => {
+            // SAFETY: the module's contract. Inputs are not written to.
+            unsafe { borrow::<Number>(device, address, shape) }
+        }, also Bf16 = bf16, otherwise {
+            // SAFETY: as above; only outputs are BOOL here, a byte for each element.
+            unsafe { borrow::<bool>(device, address, shape) }
+        })
+    }
+
+    /// Computes, and begins to copy the outputs to where they are wanted.
+    fn compute<'o: 'm>(
+        &mut self,
+        computing: Computing<'_, '_>,
+        inputs: &[Named<'_>],
+        batch: &Batch<'_>,
+        outputs: &mut Outputs<'o>,
+    ) -> Result<(), InferError> {
+        let Computing { session, mut wanted, .. } = computing;
+        let (mut places, mut goals, mut to) = (Vec::new(), Vec::new(), Vec::new());
+        for output in &wanted {
+            let (place, goal) = self.output(output, batch.rows(), outputs)?.unzip();
+            to.extend(goal.as_ref().map(|(memory, _)| *memory));
+            places.push(place);
+            goals.push(goal);
+        }
+        self.run.work.others_compute(&self.from, &to).map_err(failed)?;
+        let results = run_or_withdraw(session, inputs, (&mut wanted, &mut places), outputs)?;
+        self.run.work.computed().map_err(failed)?;
+        for (place, goal) in places.iter().zip(goals) {
+            match goal.filter(|_| place.is_some()) {
+                Some((memory, Goal::Host(into))) => self.run.work.download(memory, into),
+                Some((memory, Goal::Device(there))) if there != memory => self.run.work.send(memory, there),
+                _ => Ok(()),
+            }
+            .map_err(failed)?;
+        }
+        for (output, value) in wanted.iter().zip(results) {
+            output.copy(value.as_ref(), outputs)?;
+        }
+        Ok(())
+    }
+
+    /// For an output whose shape is known.
+    fn output<'o>(
+        &mut self,
+        output: &Output,
+        rows: u64,
+        outputs: &mut Outputs<'o>,
+    ) -> Result<Option<Bound<'o>>, InferError> {
+        let Some(shape) = output.shape_of(rows) else { return Ok(None) };
+        let len = byte_size(output.datatype, &shape).and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| output.failed(&format!("it has no size: {shape:?}")))?;
+        let goal = outputs.allocate_anywhere(output.position, output.datatype, &shape, len)?;
+        let memory = match &goal {
+            Goal::Device(memory) if memory.is_usable(ALIGNMENT) => *memory,
+            _ => self.run.buffer(len)?,
+        };
+        let place = self.value(memory, output.datatype, &shape).map_err(|error| output.failed(&error))?;
+        Ok(Some((place, (memory, goal))))
+    }
+}
+
+fn is_number(datatype: DataType) -> bool {
+    !matches!(datatype, DataType::Bool | DataType::Bytes)
+}
+
+fn goes_over_device(input: &Input<'_>, given_back: &[bool]) -> bool {
+    is_number(input.datatype) && !given_back.get(input.index).is_some_and(|given_back| *given_back)
+}
+
+/// A copy of an input some of which is on a device.
+fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<Buffer>, InferError> {
+    if input.pieces.is_empty() {
+        return Ok(None);
+    }
+    let mut buffer = Buffer::zeroed(input.pieces.iter().map(Source::len).sum());
+    let mut rest = buffer.as_mut_slice();
+    for piece in input.pieces {
+        let (into, after) = rest.split_at_mut_checked(piece.len()).ok_or_else(|| run_error("a buffer is too small"))?;
+        rest = after;
+        match piece {
+            Source::Host(bytes) => into.copy_from_slice(bytes),
+            Source::Device(memory) => {
+                cuda.ask(|driver| driver.read(memory.device(), memory.address(), into)).map_err(failed)?;
+            }
+            Source::Zeros(_) => {}
+        }
+    }
+    Ok(Some(buffer))
+}
