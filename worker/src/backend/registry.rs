@@ -66,10 +66,9 @@ impl Registry {
 
 /// ONNX files: on ONNX Runtime if its library is named, else on tract.
 fn onnx(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
-    let gpu = context.gpu()?;
     match onnxruntime::library() {
-        None if gpu.is_some() => Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed")),
         Some(library) => onnxruntime::create(context, &library),
+        None if context.is_on_gpu() => Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed")),
         None => tract::create(context),
     }
 }

@@ -369,6 +369,9 @@ fn a_model_falls_back_to_processors_only_if_it_says_so() {
     let (done, read) = world.execute(&plain(1), &inputs([1, 2], [&[1, 2], &[3, 4]]), &[]);
     assert_eq!((done.error, numbers(&read[0].data)), (None, vec![4, 6]));
     assert_eq!((fake.count("upload"), fake.count("download"), fake.count("record") - calls), (0, 0, 0));
+    // Nor does it need a driver.
+    assert!(both(2).on(&Fake::absent()).is_err_and(|why| why.message.contains("no driver")));
+    assert!(!both(2).with(allowed).on(&Fake::absent()).unwrap().instance.loaded().engine.contains("CUDA"));
 }
 
 #[test]
