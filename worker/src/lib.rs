@@ -159,9 +159,7 @@ fn answer(
                 if open {
                     shared.batch_announced(execute.batch);
                 }
-                if failed || open {
-                    shared.cuda.look();
-                }
+                shared.cuda.look(failed || open);
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
                 }

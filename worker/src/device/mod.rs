@@ -108,9 +108,9 @@ impl Cuda {
     }
 
     /// Finds out whether a failure that a framework has met has broken the instance's own device for good: the frameworks'
-    /// work is in the same context as ours, in which every call fails from then on.
-    pub(crate) fn look(&self) {
-        if self.device.is_none() {
+    /// work is in the same context as ours, in which every call fails from then on. Not asked unless it is `doubtful`.
+    pub(crate) fn look(&self, doubtful: bool) {
+        if !doubtful || self.device.is_none() {
             return;
         }
         // What it finds is remembered.

@@ -72,16 +72,16 @@ fn copies_that_do_not_fit_are_refused() {
 fn a_failure_of_a_framework_may_have_broken_the_device() {
     let fake = Fake::new(1);
     let cuda = Cuda::with(Box::new(fake.clone()), Some(Device::default()));
-    cuda.look();
+    cuda.look(true);
     assert_eq!((fake.count("event"), cuda.broken()), (0, None), "nobody uses it");
     fake.activate();
-    cuda.look();
+    cuda.look(true);
     assert_eq!((fake.count("event"), fake.handles(), cuda.broken()), (1, 0, None), "an ordinary failure");
     fake.fail("event", 0, Fault::Lasting("an illegal address".into()));
-    cuda.look();
+    cuda.look(true);
     assert!(cuda.broken().unwrap().contains("an illegal address"));
     let on_processors = Cuda::with(Box::new(Fake::absent()), None);
-    on_processors.look();
+    on_processors.look(true);
     assert_eq!(on_processors.broken(), None);
 }
 

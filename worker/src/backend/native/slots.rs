@@ -1,7 +1,8 @@
 //! Things that are handed out to the library and come back: a slot is used again, but never freed while the instance
-//! lives, so that a pointer to something that has been given back finds an empty slot, or what is in it by now.
+//! lives, so that a pointer to something that has been given back finds an empty slot, or, when it is old, what is in it by
+//! now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,8 +19,12 @@ pub(super) struct Pool<T> {
 
 struct Slots<T> {
     all: BTreeMap<usize, Box<Slot<T>>>,
-    free: Vec<usize>,
+    /// The one that has been free for longest first.
+    free: VecDeque<usize>,
 }
+
+/// So many stay free: who gives something back twice, while other threads get theirs, is to find its slot empty.
+const RESTING: usize = 64;
 
 /// A place for one thing.
 pub(super) struct Slot<T> {
@@ -37,7 +42,7 @@ unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { slots: Mutex::new(Slots { all: BTreeMap::new(), free: Vec::new() }) }
+        Self { slots: Mutex::new(Slots { all: BTreeMap::new(), free: VecDeque::new() }) }
     }
 }
 
@@ -49,7 +54,8 @@ impl<T> Pool<T> {
     /// Puts something into a slot.
     pub(super) fn put(&self, home: *const Handle, value: T) -> *const Slot<T> {
         let mut slots = lock(&self.slots);
-        let number = slots.free.pop().unwrap_or(slots.all.len());
+        let rested = if slots.free.len() > RESTING { slots.free.pop_front() } else { None };
+        let number = rested.unwrap_or(slots.all.len());
         let empty = || Box::new(Slot { value: Mutex::new(None), home, number });
         let slot = slots.all.entry(number).or_insert_with(empty);
         *lock(&slot.value) = Some(value);
@@ -62,7 +68,7 @@ impl<T> Pool<T> {
     /// Nothing is in it.
     pub(super) fn take(&self, slot: &Slot<T>, what: &str) -> Result<T, InferError> {
         let value = lock(&slot.value).take().ok_or_else(|| gone(what))?;
-        lock(&self.slots).free.push(slot.number);
+        lock(&self.slots).free.push_back(slot.number);
         Ok(value)
     }
 }
@@ -103,7 +109,17 @@ mod tests {
         );
         assert!(one.with("it", |_| Ok(())).is_err());
         assert_eq!(two.with("it", |value| Ok(*value)), Ok(2));
-        let again = pool.put(ptr::null(), 3);
-        assert!(ptr::eq(again, one), "a free slot is used again");
+        let mut again = 0;
+        for number in 0..10 * RESTING {
+            // SAFETY: as above.
+            let slot = unsafe { &*pool.put(ptr::null(), 3) };
+            if ptr::eq(slot, one) {
+                again += 1;
+                assert!(number >= RESTING, "after {number}");
+            }
+            assert_eq!(pool.take(slot, "it"), Ok(3));
+        }
+        assert!(again > 1, "a free slot is used again");
+        assert!(lock(&pool.slots).all.len() <= RESTING + 3);
     }
 }
