@@ -41,9 +41,7 @@ impl Engine {
     /// What each is doing, and since when it has been lost: from the first of a row of losses on.
     pub fn worker_states(&self, name: &str) -> Vec<(Option<InstanceState>, Option<Instant>)> {
         let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
-        let Some(instances) = serving.instances() else { return Vec::new() };
-        let states = instances.states().into_iter().map(|(_, _, state)| state);
-        states.zip(instances.losses()).collect()
+        serving.instances().map(|instances| instances.seen()).unwrap_or_default()
     }
 
     /// Requests that wait for a model (a name of the repository's).

@@ -231,9 +231,9 @@ impl Instances {
         self.all().iter().any(|handle| handle.health.state() == GIVEN_UP)
     }
 
-    /// Since when each has been lost, first of a row of losses; `None` for one that is not, or is not started any more.
-    pub(crate) fn losses(&self) -> Vec<Option<Instant>> {
-        self.all().iter().map(|handle| handle.health.lost()).collect()
+    /// What each does, and since when it has been lost: from the first of a row of losses on, until it is ready again.
+    pub(crate) fn seen(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
+        self.all().iter().map(|handle| (handle.health.state(), handle.health.lost())).collect()
     }
 
     /// How many are ready for requests now.
