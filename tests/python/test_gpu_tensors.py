@@ -134,8 +134,27 @@ def test_inputs_on_the_device_stay_there(world):
         assert output == [4, 5, 6]
         assert told.pop("again", [False, [2, 0]]) == [False, [2, 0]]
         assert (told, world.devices.calls("read", "own")) == (expected, number)
-    world.infer("there", ("own", 16, [3]), "tensor", ("own", 80, 12))
-    assert world.devices.floats("own", 3, 80) == [4, 5, 6]
+    # To another place on a device they are copied there.
+    world.region("other", bytes(64), number=0)
+    for how, region in [("tensor", "own"), ("capsule", "own"), ("lent", "own"), ("tensor", "other"), ("lent", "other")]:
+        before = [world.devices.calls(*call) for call in (("copy_to", region), ("wait", "default stream"))]
+        # What is given back says nothing of elements that went elsewhere.
+        assert world.infer("there", ("own", 16, [3]), how, (region, 52, 12))[1] is None
+        assert world.devices.floats(region, 3, 52) == [4, 5, 6], how
+        after = [world.devices.calls(*call) for call in (("copy_to", region), ("wait", "default stream"))]
+        assert [now - then for now, then in zip(after, before)] == [1, 1], how
+        (world.devices.folder / region).open("r+b").write(floats(*range(16)))
+    # A library is told which stream waits for its work: the driver's default one.
+    assert world.infer("there", ("own", 16, [3]), "streams")[0]["streams"][-1] == 1
+    # Too small a place is an error, and nothing is written.
+    status, answer = world.server.infer("there", {
+        "inputs": [{"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {
+            "shared_memory_region": "own", "shared_memory_offset": 16, "shared_memory_byte_size": 12}}],
+        "outputs": [{"name": "OUT", "parameters": {
+            "shared_memory_region": "other", "shared_memory_offset": 0, "shared_memory_byte_size": 8}}],
+    })  # fmt: skip
+    assert (status, world.devices.floats("other", 3)) == (500, [0, 1, 2]), answer
+    assert "(8 bytes) should be at least 12 bytes" in answer["error"]
     # What comes with the request is where it always was.
     told, output = world.infer("there", [7.0, 8.0], "capsule")
     assert (told["cpu"], told["capsule"], told["numpy"], output) == (True, [1, 0], [7, 8], [7, 8])
@@ -282,20 +301,44 @@ def binary(server, model, body):
         connection.close()
 
 
+def test_copies_that_a_model_makes_and_times_count_as_input(world):
+    """In the statistics; what cannot be a time is refused, and the next batch knows nothing of it."""
+    world.code("copies", "own_copies", group=CPU)
+    server = world.start("* devices 0")
+    assert world.infer("copies", [1.0])[1] == [1]
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [-2]}]}
+    status, answer = server.infer("copies", body)
+    assert status == 500 and "-2 is no time that inputs can take" in answer["error"]
+    assert world.infer("copies", [1.0])[1] == [1]
+    stats = server.statistics("copies")["inference_stats"]
+    spent = {name: stats[name]["ns"] / stats[name]["count"] / 1e9 for name in ("compute_input", "compute_infer", "compute_output")}
+    assert 0.07 <= spent["compute_input"] < 0.1 and 0.02 < spent["compute_infer"] < 0.07 and spent["compute_output"] < 0.03, spent
+
+
 RUNNER = """
 import types
-from pharos_worker.runners.pytorch import TritonPythonModel
+from pharos_worker.runners.pytorch import Copies, TritonPythonModel, _native
 
 told = []
 def stream(device):
     return types.SimpleNamespace(synchronize=lambda: told.append(device))
+class Event:
+    def __init__(self, enable_timing):
+        self.timed = enable_timing
+    def record(self, stream):
+        assert self.timed and stream.synchronize
+    def elapsed_time(self, end):
+        assert end is not self
+        return 1500.0
+_native.inputs_took = told.append
 model = TritonPythonModel()
 model.arguments, model.outputs, model.cleans = {}, [], True
-model.torch = types.SimpleNamespace(cuda=types.SimpleNamespace(current_stream=stream, empty_cache=lambda: told.append("emptied")))
+model.torch = types.SimpleNamespace(cuda=types.SimpleNamespace(current_stream=stream, empty_cache=lambda: told.append("emptied"), Event=Event))
 def fails():
     raise RuntimeError("no kernel for that")
 model.mode = fails
 for model.device in ("cuda:0", "cpu"):
+    model.copies = Copies(model.torch, model.device) if model.device != "cpu" else None
     (response,) = model.execute([None])
     assert response.error().message() == "no kernel for that"
 print(told)
@@ -303,9 +346,9 @@ print(told)
 
 
 def test_the_runner_for_pytorchs_files_waits_for_the_device():
-    """Also when the model fails: the copies of its inputs may still be under way."""
+    """Also when the model fails: the copies of its inputs may still be under way. It says how long they took there."""
     ran = subprocess.run([PYTHON, "-c", RUNNER], capture_output=True, text=True, env=dict(os.environ))
-    assert (ran.stdout.strip(), ran.stderr) == ("['cuda:0', 'emptied', 'emptied']", "")
+    assert (ran.stdout.strip(), ran.stderr) == ("['cuda:0', 1.5, 'emptied', 'emptied']", "")
 
 
 if __name__ == "__main__":

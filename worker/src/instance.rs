@@ -28,6 +28,7 @@ use crate::state::States;
 use inputs::{batch_of, batch_with};
 use lent::Lent;
 pub use outputs::Outputs;
+pub(crate) use outputs::placed_block;
 pub use streams::Response;
 
 /// A loaded model instance.

@@ -22,11 +22,11 @@ use pharos::wire::{Load, Placement, ToFrontend};
 
 use crate::backend::{load_error, run_error};
 use crate::descriptors::SharedDescriptors;
-use crate::device::{Cuda, DeviceMemory, Fault, OWN};
+use crate::device::{Cuda, DeviceMemory, Fault, OWN, Stream};
 use crate::instance::lent;
 use crate::memory::{self, InputArena, OutputArena};
 use crate::metrics::Metrics;
-use crate::regions::{self, Regions};
+use crate::regions::{self, ReceivedOnDevice, Regions};
 use crate::state::Buffer;
 use crate::wire::{Reader, Sender};
 
@@ -101,6 +101,23 @@ impl Runtime {
         }
         let read = regions::ask(&self.0.cuda, device, |driver| driver.read(device, address, into));
         read.map_err(|why| run_error(format!("memory of device {device} cannot be copied: {why}")))
+    }
+
+    /// Copies memory of a device, this or another one, to a client's on a device, behind the work of the default stream of the
+    /// device that it comes from; done when it returns. As many bytes as both have.
+    ///
+    /// # Errors
+    /// As [`Runtime::read_device`].
+    pub fn copy_on_device(&self, (device, address): (u32, u64), to: &ReceivedOnDevice) -> Result<(), InferError> {
+        let to = to.memory();
+        if to.is_empty() {
+            return Ok(());
+        }
+        let copied = regions::ask(&self.0.cuda, device, |driver| {
+            driver.copy(device, Stream::DEFAULT, DeviceMemory::new(device, address, to.len()), to)?;
+            driver.synchronize(device, Stream::DEFAULT)
+        });
+        copied.map_err(|why| run_error(format!("memory of device {device} cannot be copied: {why}")))
     }
 
     /// A copy of memory of a device in the process's memory, aligned to 64 bytes.

@@ -284,7 +284,7 @@ fn response(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use pharos::infer::InferRequest;
+    use pharos::infer::{InferRequest, RequestedOutput};
     use pharos::model::{Checked, Completion, Draft};
 
     use super::*;
@@ -329,6 +329,44 @@ mod tests {
         assert!(check_apart(&config, 3, &[block(&[], &[3, 1], 0), block(&[], &[3, 1], 64)]).is_err());
         for requests in [&[3][..], &[0, 0], &[1, 0], &[u32::MAX]] {
             assert!(part_of(&config, &parts, &block(requests, &[1, 1], 0)).is_err(), "{requests:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_whose_rows_are_in_its_clients_memory_has_them_there_and_the_others_in_the_arena() {
+        let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [2] } max_batch_size: 4";
+        let completion = Completion { directory: "m", ..Completion::default() };
+        let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
+        let part = |(batch_size, region): (u64, Option<Slice>)| {
+            let wanted = RequestedOutput { name: "Y".to_owned(), region, ..RequestedOutput::default() };
+            let request = InferRequest { outputs: vec![wanted], ..InferRequest::default() };
+            Arc::new(Part { request, checked: Checked { batch_size, shape_key: 0 }, padding: false })
+        };
+        let region = |len| Some(Slice::new("r".to_owned(), 8, len));
+        let parts = [(1, None), (2, region(9)), (1, None)].map(part);
+        let block = |requests: &[u32], rows: i64, placed: bool| OutputBlock {
+            output: 0,
+            requests: requests.to_vec(),
+            datatype: DataType::Int8,
+            shape: vec![rows, 2],
+            offset: 0,
+            len: rows.unsigned_abs() * 2,
+            placed,
+            lent: None,
+        };
+        let output = |block: OutputBlock, data: &'static [u8]| {
+            let own = part_of(&config, &parts, &block)?;
+            batch_output(&config, &own, &block, Some(Bytes::from_static(data)))
+        };
+        let outputs = [output(block(&[1], 2, true), &[]), output(block(&[0, 2], 2, false), &[1, 2, 3, 4])];
+        let outputs = outputs.map(Result::unwrap);
+        let answer = |at: usize| response(&config, 1, &parts[at], (at, &outputs)).outputs[0].tensor.clone();
+        assert_eq!((answer(0).shape, answer(0).data), (vec![1, 2], vec![1u8, 2].into()));
+        assert_eq!((answer(1).shape, answer(1).data), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
+        assert_eq!((answer(2).shape, answer(2).data), (vec![1, 2], vec![3u8, 4].into()));
+        // What a worker may not say: in memory of one that does not want it there, of several, or with other rows.
+        for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 1), (&[1], 5)] {
+            assert!(output(block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
         }
     }
 }

@@ -5,7 +5,7 @@
  *
  * Its two devices have no memory of their own: memory that another process shares is a file in the folder that
  * PHAROS_FAKE_CUDA names, its handle is the file's name, and its address is where the file is mapped, so that a test can
- * read "the device's memory" there. What is opened, closed, read and written stands in the folder's file "log", a line each.
+ * read "the device's memory" there. What is opened, closed, read, written and copied stands in the folder's file "log", a line each.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -129,6 +129,26 @@ Result cuMemcpyHtoD_v2(Address to, const void *from, size_t size) {
   return FINE;
 }
 
+/* Both ends may be in memory of the process itself, for what a model has "on a device". */
+static Result copy(Address to, Address from, size_t size) {
+  int place = at(to, size), source = at(from, size);
+  if (source >= 0) tell("copy_from", mapped[source].handle.name);
+  if (place >= 0) tell("copy_to", mapped[place].handle.name);
+  memmove((char *)to, (char *)from, size);
+  return FINE;
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) {
+  return stream ? INVALID : copy(to, from, size);
+}
+Result cuMemcpyPeerAsync(Address to, void *there, Address from, void *here, size_t size, void *stream) {
+  return stream || there == here ? INVALID : copy(to, from, size);
+}
+Result cuStreamSynchronize(void *stream) {
+  if (stream) return INVALID;
+  tell("wait", "default stream");
+  return FINE;
+}
+
 /* What is looked for and not called by models in Python. */
 #define ABSENT(name) \
   Result name(void) { return NOT_SUPPORTED; }
@@ -136,12 +156,9 @@ ABSENT(cuMemAlloc_v2)
 ABSENT(cuMemFree_v2)
 ABSENT(cuMemcpyHtoDAsync_v2)
 ABSENT(cuMemcpyDtoHAsync_v2)
-ABSENT(cuMemcpyDtoDAsync_v2)
-ABSENT(cuMemcpyPeerAsync)
 ABSENT(cuMemsetD8Async)
 ABSENT(cuStreamCreate)
 ABSENT(cuStreamDestroy_v2)
-ABSENT(cuStreamSynchronize)
 ABSENT(cuStreamWaitEvent)
 ABSENT(cuEventCreate)
 ABSENT(cuEventDestroy_v2)

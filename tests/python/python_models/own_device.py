@@ -38,11 +38,28 @@ def numpys(tensor):
         return str(error)
 
 
+class Lent:
+    """A library's tensor on the device, over memory that the server has given; it remembers who has to wait for its work."""
+
+    def __init__(self, tensor, streams):
+        self.tensor, self.streams = tensor, streams
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        return self.tensor.to_dlpack()
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+    def get(self, out):
+        raise RuntimeError("these elements are to stay on the device")
+
+
 class TritonPythonModel:
     """One instance."""
 
     def initialize(self, args):
-        self.kept = None
+        self.kept, self.streams = None, []
 
     def execute(self, requests):
         return [self.answer(request, len(requests)) for request in requests]
@@ -59,8 +76,13 @@ class TritonPythonModel:
             "cpu": tensor.is_cpu(), "device": list(tensor.__dlpack_device__()), "capsule": device, "values": values,
             "numpy": numpys(tensor), "shape": tensor.shape(), "together": together,
         }  # fmt: skip
+        if how == "streams":
+            told["streams"] = self.streams
         if how == "capsule":
             out = pb_utils.Tensor.from_dlpack("OUT", tensor.to_dlpack())
+        elif how == "lent":
+            self.streams.clear()
+            out = pb_utils.Tensor.from_dlpack("OUT", Lent(tensor, self.streams))
         elif how == "tensor":
             out = pb_utils.Tensor.from_dlpack("OUT", tensor)
             told["again"] = [out.is_cpu(), list(out.__dlpack_device__())]

@@ -80,7 +80,7 @@ impl Answer {
     }
 
     fn reply(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<Reply> {
-        reply::of(py, &self.model, &self.wanted, response)
+        reply::of(py, (&self.model, &self.wanted), &self.responder, response)
     }
 
     /// What a response sender sends: a response, an end, or both.

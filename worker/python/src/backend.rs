@@ -1,7 +1,9 @@
 //! The backend that runs a model in Python: loads it, hands it each batch, and answers with what it returns.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_worker::Worker;
@@ -24,6 +26,19 @@ const NAMES: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost
 /// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
 static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
 
+/// What a device has spent on the inputs of the batch that is executed, as the model has measured it, nanoseconds.
+static INPUTS_TOOK: AtomicU64 = AtomicU64::new(0);
+
+/// Says how many seconds of the batch that is executed were copies of its inputs to a device: statistics count them as input,
+/// not as computing. For models that make these copies themselves and time them there, with events.
+#[pyfunction]
+fn inputs_took(seconds: f64) -> PyResult<()> {
+    let took = Duration::try_from_secs_f64(seconds);
+    let took = took.map_err(|_| TritonModelException::new_err(format!("{seconds} is no time that inputs can take")))?;
+    INPUTS_TOOK.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(0), Ordering::Relaxed);
+    Ok(())
+}
+
 /// The model of this process.
 ///
 /// # Errors
@@ -36,6 +51,7 @@ pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
 /// Adds the functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fail, module)?)?;
+    module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }
 
@@ -138,6 +154,7 @@ impl Backend for PythonModel {
             outputs.inputs_ready();
             let result = self.executed(py, &requests);
             outputs.computed();
+            outputs.inputs_took(Duration::from_nanos(INPUTS_TOOK.swap(0, Ordering::Relaxed)));
             self.leave_a_fork(py);
             let result = result.map_err(Failure::from);
             let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));

@@ -102,6 +102,11 @@ impl Foreign {
         (managed.device_type, managed.device_id)
     }
 
+    /// The number of its CUDA device, and where the elements are there.
+    pub(crate) fn on_cuda(&self) -> (u32, u64) {
+        (u32::try_from(self.device().1).unwrap_or(0), self.bytes().address as u64)
+    }
+
     /// The elements.
     pub(crate) fn bytes(&self) -> Place {
         let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok()).unwrap_or(0);

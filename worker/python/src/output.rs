@@ -11,7 +11,7 @@ use crate::array::{self, Source};
 use crate::datatype;
 use crate::dlpack::Foreign;
 use crate::error::{TritonModelException, model_exception};
-use crate::tensor::CPU;
+use crate::tensor::{CPU, CUDA};
 
 /// Numpy's letter and size for the elements of BF16, which it has no type for: as many bytes, and nobody computes with them.
 const BITS: (u8, usize) = (b'i', 2);
@@ -37,10 +37,9 @@ pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Co
 
 /// The bytes of a tensor that another library has lent.
 pub(crate) fn lent(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyResult<Content> {
-    let (place, (kind, number)) = (foreign.bytes(), foreign.device());
-    if kind != CPU {
-        let device = u32::try_from(number).unwrap_or(0);
-        return downloaded(py, (device, place.address as u64), place.len(), runtime);
+    let place = foreign.bytes();
+    if foreign.device().0 != CPU {
+        return downloaded(py, foreign.on_cuda(), place.len(), runtime);
     }
     let mut memory = room(runtime, place.len())?;
     foreign.copy(py, &mut memory);
@@ -52,6 +51,16 @@ pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime:
     let mut memory = room(runtime, len)?;
     py.detach(|| runtime.read_device(place, &mut memory)).map_err(|error| model_exception(&error))?;
     Ok(Content::Memory(memory))
+}
+
+/// The elements of an object of a library on a CUDA device, which that library has put behind its work in the device's default
+/// stream; nothing if the library does not lend them so.
+pub(crate) fn behind_the_default_stream(object: &Bound<'_, PyAny>) -> Option<Foreign> {
+    let named = PyDict::new(object.py());
+    // The number of that stream, in Python's array API.
+    named.set_item(intern!(object.py(), "stream"), 1).ok()?;
+    let capsule = object.call_method(intern!(object.py(), "__dlpack__"), (), Some(&named)).ok()?;
+    Foreign::take(&capsule).ok().filter(|foreign| foreign.device().0 == CUDA)
 }
 
 /// The elements of an object of a library that has its own way to copy them from a device, in the order of its own work

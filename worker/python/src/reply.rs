@@ -1,6 +1,6 @@
 //! From `pb_utils.InferenceResponse` to what the server sends.
 
-use pharos_worker::backend::{Reply, ReplyOutput};
+use pharos_worker::backend::{Reply, ReplyOutput, Responder};
 use pyo3::prelude::*;
 
 use crate::error::TritonModelException;
@@ -9,11 +9,16 @@ use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
 /// A response with the outputs that the client asks for: others that the model gives are left out, as are tensors that the
-/// configuration has no output for.
+/// configuration has no output for. Elements that are on a device, and wanted on one, are copied there.
 ///
 /// # Errors
 /// There is no memory left for an output, or its elements cannot be had.
-pub(crate) fn of(py: Python<'_>, model: &Model, wanted: &[u16], response: &InferenceResponse) -> PyResult<Reply> {
+pub(crate) fn of(
+    py: Python<'_>,
+    (model, wanted): (&Model, &[u16]),
+    responder: &Responder,
+    response: &InferenceResponse,
+) -> PyResult<Reply> {
     let parameters = response.parameters.clone();
     if let Some(error) = &response.error {
         return Ok(Reply { outputs: Vec::new(), parameters, error: Some(error.get().to_server()) });
@@ -26,7 +31,11 @@ pub(crate) fn of(py: Python<'_>, model: &Model, wanted: &[u16], response: &Infer
             continue;
         }
         check(model, output, tensor, &outputs)?;
-        let content = tensor.content(py, &model.runtime)?;
+        let placed = tensor.placed(py, &model.runtime, |len| responder.place_on_device(output, len))?;
+        let content = match placed {
+            Some(placed) => placed,
+            None => tensor.content(py, &model.runtime)?,
+        };
         outputs.push(ReplyOutput { output, datatype: tensor.datatype(), shape: tensor.shape().to_vec(), content });
     }
     Ok(Reply { outputs, parameters, error: None })

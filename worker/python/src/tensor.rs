@@ -1,7 +1,7 @@
 //! `pb_utils.Tensor`: a name, a datatype, a shape, and elements that stay where they are until somebody wants them
 //! elsewhere.
 
-use pharos::tensor::DataType;
+use pharos::tensor::{DataType, byte_size};
 use pharos_worker::backend::{Content, Received, ReceivedOnDevice, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -12,7 +12,7 @@ use pyo3::types::PyList;
 use crate::array;
 use crate::datatype;
 use crate::dlpack::{self, Foreign};
-use crate::error::TritonModelException;
+use crate::error::{TritonModelException, model_exception};
 use crate::output;
 use crate::strings::{self, Elements};
 
@@ -125,6 +125,37 @@ impl Tensor {
             Stored::Foreign(foreign) => output::lent(py, foreign, runtime),
             Stored::Device { object, .. } => output::fetched(object.bind(py), (self.datatype, &self.shape), runtime),
         }
+    }
+
+    /// Copies elements that are on a CUDA device to the place on a device that `place` gives for so many bytes; `None` if
+    /// they are not on one, or there is no such place.
+    ///
+    /// # Errors
+    /// The copy has failed.
+    pub(crate) fn placed(
+        &self,
+        py: Python<'_>,
+        runtime: &Runtime,
+        place: impl FnOnce(usize) -> Option<ReceivedOnDevice>,
+    ) -> PyResult<Option<Content>> {
+        let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok());
+        let Some(len) = len.filter(|_| self.device().0 == CUDA) else { return Ok(None) };
+        let Some(to) = place(len) else { return Ok(None) };
+        let lent;
+        let from = match &self.stored {
+            Stored::OnDevice(kept) => (kept.memory().device(), kept.memory().address()),
+            Stored::Foreign(foreign) => foreign.on_cuda(),
+            Stored::Device { object, .. } => match output::behind_the_default_stream(object.bind(py)) {
+                Some(foreign) => {
+                    lent = foreign;
+                    lent.on_cuda()
+                }
+                None => return Ok(None),
+            },
+            Stored::Received(_) | Stored::Array(_) => return Ok(None),
+        };
+        py.detach(|| runtime.copy_on_device(from, &to)).map_err(|error| model_exception(&error))?;
+        Ok(Some(Content::Placed(len)))
     }
 
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

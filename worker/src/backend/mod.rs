@@ -147,6 +147,25 @@ pub enum Place<'a> {
     Host(&'a mut [u8]),
     /// Straight to a client's memory on a device.
     Device(DeviceMemory),
+    /// The requests of the batch want their rows in different places, which follow each other; none of them is in pieces
+    /// itself. Only for who says [`DeviceInputs::Pieces`].
+    Pieces(Vec<Place<'a>>),
+}
+
+impl Place<'_> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            Self::Device(memory) => memory.len(),
+            Self::Pieces(pieces) => pieces.iter().map(Self::len).sum(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// What a backend is created from.

@@ -179,11 +179,8 @@ impl<'m> Run<'_, 'm> {
         self.work.inputs_follow_no_more().map_err(failed)?;
         self.work.computed().map_err(failed)?;
         for (input, memory) in inputs {
-            match outputs.allocate_anywhere(input.index, input.datatype, input.shape, memory.len())? {
-                Place::Host(into) => self.work.download(memory, into),
-                Place::Device(to) => self.work.send(memory, to),
-            }
-            .map_err(failed)?;
+            let place = outputs.allocate_anywhere(input.index, input.datatype, input.shape, memory.len())?;
+            self.deliver(memory, place)?;
         }
         Ok(())
     }
@@ -217,12 +214,7 @@ impl<'m> Run<'_, 'm> {
             let arguments = [inputs.0.address(), inputs.1.address(), target.address(), count];
             self.work.launch((*kernel, &arguments), count).map_err(failed)?;
             self.work.computed().map_err(failed)?;
-            match place {
-                Place::Host(into) => self.work.download(target, into),
-                Place::Device(memory) if memory == target => Ok(()),
-                Place::Device(memory) => self.work.send(target, memory),
-            }
-            .map_err(failed)?;
+            self.deliver(target, place)?;
         }
         // Also if nothing was wanted.
         self.work.computed().map_err(failed)
@@ -254,6 +246,24 @@ impl<'m> Run<'_, 'm> {
             .map_err(failed)?;
         }
         Ok(memory)
+    }
+
+    /// Begins to copy an output to where it is wanted, unless it was computed there.
+    pub(super) fn deliver(&mut self, from: DeviceMemory, place: Place<'m>) -> Result<(), InferError> {
+        match place {
+            Place::Host(into) => self.work.download(from, into).map_err(failed),
+            Place::Device(to) if to == from => Ok(()),
+            Place::Device(to) => self.work.send(from, to).map_err(failed),
+            Place::Pieces(pieces) => {
+                let mut offset = 0;
+                for piece in pieces {
+                    let part = from.part(offset, piece.len()).ok_or_else(|| run_error("an output is too small"))?;
+                    offset += piece.len();
+                    self.deliver(part, piece)?;
+                }
+                Ok(())
+            }
+        }
     }
 
     /// Memory of the device for this batch.

@@ -49,6 +49,11 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stream(usize);
 
+impl Stream {
+    /// The driver's own of the device, which others that are not made apart from it wait for, and which waits for them.
+    pub(crate) const DEFAULT: Self = Self(0);
+}
+
 /// A point in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event(usize);

@@ -14,7 +14,7 @@ use pharos::tensor::{DataType, check_strings, element_count};
 use pharos::wire::{BatchRequest, Execute, InputBlock, OutputBlock, Piece, Placement};
 
 use super::Outputs;
-use crate::backend::{Batch, DeviceInputs, Input, Place, Source, run_error};
+use crate::backend::{Batch, DeviceInputs, DeviceMemory, Input, Place, Source, run_error};
 use crate::memory::InputArena;
 use crate::regions::Regions;
 use crate::state::{Buffer, joined};
@@ -92,16 +92,36 @@ impl<'a> Lent<'a> {
         let wanted = |placement: &&Placement| usize::from(placement.output) == output && len <= placement.len;
         let &Placement { region, offset, .. } =
             self.execute.placements.iter().find(wanted).filter(|_| self.in_place)?;
-        let end = offset.checked_add(len)?;
-        let overlaps = |&(other, start, stop): &(u64, u64, u64)| other == region && offset < stop && start < end;
-        if self.ranges.iter().any(overlaps) {
-            return None;
-        }
+        let range = self.free(region, offset, len)?;
         let on_device = || self.regions.on_device(region, offset, len).filter(|_| may_be_on_device);
         let in_place = self.regions.in_place_mut(region, offset, len).map(Place::Host);
         let place = in_place.or_else(|| on_device().map(Place::Device))?;
-        self.ranges.push((region, offset, end));
+        self.ranges.push(range);
         Some(place)
+    }
+
+    /// As [`Lent::take`], for one request's rows of an output of a batch of several; on a device only.
+    pub(super) fn take_rows(&mut self, (request, output): (u32, usize), len: u64) -> Option<DeviceMemory> {
+        let wanted = |placement: &&Placement| {
+            placement.request == request && usize::from(placement.output) == output && len <= placement.len
+        };
+        let &Placement { region, offset, .. } = self.execute.placements.iter().find(wanted)?;
+        let range = self.free(region, offset, len)?;
+        let memory = self.regions.on_device(region, offset, len)?;
+        self.ranges.push(range);
+        Some(memory)
+    }
+
+    /// Whether the rows of a batch of several requests may go to several places.
+    pub(super) fn may_be_apart(&self) -> bool {
+        self.on_device == DeviceInputs::Pieces && self.execute.requests.len() > 1
+    }
+
+    /// A range, unless something in it is lent out already.
+    fn free(&self, region: u64, offset: u64, len: u64) -> Option<(u64, u64, u64)> {
+        let end = offset.checked_add(len)?;
+        let overlaps = |&(other, start, stop): &(u64, u64, u64)| other == region && offset < stop && start < end;
+        (!self.ranges.iter().any(overlaps)).then_some((region, offset, end))
     }
 
     /// Where the parts of an input are, if some are on a device and the backend takes them from there; `None` if not.
@@ -403,7 +423,8 @@ impl Outputs<'_> {
         regions.try_for_each(|(_, region)| lent.regions.check(region))
     }
 
-    fn has_failed(&self, request: u32) -> bool {
+    /// Whether a request has failed, by its position in the whole batch.
+    pub(super) fn has_failed(&self, request: u32) -> bool {
         self.failed.iter().any(|(failed, _)| *failed == request)
     }
 

@@ -12,7 +12,7 @@ use pharos::wire::{Done, Execute, OutputBlock, WireError};
 
 use super::lent::Lent;
 use super::{Executed, wire_error};
-use crate::backend::{Arena, Place, run_error};
+use crate::backend::{Arena, DeviceMemory, Place, run_error};
 use crate::clock;
 use crate::metrics::Metrics;
 use crate::runtime::{Collected, Loan, Received, Responder, Shared, Stash, full, merge};
@@ -113,7 +113,7 @@ impl<'a> Outputs<'a> {
     ) -> Result<&'a mut [u8], InferError> {
         match self.take_place((output, false), datatype, shape, len)? {
             Place::Host(memory) => Ok(memory),
-            Place::Device(_) => Err(run_error(format!("output {output} is on a device"))),
+            Place::Device(_) | Place::Pieces(_) => Err(run_error(format!("output {output} is on a device"))),
         }
     }
 
@@ -144,24 +144,60 @@ impl<'a> Outputs<'a> {
             return Err(run_error(format!("output {output} is allocated already")));
         }
         if let Some(memory) = self.lent.as_mut().and_then(|lent| lent.take(output, len, may_be_on_device)) {
-            let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
-            let (requests, shape, len) = (self.part.clone(), shape.to_vec(), len as u64);
-            self.blocks.push(OutputBlock {
-                output,
-                requests,
-                datatype,
-                shape,
-                offset: 0,
-                len,
-                placed: true,
-                lent: None,
-            });
+            self.blocks.push(placed_block((output, self.part.clone()), datatype, shape.to_vec(), len)?);
             return Ok(memory);
+        }
+        if let Some(pieces) = self.take_pieces((output, may_be_on_device), datatype, shape, len)? {
+            return Ok(Place::Pieces(pieces));
         }
         let (mut block, memory) = new_block(self.arena, (output, datatype), shape, len)?;
         block.requests.clone_from(&self.part);
         self.blocks.push(block);
         Ok(Place::Host(memory))
+    }
+
+    /// The places of each request's rows, if a client wants its own on a device; the rows of others are together in the arena.
+    fn take_pieces(
+        &mut self,
+        (output, may_be_on_device): (usize, bool),
+        datatype: DataType,
+        shape: &[i64],
+        len: usize,
+    ) -> Result<Option<Vec<Place<'a>>>, InferError> {
+        if !may_be_on_device || !self.lent.as_ref().is_some_and(Lent::may_be_apart) {
+            return Ok(None);
+        }
+        let Some(sizes) = sizes((self.config, self.execute), (output, datatype), shape, len) else { return Ok(None) };
+        let on_device = (0..).zip(&sizes).map(|(request, (_, size))| match self.has_failed(request) {
+            true => None,
+            false => self.lent.as_mut()?.take_rows((request, output), *size as u64),
+        });
+        let on_device: Vec<Option<DeviceMemory>> = on_device.collect();
+        if on_device.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let of_rows = |rows: u64| [&[rows.cast_signed()], shape.get(1..).unwrap_or_default()].concat();
+        let others = || (0u32..).zip(sizes.iter().zip(&on_device)).filter(|(_, (_, place))| place.is_none());
+        let (rows, size) = others().fold((0, 0), |(rows, size), (_, (own, _))| (rows + own.0, size + own.1));
+        let requests: Vec<u32> = others().map(|(request, _)| request).collect();
+        let mut rest: &mut [u8] = &mut [];
+        if !requests.is_empty() {
+            let (mut block, memory) = new_block(self.arena, (output, datatype), &of_rows(rows), size)?;
+            (block.requests, rest) = (requests, memory);
+            self.blocks.push(block);
+        }
+        let mut places = Vec::with_capacity(sizes.len());
+        for (request, ((rows, size), memory)) in (0..).zip(sizes.into_iter().zip(on_device)) {
+            let Some(memory) = memory else {
+                let (own, after) = std::mem::take(&mut rest).split_at_mut_checked(size).unwrap_or_default();
+                rest = after;
+                places.push(Place::Host(own));
+                continue;
+            };
+            self.blocks.push(placed_block((output, vec![request]), datatype, of_rows(rows), size)?);
+            places.push(Place::Device(memory));
+        }
+        Ok(Some(places))
     }
 
     /// [`Outputs::allocate`] for a datatype of fixed size: the length follows from the shape.
@@ -237,6 +273,13 @@ impl<'a> Outputs<'a> {
                 self.shared.inputs_ready(self.execute.batch, now);
             }
         }
+    }
+
+    /// Moves the stamp of [`Outputs::inputs_ready`] by what a device has spent on copies of inputs that the model has begun
+    /// since, at most up to [`Outputs::computed`] or now.
+    pub fn inputs_took(&mut self, more: Duration) {
+        let latest = self.output_start.unwrap_or_else(clock::now);
+        self.input_end = Some((self.input_end.unwrap_or(self.start) + more).min(latest));
     }
 
     /// Stamps that the model has computed. Not called: when `execute` returns.
@@ -341,6 +384,35 @@ impl<'a> Outputs<'a> {
 pub(super) fn fixed_size(output: usize, datatype: DataType, shape: &[i64]) -> Result<usize, InferError> {
     let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
     len.ok_or_else(|| run_error(format!("output {output} has no size: {datatype} {shape:?}")))
+}
+
+/// The rows and the bytes that each request of a batch has of an output; `None` if it is not cut by rows.
+fn sizes(
+    (config, execute): (&ModelConfig, &Execute),
+    (output, datatype): (usize, DataType),
+    shape: &[i64],
+    len: usize,
+) -> Option<Vec<(u64, usize)>> {
+    let by_rows = !execute.elements.iter().any(|(other, _)| usize::from(*other) == output);
+    let all = shape.first().filter(|_| by_rows && config.batches() && datatype != DataType::Bytes)?;
+    let rows: Vec<u64> = execute.requests.iter().map(|request| u64::from(request.rows)).collect();
+    if u64::try_from(*all).ok()? != rows.iter().sum::<u64>() || fixed_size(output, datatype, shape).ok()? != len {
+        return None;
+    }
+    let row = byte_size(datatype, shape.get(1..)?).and_then(|row| usize::try_from(row).ok())?;
+    rows.into_iter().map(|rows| Some((rows, usize::try_from(rows).ok()?.checked_mul(row)?))).collect()
+}
+
+/// A block for an output that is where its client wants it.
+pub(crate) fn placed_block(
+    (output, requests): (usize, Vec<u32>),
+    datatype: DataType,
+    shape: Vec<i64>,
+    len: usize,
+) -> Result<OutputBlock, InferError> {
+    let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
+    let len = len as u64;
+    Ok(OutputBlock { output, requests, datatype, shape, offset: 0, len, placed: true, lent: None })
 }
 
 /// A new block of the arena for an output, and its memory.

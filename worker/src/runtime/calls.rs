@@ -119,6 +119,7 @@ impl Runtime {
                     }
                 }
                 Content::Memory(memory) => Ok(memory),
+                Content::Placed(_) => Err(run_error("an input of a call cannot be in a client's memory")),
             };
             let memory = passed_on.inspect_err(|_| self.end_call(number))?;
             let (offset, len) = memory.place();

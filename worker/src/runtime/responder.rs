@@ -18,6 +18,7 @@ use super::stash::in_memory;
 use super::{Memory, Received, Shared, Stash};
 use crate::backend::run_error;
 use crate::clock;
+use crate::regions::ReceivedOnDevice;
 use crate::instance::wire_error;
 
 /// A response in the making.
@@ -49,6 +50,8 @@ pub enum Content {
     Memory(Memory),
     /// In an input, which is passed on: without a copy, if it is not in use any more when the batch is over.
     Received(Received),
+    /// So many bytes where the client wants them, at [`Responder::place_on_device`].
+    Placed(usize),
 }
 
 /// The requests of a batch that are answered on their own, or may be.
@@ -322,9 +325,18 @@ impl Responder {
         let sent = Sent { outputs: blocks, parameters, error: error.map(wire_error), last, empty: false };
         let sent = self.shared.send_response(self.place, (sent, output_start));
         if sent.is_ok() {
-            memories.into_iter().for_each(Memory::sent);
+            memories.into_iter().flatten().for_each(Memory::sent);
         }
         sent
+    }
+
+    /// Where the client wants an output of so many bytes, if that is on a device: what is written there before the response
+    /// is given here, as [`Content::Placed`], goes through nobody's hands.
+    pub fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
+        let len = len as u64;
+        let mut all = self.placements.iter().map(|(placement, _)| placement);
+        let place = all.find(|place| usize::from(place.output) == output && len <= place.len)?;
+        self.shared.regions().kept_on_device(place.region, place.offset, len)
     }
 
     /// Keeps the one answer for the end of the batch if that is executed; else gives it back, when it may be sent.
@@ -359,10 +371,10 @@ impl Responder {
     }
 
     /// Writes outputs where the client wants them.
-    fn place_outputs(&self, blocks: &[OutputBlock], memories: &[Memory]) -> Result<(), InferError> {
+    fn place_outputs(&self, blocks: &[OutputBlock], memories: &[Option<Memory>]) -> Result<(), InferError> {
         for (placement, name) in &self.placements {
             let made = blocks.iter().zip(memories).filter(|(block, _)| block.output == placement.output);
-            for (_, memory) in made {
+            for memory in made.filter_map(|(_, memory)| memory.as_ref()) {
                 self.shared.write_placed((placement, name), memory)?;
             }
         }

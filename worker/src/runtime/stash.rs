@@ -9,6 +9,7 @@ use pharos::wire::{OutputBlock, WireError};
 use super::responder::{Content, ReplyOutput};
 use super::{Loan, Memory, Received, Shared, full};
 use crate::backend::run_error;
+use crate::instance::placed_block;
 
 /// What was answered on its own while the batch was executed, of a model that answers once.
 #[derive(Default)]
@@ -18,17 +19,21 @@ pub(crate) struct Stash {
     pub(crate) failed: Vec<(u32, WireError)>,
 }
 
-/// An output in memory of its own, and its block.
-pub(super) fn in_memory(shared: &Arc<Shared>, output: ReplyOutput) -> Result<(OutputBlock, Memory), InferError> {
+/// An output in memory of its own, and its block; none if it is where its client wants it.
+pub(super) fn in_memory(
+    shared: &Arc<Shared>,
+    output: ReplyOutput,
+) -> Result<(OutputBlock, Option<Memory>), InferError> {
     let ReplyOutput { output, datatype, shape, content } = output;
     let memory = match content {
         Content::Memory(memory) => memory,
         Content::Received(bytes) => copied(shared, &bytes)?,
+        Content::Placed(len) => return Ok((placed_block((output, Vec::new()), datatype, shape, len)?, None)),
     };
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
     let (offset, len) = memory.place();
     let block = OutputBlock { output, requests: Vec::new(), datatype, shape, offset, len, placed: false, lent: None };
-    Ok((block, memory))
+    Ok((block, Some(memory)))
 }
 
 pub(super) fn copied(shared: &Arc<Shared>, bytes: &[u8]) -> Result<Memory, InferError> {
@@ -72,7 +77,7 @@ impl Stash {
             }
             let (block, memory) = in_memory(shared, output)?;
             blocks.push(OutputBlock { requests, ..block });
-            memories.push(memory);
+            memories.extend(memory);
         }
         memories.into_iter().for_each(Memory::sent);
         Ok((blocks, kept))
@@ -83,7 +88,7 @@ impl Content {
     fn received(&self) -> Option<&Received> {
         match self {
             Self::Received(bytes) => Some(bytes),
-            Self::Memory(_) => None,
+            Self::Memory(_) | Self::Placed(_) => None,
         }
     }
 }

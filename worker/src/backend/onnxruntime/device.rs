@@ -225,12 +225,9 @@ impl<'m> Step<'_, 'm> {
         let results = run_or_withdraw(session, inputs, (&mut wanted, &mut places), outputs)?;
         self.run.work.computed().map_err(failed)?;
         for (place, goal) in places.iter().zip(goals) {
-            match goal.filter(|_| place.is_some()) {
-                Some((memory, Goal::Host(into))) => self.run.work.download(memory, into),
-                Some((memory, Goal::Device(there))) if there != memory => self.run.work.send(memory, there),
-                _ => Ok(()),
+            if let Some((memory, goal)) = goal.filter(|_| place.is_some()) {
+                self.run.deliver(memory, goal)?;
             }
-            .map_err(failed)?;
         }
         for (output, value) in wanted.iter().zip(results) {
             output.copy(value.as_ref(), outputs)?;

@@ -19,6 +19,7 @@ import warnings
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from pharos_worker import _native
 from pharos_worker.runners import files
 
 ENGINE = None
@@ -256,6 +257,29 @@ def tried(torch, model, entries, batched):
     return found
 
 
+class Copies:
+    """Times copies of inputs to a device, with events in the stream in which they are made."""
+
+    def __init__(self, torch, device):
+        self.stream = lambda: torch.cuda.current_stream(device)
+        self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.timed = False
+
+    @contextlib.contextmanager
+    def timing(self):
+        """Of what is copied within."""
+        self.began.record(self.stream())
+        yield
+        self.ended.record(self.stream())
+        self.timed = True
+
+    def tell(self):
+        """What they took, once the device has done all of it; of each batch once."""
+        if self.timed:
+            _native.inputs_took(self.began.elapsed_time(self.ended) / 1000)
+        self.timed = False
+
+
 class TritonPythonModel:
     """One instance: a model on its device."""
 
@@ -302,6 +326,7 @@ class TritonPythonModel:
         self.inference = files.switch(config, "INFERENCE_MODE", True)
         self.optimized = not files.switch(config, "DISABLE_OPTIMIZED_EXECUTION", False)
         self.cleans = files.switch(config, "ENABLE_CACHE_CLEANING", False) and self.device != "cpu"
+        self.copies = Copies(self.torch, self.device) if self.device != "cpu" else None
 
     def set_threads(self, config):
         """The threads that one operation, and operations side by side, may use."""
@@ -312,11 +337,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         inputs = [{name: pb_utils.get_input_tensor_by_name(r, name) for name in self.arguments} for r in requests]
-        values = {self.arguments[name]: self.together([given[name] for given in inputs]) for name in self.arguments}
-        values = {argument: value for argument, value in values.items() if value is not None}
         try:
-            with self.mode():
-                found = chosen(self.model.call(values), self.outputs)
+            found = chosen(self.called(inputs), self.outputs)
             return self.answers(requests, inputs, found)
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
             if len(requests) > 1:
@@ -330,10 +352,18 @@ class TritonPythonModel:
         finally:
             self.finish()
 
+    def called(self, inputs):
+        """What the model gives for these inputs of all requests."""
+        with self.copies.timing() if self.copies else contextlib.nullcontext():
+            values = {self.arguments[name]: self.together([given[name] for given in inputs]) for name in self.arguments}
+        with self.mode():
+            return self.model.call({argument: value for argument, value in values.items() if value is not None})
+
     def finish(self):
         """Waits for the device, which reads the requests' own memory: when they are answered it is another's."""
         if self.device != "cpu":
             self.torch.cuda.current_stream(self.device).synchronize()
+            self.copies.tell()
         if self.cleans:
             self.torch.cuda.empty_cache()
 

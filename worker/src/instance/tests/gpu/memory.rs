@@ -96,12 +96,54 @@ fn a_batch_is_put_together_on_the_device() {
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
     let (done, read) = world.run(&execute);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
-    assert_eq!(read[0].data, floats(&[4., 6., 12., 14., 6., 8., 0., 0., 10., 12.]));
+    // Of the first output, the third request's rows are on a device; the others' are together here.
+    assert_eq!((read[0].requests.as_slice(), read[0].shape.as_slice()), ([0, 1, 3, 4].as_slice(), [4, 2].as_slice()));
+    assert_eq!(read[0].data, floats(&[4., 6., 12., 14., 0., 0., 10., 12.]));
     assert_eq!(fake.content(other.0)[8..], floats(&[6., 8.]));
     assert_eq!(fake.content(own.0)[..8], floats(&[8., 8.]));
     // The inputs went to the device once: two from this process, zeros for the request that failed, the others from where they were.
-    assert_eq!((fake.count("upload"), fake.count("zero"), fake.count("copy_peer"), fake.count("read")), (2, 2, 1, 0));
+    assert_eq!((fake.count("upload"), fake.count("zero"), fake.count("copy_peer")), (2, 2, 2));
+    // The fifth's second output goes where its input was, which another request may still need: afterwards.
+    assert_eq!((fake.count("read"), fake.count("write")), (0, 1));
     drop(system);
+}
+
+#[test]
+fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
+    let rows = [1, 2, 1, 3];
+    let values: Vec<f32> = (0u8..14).map(f32::from).collect();
+    for config in [identity("TYPE_FP32"), identity("TYPE_FP32").replace("max_batch_size: 8", "max_batch_size: 0")] {
+        let fake = fake();
+        let mut world = on(&fake, &config).unwrap();
+        let (address, handle) = fake.share(0, &[0; 128]);
+        world.cuda_region(1, (3, handle), 128);
+        let data = floats(&values);
+        let parts = [0..8, 8..24, 24..32, 32..56].map(|range| Part::Arena(&data[range]));
+        // One has room for too little, and one wants a place that another has: they are seen to after the batch.
+        let placed = [to(0, 0, 1, 4, 8), to(1, 0, 1, 64, 8), to(2, 0, 1, 8, 8), to(3, 0, 1, 96, 24)];
+        let mut execute = world.frame((DataType::Fp32, 2), &[&parts], &placed);
+        execute.requests.iter_mut().zip(rows).for_each(|(request, rows)| request.rows = rows);
+        execute.inputs[0].shape = vec![7, 2];
+        let (done, read) = world.run(&execute);
+        assert_eq!(done.error, None);
+        if !config.contains("max_batch_size: 8") {
+            // Not cut by rows: nothing of it is known to be one request's.
+            assert!(done.outputs.iter().all(|block| !block.placed));
+            continue;
+        }
+        let why: Vec<_> = done.failed.iter().map(|(request, error)| (*request, error.message.as_str())).collect();
+        let text = "shared memory size specified with the request for output 'Y' (8 bytes) should be at least 16 bytes to hold \
+                    the results";
+        assert_eq!(why, [(1, text)]);
+        let placed = done.outputs.iter().filter(|block| block.placed);
+        let placed: Vec<_> = placed.map(|block| (block.requests.clone(), block.shape.clone(), block.len)).collect();
+        assert_eq!(placed, [(vec![0], vec![1, 2], 8), (vec![3], vec![3, 2], 24)]);
+        assert_eq!((read[0].requests.as_slice(), read[0].data.len()), ([1, 2].as_slice(), 24));
+        let seen = fake.content(address);
+        assert_eq!((&seen[8..16], &seen[96..120]), (&data[24..32], &data[32..56]));
+        assert_eq!((&seen[4..8], &seen[64..72]), (&data[..4], &[0; 8][..]));
+        assert_eq!((fake.count("copy"), fake.count("download"), fake.count("write")), (2, 2, 1));
+    }
 }
 
 #[test]
