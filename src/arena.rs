@@ -66,9 +66,36 @@ impl Arena {
 
     /// Gives a block back. The block must come from [`Arena::allocate`] of this arena and be released once.
     pub fn release(&mut self, block: Block) {
-        let Some(mut size) = span(block.len) else { return };
-        let mut offset = block.offset;
+        let Some(size) = span(block.len) else { return };
         self.used = self.used.saturating_sub(size);
+        self.give_back(block.offset, size);
+    }
+
+    /// Has no block lie across `at`, a multiple of [`ALIGNMENT`], from now on: a span there is nobody's until
+    /// [`Arena::unfence`]. Whether it could be done: not while a block lies there. Where the arena ends nothing needs to be.
+    pub fn fence(&mut self, at: u64) -> bool {
+        if at >= self.capacity {
+            return true;
+        }
+        let Some((&start, &length)) = self.free.range(..=at).next_back() else { return false };
+        let (before, end) = (at - start, start + length);
+        if end < at + ALIGNMENT {
+            return false;
+        }
+        self.free.remove(&start);
+        let parts = [(start, before), (at + ALIGNMENT, end - at - ALIGNMENT)];
+        self.free.extend(parts.into_iter().filter(|(_, length)| *length > 0));
+        true
+    }
+
+    /// Takes away what [`Arena::fence`] has put there.
+    pub fn unfence(&mut self, at: u64) {
+        if at < self.capacity {
+            self.give_back(at, ALIGNMENT);
+        }
+    }
+
+    fn give_back(&mut self, mut offset: u64, mut size: u64) {
         if let Some((&before, &length)) = self.free.range(..offset).next_back()
             && before + length == offset
         {
@@ -131,6 +158,23 @@ mod tests {
         assert_eq!(arena.idle_tail(128), None);
         arena.release(low.expect("fits"));
         assert_eq!(arena.idle_tail(0), Some((0, 128)));
+    }
+
+    #[test]
+    fn no_block_lies_across_a_fence() {
+        let mut arena = Arena::new(1024);
+        assert!(arena.fence(256) && arena.fence(1024) && arena.fence(1 << 40));
+        assert!(!arena.fence(256), "there is one");
+        let taken: Vec<_> = [192, 192, 64, 512].iter().filter_map(|len| arena.allocate(*len)).collect();
+        assert_eq!(taken.iter().map(|block| block.offset).collect::<Vec<_>>(), [0, 320, 192, 512]);
+        assert_eq!((arena.allocate(1), arena.used()), (None, 960));
+        assert!(!arena.fence(512), "a block lies there");
+        taken.into_iter().for_each(|block| arena.release(block));
+        // What is beyond it is handed back as before.
+        assert_eq!((arena.idle_tail(0), arena.used()), (Some((320, 704)), 0));
+        arena.unfence(256);
+        arena.unfence(1024);
+        assert_eq!(arena.allocate(1024), Some(Block { offset: 0, len: 1024 }));
     }
 
     #[test]

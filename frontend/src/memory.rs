@@ -92,9 +92,17 @@ impl Inputs {
         }
     }
 
-    /// Never hands so many bytes at the beginning back to the system: the driver of a GPU copies from these very pages.
+    /// Never hands so many bytes at the beginning back to the system: the driver of a GPU copies from these very pages. No
+    /// block is partly there: the driver refuses to copy what is registered in part.
     pub(crate) fn keep(&self, pinned: u64) {
-        self.pinned.store(pinned, Ordering::Relaxed);
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.pinned.swap(pinned, Ordering::Relaxed);
+        if before > 0 {
+            arena.unfence(before);
+        }
+        if pinned > 0 && !arena.fence(pinned) {
+            tracing::error!("memory for inputs is in use before its first {pinned} bytes are set apart");
+        }
     }
 
     /// Hands memory that has not been used lately back to the system.
@@ -263,17 +271,30 @@ mod tests {
     fn left(pinned: u64) -> u64 {
         let (arenas, inputs, _outputs) = create().unwrap();
         arenas.inputs.keep(pinned);
-        let block = arenas.inputs.allocate(64 << 20).unwrap();
-        assert!(arenas.inputs.write(block.offset, &vec![1; 64 << 20]));
-        arenas.inputs.release(&[block]);
+        let blocks: Vec<Block> = (0..64 << 8).map(|_| arenas.inputs.allocate(4096).unwrap()).collect();
+        assert!(blocks.iter().all(|block| arenas.inputs.write(block.offset, &[1; 4096])));
+        arenas.inputs.release(&blocks);
         arenas.inputs.trim();
         std::fs::File::from(inputs).metadata().unwrap().blocks() * 512
     }
 
     #[test]
+    fn no_block_is_pinned_in_part() {
+        let (arenas, ..) = create().unwrap();
+        arenas.inputs.keep(1 << 20);
+        let taken = [700 << 10, 700 << 10, 200 << 10].map(|len| arenas.inputs.allocate(len).unwrap());
+        let pinned = taken.map(|block| block.offset + block.len <= 1 << 20);
+        assert_eq!((pinned, taken[1].offset > 1 << 20), ([true, false, true], true));
+        arenas.inputs.release(&taken);
+        // Whoever has registered nothing after all has it whole.
+        arenas.inputs.keep(0);
+        assert!(arenas.inputs.allocate(CAPACITY - (2 << 20)).is_some());
+    }
+
+    #[test]
     fn what_is_pinned_is_not_handed_back() {
-        // The flags before the block make it end within a page.
-        let whole = |bytes: u64| bytes..=bytes + 4096;
+        // Blocks end within a page, behind the flags; none lies across the end of what is pinned.
+        let whole = |bytes: u64| bytes - 4096..=bytes + 2 * 4096;
         for (pinned, expected) in [(0, KEEP), (48 << 20, 48 << 20), (128 << 20, 64 << 20)] {
             let left = left(pinned);
             assert!(whole(expected).contains(&left), "{pinned}: {left}");

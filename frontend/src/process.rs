@@ -77,8 +77,10 @@ pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io:
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     command.env("OMP_NUM_THREADS", threads.to_string());
+    // The numbers of devices mean the same in all processes.
+    command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     if let Some(gpu) = gpu {
-        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID").env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
+        command.env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
     }
     let mappings = [
         (theirs, descriptors::SOCKET),

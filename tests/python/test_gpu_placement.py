@@ -52,9 +52,13 @@ has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_outp
 pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 
 
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""What every process is told, so that numbers of devices mean the same in all."""
+
+
 def order(*uuids) -> dict:
     """The variables of a process that sees these devices."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+    return {**ORDER, "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
 
 class World:
@@ -139,7 +143,7 @@ def test_without_gpus_all_runs_on_processors(world):
     server = world.start("* devices 0", wait=False)
     server.wait_until_ready("/v2/models/plain/ready")
     (place,) = world.places("plain", 1).values()
-    assert (place["kind"], place["cuda"], place["cpus"]) == ("CPU", {}, ALL)
+    assert (place["kind"], place["cuda"], place["cpus"]) == ("CPU", ORDER, ALL)
     assert [(group["kind"], group["gpus"]) for group in world.groups("plain")] == [("KIND_CPU", [])]
     for name in ("wants", "names"):
         expected = f"instance group {name}_0 of model {name} has kind KIND_GPU but no GPUs are available"
@@ -166,7 +170,7 @@ def test_automatic_placement(world):
     assert [group["gpus"] for group in places["auto_0"]["config"]] == [[0, 1]]
     assert len({place["pid"] for place in places.values()}) == 2
     (place,) = world.places("cpu", 1).values()
-    assert (place["kind"], place["device"], place["cuda"]) == ("CPU", "0", {})
+    assert (place["kind"], place["device"], place["cuda"]) == ("CPU", "0", ORDER)
     for name in ("simple", "digits"):
         assert [group["kind"] for group in world.groups(name)] == ["KIND_CPU"]
     # The code that completes a configuration sees what will be.
@@ -186,7 +190,7 @@ def test_gpus_and_counts(world):
     assert {name: place["cuda"] for name, place in places.items()} == {"second_0_0": second, "second_0_1": second}
     assert {(place["kind"], place["device"]) for place in places.values()} == {("GPU", "0")}
     first = order("GPU-a", "GPU-b")
-    expected = {"g_0": first, "g_1": second, "g_2": first, "g_3": second, "c_0": {}}
+    expected = {"g_0": first, "g_1": second, "g_2": first, "g_3": second, "c_0": ORDER}
     assert {name: place["cuda"] for name, place in world.places("both", 5).items()} == expected
 
 
@@ -338,15 +342,16 @@ def test_processors_near_the_device(world):
 
 
 def test_the_servers_own_variable_hides_gpus(world):
-    """As for any program of CUDA; the numbers stay."""
+    """As for any program of CUDA, which counts those that are left."""
     world.model("auto")
-    world.model("hidden", "instance_group { kind: KIND_GPU gpus: [ 0 ] }")
+    world.model("hidden", "instance_group { kind: KIND_GPU gpus: [ 1 ] }")
     world.environment = {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     server = world.start(TWO, wait=False)
     server.wait_until_ready("/v2/models/auto/ready")
-    assert world.groups("auto")[0]["gpus"] == [1]
+    assert world.groups("auto")[0]["gpus"] == [0]
     assert world.places("auto", 1)["auto_0"]["cuda"] == order("GPU-b")
-    assert "invalid or unsupported gpu id 0; GPUs here: 1" in world.reason("hidden")
+    assert "invalid or unsupported gpu id 1; GPUs here: 0" in world.reason("hidden")
+    assert "CUDA_VISIBLE_DEVICES is 'GPU-b': of 2 GPUs, 0 is GPU-b" in server.log_tail()
 
 
 def test_the_pool_of_pinned_memory(world):

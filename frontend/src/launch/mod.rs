@@ -100,7 +100,30 @@ type Variables = Vec<(&'static str, Option<OsString>)>;
 fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> Launch {
     let library = program.onnxruntime.as_ref().map(|path| path.clone().into_os_string());
     variables.push(("ORT_DYLIB_PATH", library));
+    let folders = program.onnxruntime.as_deref().map(of_packages).unwrap_or_default();
+    if !folders.is_empty() {
+        let own = std::env::var_os(LIBRARY_PATH).filter(|own| !own.is_empty());
+        let all = own.iter().flat_map(std::env::split_paths).chain(folders);
+        variables.extend(std::env::join_paths(all).ok().map(|all| (LIBRARY_PATH, Some(all))));
+    }
     Launch { executable, variables, ..Launch::default() }
+}
+
+/// Where the loader looks for libraries.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+
+/// The folders in which Python's packages have the libraries of CUDA, cuDNN and TensorRT that ONNX Runtime's part for GPUs
+/// needs, if it is one of these packages: `nvidia/cu13/lib`, `nvidia/cudnn/lib`, `tensorrt_libs` beside `onnxruntime`. It does
+/// not look there itself; in Python, `import torch` or `preload_dlls()` finds them for it.
+fn of_packages(library: &Path) -> Vec<PathBuf> {
+    let packages = library.ancestors().nth(3).filter(|_| library.with_file_name(CUDA_PROVIDER).is_file());
+    let Some(packages) = packages else { return Vec::new() };
+    let parts = std::fs::read_dir(packages.join("nvidia")).into_iter().flatten();
+    let mut folders: Vec<PathBuf> = parts.filter_map(|part| Some(part.ok()?.path().join("lib"))).collect();
+    folders.sort();
+    folders.push(packages.join("tensorrt_libs"));
+    folders.retain(|folder| folder.is_dir());
+    folders
 }
 
 fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Result<Launch, String> {

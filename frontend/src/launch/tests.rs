@@ -112,6 +112,25 @@ fn backends_are_found_in_the_order_that_is_said() {
 }
 
 #[test]
+fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
+    let mut place = Place::new("packages");
+    let library = place.file("site/onnxruntime/capi/libonnxruntime.so.1.31.1", 0o644);
+    place.program.onnxruntime = Some(library);
+    for file in ["cudnn/lib/libcudnn.so.9", "cu13/lib/libcudart.so.13", "cu13/include/cuda.h"] {
+        place.file(&format!("site/nvidia/{file}"), 0o644);
+    }
+    fs::create_dir_all(place.root.join("site/nvidia/nothing")).unwrap();
+    // A runtime for processors needs none of them.
+    assert_eq!(variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH), None);
+    place.file("site/onnxruntime/capi/libonnxruntime_providers_cuda.so", 0o644);
+    place.file("site/tensorrt_libs/libnvinfer.so.10", 0o644);
+    let path = variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
+    let own = std::env::var(LIBRARY_PATH).unwrap_or_default();
+    let ours = path.strip_prefix(&own).unwrap().replace(&format!("{}/site/", place.root.display()), "");
+    assert_eq!(ours.trim_start_matches(':'), "nvidia/cu13/lib:nvidia/cudnn/lib:tensorrt_libs");
+}
+
+#[test]
 fn interpreters_are_found_in_the_order_that_is_said() {
     let place = Place::new("interpreters");
     let home = " VIRTUAL_ENV=/m/.venv";

@@ -249,9 +249,11 @@ impl Repository {
 
     /// What the processes of a model hold on the GPUs, by the number of the device.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
-        let Some(gpus) = self.settings.devices.gpus() else { return Vec::new() };
+        let devices = &self.settings.devices;
+        let Some(gpus) = devices.gpus() else { return Vec::new() };
         let pids = instances.processes().into_iter().filter_map(|(_, pid)| pid).collect();
-        system::gpu_memory(gpus.clone(), pids).await
+        let found = system::gpu_memory(gpus.clone(), pids).await;
+        found.into_iter().filter_map(|(bus, bytes)| Some((devices.number_of(bus)?, bytes))).collect()
     }
 }
 

@@ -9,6 +9,9 @@ use crate::memory::Share;
 use crate::scheduler::placement::OnGpu;
 use crate::system::{Chosen, Wanted};
 
+/// So much pinned memory holds most tensors, bytes: 16 MiB are a batch of 27 pictures of 224 x 224 in FP32.
+const LITTLE: u64 = 16 << 20;
+
 /// What a process has of a GPU.
 pub(super) struct Taken {
     pub(super) chosen: Chosen,
@@ -63,7 +66,13 @@ impl Instance {
         let wanted = Wanted { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
         tracing::info!(instance = %self.name, "it runs on GPU {} ({})", chosen.number, chosen.uuid);
-        Ok(Taken { chosen, share: self.plan.pinned.share() })
+        let share = self.plan.pinned.share();
+        if share.each() < LITTLE {
+            let mib = share.each() >> 20;
+            tracing::info!(instance = %self.name, "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
+                left for each direction, see --pinned-memory-pool-byte-size");
+        }
+        Ok(Taken { chosen, share })
     }
 
     /// The model has been loaded: what was not registered of its share of the pinned memory is for others.

@@ -1,7 +1,7 @@
 //! The GPUs that instances run on: which there are, what a process must be told to run on one, and which are lost.
 //!
-//! The numbers are the driver's (the order on the bus), whatever this process's `CUDA_VISIBLE_DEVICES` says; that only
-//! takes devices away, as it does for any program. Questions go to the driver when an instance is started, on threads of
+//! The numbers are those that CUDA gives devices in this process: their order on the bus, or that of `CUDA_VISIBLE_DEVICES`.
+//! Workers, and what looks at memory of clients, count in the same way. Questions go to the driver when an instance is started, on threads of
 //! their own and with patience: it may hang when a device falls off the bus.
 
 mod cpus;
@@ -84,7 +84,7 @@ impl Devices {
     ) -> Arc<Self> {
         let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let shown = Shown::new(found, visible);
-        let is_usable = |number: &u32| of(found, *number).is_some_and(|found| found.trouble.is_none());
+        let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.trouble.is_none());
         let (usable, unusable) = shown.numbers().partition(is_usable);
         let limits: BTreeMap<u32, f64> = limits.into_iter().collect();
         let devices = Self {
@@ -104,12 +104,15 @@ impl Devices {
     /// Says in the log what is not as one may think.
     fn tell(&self, visible: Option<&str>) {
         let found = self.gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
+        let of = |number: u32| shown_of(&self.shown, found, number);
         if let Some(visible) = visible.filter(|_| !found.is_empty()) {
-            let numbers: Vec<u32> = self.shown.numbers().collect();
-            tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of the GPUs {numbers:?} are used");
+            let called = |number: u32| format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"));
+            let shown: Vec<String> = self.shown.numbers().map(called).collect();
+            let shown = if shown.is_empty() { "none is used".to_owned() } else { shown.join(", ") };
+            tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {
-            let trouble = of(found, *number).and_then(|found| found.trouble.as_deref()).unwrap_or_default();
+            let trouble = of(*number).and_then(|found| found.trouble.as_deref()).unwrap_or_default();
             tracing::warn!("GPU {number} cannot be used: {trouble}");
         }
         let here: Vec<u32> = self.shown.numbers().collect();
@@ -121,6 +124,11 @@ impl Devices {
     /// The driver's view of all of them, if there is one.
     pub(crate) fn gpus(&self) -> Option<&Arc<Gpus>> {
         self.gpus.as_ref()
+    }
+
+    /// The number here of the device with this number on the bus.
+    pub(crate) fn number_of(&self, bus: u32) -> Option<u32> {
+        self.shown.numbers().find(|number| self.shown.on_the_bus(*number) == Some(bus))
     }
 
     /// The devices that could be used at the start, for instances that may run anywhere.
@@ -199,7 +207,8 @@ impl Devices {
 
     /// A device as it is now, with those of its MIG devices that are shown.
     fn look(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
-        let mut usable = gpus.usable(number)?;
+        let bus = self.shown.on_the_bus(number).ok_or("it is not there")?;
+        let mut usable = gpus.usable(bus)?;
         if let Some(parts) = &mut usable.mig {
             parts.retain(|(uuid, _)| self.shown.shows_part(number, uuid));
             if parts.is_empty() {
@@ -211,7 +220,7 @@ impl Devices {
 
     /// The UUID that a device had at the start, in brackets.
     fn called(&self, gpus: &Gpus, number: u32) -> String {
-        let uuid = of(gpus.found(), number).and_then(|found| found.uuid.as_ref());
+        let uuid = shown_of(&self.shown, gpus.found(), number).and_then(|found| found.uuid.as_ref());
         uuid.map(|uuid| format!(" ({uuid})")).unwrap_or_default()
     }
 
@@ -259,7 +268,8 @@ impl Devices {
         let numbers: Vec<u32> =
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
         for number in numbers {
-            let lost = gpus.check(number).err();
+            let Some(bus) = self.shown.on_the_bus(number) else { continue };
+            let lost = gpus.check(bus).err();
             let name = format!("GPU {number}{}", self.called(gpus, number));
             let lost = lost.map(|reason| format!("{name} is lost: {reason}"));
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.insert(number, lost);
@@ -276,8 +286,8 @@ fn watch(devices: &Weak<Devices>) {
     }
 }
 
-fn of(found: &[Found], number: u32) -> Option<&Found> {
-    usize::try_from(number).ok().and_then(|number| found.get(number))
+fn shown_of<'f>(shown: &Shown, found: &'f [Found], number: u32) -> Option<&'f Found> {
+    found.get(usize::try_from(shown.on_the_bus(number)?).ok()?)
 }
 
 /// The device of a process, whole or a MIG device, with its memory.

@@ -130,11 +130,12 @@ fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Res
         let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
         let mut device = OnDevice::new(cuda, context)?;
         let session = open(environment, context.threads, path, device.dispatches(&wanted)).map_err(|error| {
-            load_error(format!(
-                "ONNX Runtime cannot load '{}' on its GPU: {error}; the provider's library and those of CUDA and cuDNN \
-                 come with `pip install onnxruntime-gpu[cuda,cudnn]`",
-                path.display()
-            ))
+            let error = error.to_string();
+            let lacks = error.contains("Failed to load library");
+            let advice = "; the provider and the libraries of CUDA and cuDNN that it needs come with `pip install \
+                          onnxruntime-gpu[cuda,cudnn]`";
+            let advice = if lacks { advice } else { "" };
+            load_error(format!("ONNX Runtime cannot load '{}' on its GPU: {error}{advice}", path.display()))
         })?;
         device.look_at(&session, context);
         Ok(Opened { session, device: Some(device) })

@@ -222,9 +222,11 @@ impl Driver for Cudarc {
 
     fn stream(&self, device: u32) -> Result<Stream, Fault> {
         self.context(device)?;
-        let (mut stream, apart) = (ptr::null_mut(), sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as c_uint);
+        // What others in the process copy in the device's default stream waits for what was begun here: ONNX Runtime does so with
+        // inputs that nodes on the processor read, and knows nothing of the stream that brings them.
+        let (mut stream, in_turn) = (ptr::null_mut(), sys::CUstream_flags_enum::CU_STREAM_DEFAULT as c_uint);
         // SAFETY: writes the handle.
-        call(unsafe { sys::cuStreamCreate(&mut stream, apart) })?;
+        call(unsafe { sys::cuStreamCreate(&mut stream, in_turn) })?;
         Ok(Stream(stream.expose_provenance()))
     }
 
@@ -349,7 +351,12 @@ impl Driver for Cudarc {
         let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let (mut address, mut start, mut size) = (0, 0, 0);
         // SAFETY: a handle is 64 bytes of any content, which the driver judges; it writes the address.
-        call(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) })?;
+        let opened = call(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) });
+        // Results that mean a lost device elsewhere may be about the handle here. If it is lost, the next look shows it.
+        opened.map_err(|fault| match fault {
+            Fault::Lasting(why) => Fault::Refused(why),
+            other => other,
+        })?;
         // SAFETY: writes where the allocation begins and how long it is.
         let found = call(unsafe { sys::cuMemGetAddressRange_v2(&mut start, &mut size, address) });
         match found {

@@ -198,6 +198,18 @@ impl Fake {
 }
 
 impl State {
+    /// As the driver: it copies from and to memory that is registered, or is not, but none that is so in part.
+    fn check_registered(&self, start: usize, len: usize) -> Result<(), Fault> {
+        let in_part = |&(from, size): &(usize, usize)| {
+            let within = start.max(from)..(start + len).min(from + size);
+            !within.is_empty() && within.len() < len
+        };
+        match self.registered.iter().any(in_part) {
+            true => Err(Fault::Refused("invalid argument".to_owned())),
+            false => Ok(()),
+        }
+    }
+
     fn count(&self, call: &str) -> usize {
         self.calls.iter().filter(|name| **name == call).count()
     }
@@ -370,6 +382,7 @@ impl Driver for Fake {
 
     unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
         let mut state = self.call("upload")?;
+        state.check_registered(from.0.addr(), from.1)?;
         // SAFETY: the caller keeps the bytes there.
         let bytes = unsafe { std::slice::from_raw_parts(from.0, from.1) };
         let turn = state.spend(stream, bytes.len());
@@ -378,6 +391,7 @@ impl Driver for Fake {
 
     unsafe fn download(&self, _: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault> {
         let mut state = self.call("download")?;
+        state.check_registered(into.0.addr(), into.1)?;
         let turn = state.spend(stream, into.1);
         let bytes = state.read(from, into.1, turn)?;
         // SAFETY: the caller keeps the memory there.
@@ -458,6 +472,7 @@ impl Driver for Fake {
 
     fn read(&self, _: u32, address: u64, into: &mut [u8]) -> Result<(), Fault> {
         let mut state = self.call("read")?;
+        state.check_registered(into.as_ptr().addr(), into.len())?;
         let (allocation, at) = state.find(address, into.len())?;
         into.copy_from_slice(&allocation.memory.read(at, into.len()));
         Ok(())
@@ -465,6 +480,7 @@ impl Driver for Fake {
 
     fn write(&self, _: u32, address: u64, from: &[u8]) -> Result<(), Fault> {
         let mut state = self.call("write")?;
+        state.check_registered(from.as_ptr().addr(), from.len())?;
         let (allocation, at) = state.find(address, from.len())?;
         allocation.memory.write(at, from);
         Ok(())

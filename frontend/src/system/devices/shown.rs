@@ -1,43 +1,53 @@
-//! What `CUDA_VISIBLE_DEVICES` leaves of the devices.
-
-use std::collections::BTreeMap;
+//! What `CUDA_VISIBLE_DEVICES` leaves of the devices, and how they are numbered then.
 
 use crate::system::gpu::Found;
 
 /// The devices that this process may use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// By number; with the MIG devices that alone may be used of it, if the variable names some.
-    devices: BTreeMap<u32, Vec<String>>,
+    /// By number; each with its number on the bus, and the MIG devices that alone may be used of it if the variable names some.
+    devices: Vec<(u32, Vec<String>)>,
 }
 
 impl Shown {
     /// Those that `visible` names as CUDA reads it: numbers, and UUIDs of which the end may be missing; what stands behind a
     /// name that is no device's does not count. Without it, all.
     pub(super) fn new(found: &[Found], visible: Option<&str>) -> Self {
-        let mut devices: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        let mut devices: Vec<(u32, Vec<String>)> = Vec::new();
         let Some(visible) = visible else {
-            return Self { devices: (0..).zip(found).map(|(number, _)| (number, Vec::new())).collect() };
+            return Self { devices: (0..).zip(found).map(|(bus, _)| (bus, Vec::new())).collect() };
         };
         for name in visible.split(',').map(str::trim) {
-            let Some((number, part)) = named(found, name) else { break };
-            devices.entry(number).or_default().extend(part);
+            let Some((bus, part)) = named(found, name) else { break };
+            match devices.iter_mut().find(|(known, _)| *known == bus) {
+                Some((_, parts)) => parts.extend(part),
+                None => devices.push((bus, part.into_iter().collect())),
+            }
         }
         Self { devices }
     }
 
-    /// The numbers, ascending.
+    /// The numbers, ascending: as CUDA counts devices in a process with this variable.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
-        self.devices.keys().copied()
+        (0..).zip(&self.devices).map(|(number, _)| number)
+    }
+
+    /// The number on the bus, by which NVML calls it.
+    pub(super) fn on_the_bus(&self, number: u32) -> Option<u32> {
+        self.get(number).map(|(bus, _)| *bus)
     }
 
     /// Whether a MIG device may be used.
     pub(super) fn shows_part(&self, number: u32, uuid: &str) -> bool {
-        self.devices.get(&number).is_some_and(|parts| parts.is_empty() || parts.iter().any(|part| part == uuid))
+        self.get(number).is_some_and(|(_, parts)| parts.is_empty() || parts.iter().any(|part| part == uuid))
+    }
+
+    fn get(&self, number: u32) -> Option<&(u32, Vec<String>)> {
+        self.devices.get(usize::try_from(number).ok()?)
     }
 }
 
-/// The number of the device that is called so, and the MIG device if it is one's name.
+/// The number on the bus of the device that is called so, and the MIG device if it is one's name.
 fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
     if let Ok(number) = name.parse::<u32>() {
         return (usize::try_from(number).ok()? < found.len()).then_some((number, None));
@@ -54,6 +64,7 @@ fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -65,12 +76,15 @@ mod tests {
             trouble: None,
         };
         let found = [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];
-        let numbers = |visible| Shown::new(&found, visible).numbers().collect::<Vec<_>>();
+        let numbers = |visible| {
+            let shown = Shown::new(&found, visible);
+            shown.numbers().map(|number| shown.on_the_bus(number).unwrap()).collect::<Vec<_>>()
+        };
         for (visible, expected) in [
             (None, &[0, 1, 2][..]),
             (Some(""), &[]),
-            (Some("2,0"), &[0, 2]),
-            (Some(" 1 , GPU-a"), &[0, 1]),
+            (Some("2,0,2"), &[2, 0]),
+            (Some(" 1 , GPU-a"), &[1, 0]),
             (Some("GPU-bc,7,0"), &[2]),
             (Some("-1,0"), &[]),
             (Some("MIG-2"), &[1]),
@@ -79,7 +93,8 @@ mod tests {
             assert_eq!(numbers(visible), expected, "{visible:?}");
         }
         let shown = Shown::new(&found, Some("MIG-2"));
-        assert!(shown.shows_part(1, "MIG-2") && !shown.shows_part(1, "MIG-1") && !shown.shows_part(0, "x"));
+        assert!(shown.shows_part(0, "MIG-2") && !shown.shows_part(0, "MIG-1") && !shown.shows_part(1, "x"));
+        assert_eq!((shown.on_the_bus(0), shown.on_the_bus(1)), (Some(1), None));
         assert!(Shown::new(&found, None).shows_part(1, "MIG-1"));
     }
 }

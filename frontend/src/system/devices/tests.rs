@@ -81,20 +81,27 @@ async fn a_model_is_not_loaded_onto_a_device_whose_memory_is_in_use() {
 }
 
 #[tokio::test]
-async fn the_variable_hides_devices() {
+async fn the_variable_hides_and_numbers_devices() {
     let fake = FakeNvml::new(FOUR);
     let hidden = devices(&fake, Some("2"), &[]);
-    assert_eq!((hidden.usable(), hidden.unusable()), (&[2][..], &[][..]));
-    assert_eq!(choose(&hidden, 2, 0).await.unwrap().visible, [2]);
-    assert!(
-        choose(&hidden, 0, 0)
-            .await
-            .unwrap_err()
-            .contains("GPU 0 cannot be used: it is not there; GPUs that can be used: 2 (GPU-c)")
-    );
-    let part = devices(&fake, Some("MIG-5,0"), &[]);
-    assert_eq!(part.usable(), [0, 1]);
-    assert_eq!(choose(&part, 1, 0).await.unwrap().uuids, "MIG-5");
+    assert_eq!((hidden.usable(), hidden.unusable()), (&[0][..], &[][..]));
+    let chosen = choose(&hidden, 0, 0).await.unwrap();
+    assert_eq!((chosen.uuid.as_str(), chosen.visible), ("GPU-c", vec![0]));
+    let there = "GPU 2 cannot be used: it is not there; GPUs that can be used: 0 (GPU-c)";
+    assert!(choose(&hidden, 2, 0).await.unwrap_err().contains(there));
+    let part = devices(&fake, Some("MIG-5,0,3"), &[]);
+    assert_eq!((part.usable(), part.unusable()), (&[0, 1][..], &[2][..]));
+    assert_eq!(choose(&part, 0, 0).await.unwrap().uuids, "MIG-5");
+    // Numbers follow the variable, and what is lost or full has the same.
+    let turned = devices(&fake, Some("2,0"), &[(1, 0.1)]);
+    let chosen = choose(&turned, 0, 0).await.unwrap();
+    assert_eq!((chosen.uuids.as_str(), chosen.visible), ("GPU-c,GPU-a", vec![0, 1]));
+    assert!(choose(&turned, 1, 0).await.unwrap_err().contains("memory limit set for GPU 1 has exceeded"));
+    assert_eq!([0, 1, 2, 3].map(|bus| turned.number_of(bus)), [Some(1), None, Some(0), None]);
+    fake.tell(&format!("2 all !15\n{FOUR}"));
+    turned.look_around();
+    assert!(turned.lost(0).unwrap().starts_with("GPU 0 (GPU-c) is lost: "));
+    fake.tell(FOUR);
     assert!(devices(&fake, Some(""), &[]).usable().is_empty());
 }
 

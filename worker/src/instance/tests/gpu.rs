@@ -278,6 +278,29 @@ fn the_beginning_of_both_arenas_is_pinned_where_the_model_uses_the_device() {
 }
 
 #[test]
+fn no_output_is_pinned_in_part() {
+    let fake = fake();
+    let cuda = Cuda::with(Box::new(fake.clone()), Some(device(4 * 4096)));
+    let mut world = load_on(&add_sub("TYPE_FP32"), &[], cuda).unwrap();
+    assert_eq!(world.instance.loaded().pinned, 8 * 4096);
+    let (left, right) = (floats(&[3.0; 2048]), floats(&[1.0; 2048]));
+    let execute = world.pair(8 * 4096, (&left, &right));
+    for _ in 0..2 {
+        let (done, read) = world.run(&execute);
+        assert_eq!((done.error, done.failed.len()), (None, 0));
+        // Two of two pages each are beside each other before the end of what is pinned, or the second is behind it.
+        assert_eq!((&read[0].data, &read[1].data), (&floats(&[4.0; 2048]), &floats(&[2.0; 2048])));
+    }
+    let execute = world.pair(8 * 4096, (&left[..6000], &right[..6000]));
+    let unread = std::mem::take(&mut world.unread);
+    for _ in 0..3 {
+        // What was given before is still in use, so that each goes elsewhere.
+        assert_eq!(world.run(&execute).0.error, None);
+    }
+    world.unread.extend(unread);
+}
+
+#[test]
 fn a_call_that_fails_fails_its_batch_and_no_other() {
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[2.0, 3.0, 4.0, 5.0])));
     let calls = ["allocate", "upload", "launch", "record", "wait", "wait_here", "elapsed", "download"];
