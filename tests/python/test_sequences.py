@@ -65,11 +65,11 @@ MODELS = {
     "limited_oldest": config(
         f"{IDLE_LONG} oldest {{ max_candidate_sequences: 4 }} {controls()}",
         batch=1,
-        delay_ms=500,
+        delay_ms=1000,
         max_queue_size_per_sequence=1,
     ),
     "limited_direct": config(
-        f"{IDLE_LONG} direct {{ }} {controls()}", batch=4, delay_ms=500, max_queue_size_per_sequence=1
+        f"{IDLE_LONG} direct {{ }} {controls()}", batch=4, delay_ms=1000, max_queue_size_per_sequence=1
     ),
     "iterative": config(f"iterative_sequence: true direct {{ }} {controls()}"),
     "wide": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1),

@@ -382,17 +382,23 @@ fn the_process_ends_after_the_answer_when_its_device_is_lost() {
     assert_eq!((second.batch, message(second)), (2, "the GPU has failed: uncorrectable ECC error encountered"));
 }
 
-#[test]
-fn the_inputs_of_the_next_batch_are_copied_while_this_one_is_computed() {
-    let fake = fake();
-    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
-    let at = [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block);
-    let numbers = |first: f32| floats(&[first, first + 1., first + 2.]);
-    let mut next = world.pair(at[0], (&numbers(1.), &numbers(10.)));
+/// Where the inputs of up to three batches are, side by side.
+fn places() -> [usize; 3] {
+    [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block)
+}
+
+fn three(first: f32) -> Vec<u8> {
+    floats(&[first, first + 1., first + 2.])
+}
+
+/// Five batches of sums, each of which is there while the one before is executed: its inputs are copied then. Nobody waits for
+/// the sixth, and another one has its place, which is not taken for it.
+fn inputs_are_copied_ahead(world: &mut World, fake: &Fake) {
+    let mut next = world.pair(places()[0], (&three(1.), &three(10.)));
     for round in 0..5u8 {
         let this = next;
         let value = f32::from(round) * 100.;
-        next = world.pair(at[usize::from(round + 1) % 3], (&numbers(value + 101.), &numbers(10.)));
+        next = world.pair(places()[usize::from(round + 1) % 3], (&three(value + 101.), &three(10.)));
         world.send(&ToWorker::Execute(next.clone()));
         let (done, read) = world.run(&this);
         assert_eq!(done.error, None);
@@ -401,14 +407,20 @@ fn the_inputs_of_the_next_batch_are_copied_while_this_one_is_computed() {
         assert_eq!(fake.count("upload"), 2 * (usize::from(round) + 2));
         assert_eq!(world.instance.runtime.0.receive().unwrap(), Some(ToWorker::Execute(next.clone())));
     }
-    // Nobody waits for the one that was announced, and another one has its place, which is not taken for it.
-    let other = world.pair(at[2], (&numbers(7.), &numbers(1.)));
+    let other = world.pair(places()[2], (&three(7.), &three(1.)));
     assert_eq!(world.run(&other).1[0].data, floats(&[8., 10., 12.]));
+}
+
+#[test]
+fn the_inputs_of_the_next_batch_are_copied_while_this_one_is_computed() {
+    let fake = fake();
+    let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
+    inputs_are_copied_ahead(&mut world, &fake);
     let buffers = fake.buffers();
     assert!(buffers <= 8, "{buffers}");
     // The copy of the next inputs fails: they are copied when it is their turn.
-    let (this, next) =
-        (world.pair(at[0], (&numbers(1.), &numbers(1.))), world.pair(at[1], (&numbers(2.), &numbers(2.))));
+    let [first, second, _] = places();
+    let (this, next) = (world.pair(first, (&three(1.), &three(1.))), world.pair(second, (&three(2.), &three(2.))));
     world.send(&ToWorker::Execute(next.clone()));
     fake.fail("upload", 2, Fault::Refused("not now".into()));
     assert_eq!(world.run(&this).0.error, None);

@@ -334,23 +334,7 @@ fn the_inputs_of_the_next_batch_are_copied_ahead() {
     let fake = Fake::new(1);
     let nodes: [Node<'_>; 1] = [("Add", &["FLOAT_A", "FLOAT_B"], &["FLOAT_SUM"])];
     let mut world = Model::new(&nodes, &[("FLOAT_A", 3), ("FLOAT_B", 3)], &[("FLOAT_SUM", 3)]).on(&fake).unwrap();
-    let at = [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block);
-    let values = |first: f32| floats(&[first, first + 1., first + 2.]);
-    let mut next = world.pair(at[0], (&values(1.), &values(10.)));
-    for round in 0..5u8 {
-        let this = next;
-        let value = f32::from(round) * 100.;
-        next = world.pair(at[usize::from(round + 1) % 3], (&values(value + 101.), &values(10.)));
-        world.send(&ToWorker::Execute(next.clone()));
-        let (done, read) = world.run(&this);
-        assert_eq!(done.error, None);
-        assert_eq!(read[0].data, floats(&[value + 11., value + 13., value + 15.]));
-        assert_eq!(fake.count("upload"), 2 * (usize::from(round) + 2));
-        assert_eq!(world.instance.runtime.0.receive().unwrap(), Some(ToWorker::Execute(next.clone())));
-    }
-    // Another batch than the one that was announced.
-    let other = world.pair(at[2], (&values(7.), &values(1.)));
-    assert_eq!(world.run(&other).1[0].data, floats(&[8., 10., 12.]));
+    inputs_are_copied_ahead(&mut world, &fake);
     drop(world);
     assert_eq!((fake.buffers(), fake.handles()), (0, 0));
 }
