@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import torchserve_models
 from fake_gpus import Gpus
 from server import EXAMPLES, Server, eventually, total
 from torchserve_home import Home
@@ -391,6 +392,39 @@ def test_resources_are_those_of_the_device(world):
     scrape = server.scrape()
     limits = {dict(labels)["device"]: value for (name, labels), value in scrape.items() if name == "pharos_rate_limiter_resource_limit"}
     assert limits == {"0": 1, "1": 1}
+
+
+def test_devices_of_an_archive(world):
+    """`deviceType` and `deviceIds` of an archive count in any repository, where its configuration has no instance groups."""
+    yaml = {
+        "cpu": "deviceType: cpu\ndeviceIds: [1]\n",
+        "two": "deviceType: cpu\nminWorkers: 2\n",
+        "second": "deviceIds: [1]\n",
+        "spread": "deviceType: gpu\ndeviceIds: [1, 0]\nminWorkers: 3\n",
+        "absent": "deviceIds: [1, 7]\n",
+        "odd": "deviceType: tpu\ndeviceIds: 1\n",
+        "plain": "",
+    }
+    for name, text in yaml.items():
+        torchserve_models.model(world.models, name, "told", text)
+    config = 'backend: "torchserve"\ninstance_group { kind: KIND_GPU gpus: [ 0 ] }\n'
+    torchserve_models.model(world.models, "said", "told", yaml["cpu"], config=config)
+    server = world.start(TWO)
+
+    def groups(name):
+        return [(group["kind"], group["count"], group["gpus"]) for group in world.groups(name)]
+
+    assert groups("cpu") == [("KIND_CPU", 1, [])]
+    assert groups("two") == [("KIND_CPU", 2, [])]
+    assert groups("second") == [("KIND_GPU", 1, [1])]
+    assert groups("spread") == [("KIND_GPU", 2, [1]), ("KIND_GPU", 1, [0])]
+    assert groups("said") == [("KIND_GPU", 1, [0])]
+    for name in ("absent", "odd", "plain"):
+        assert groups(name) == [("KIND_GPU", 1, [0, 1])], name
+    log = server.log.read_text()
+    assert "deviceIds is [1, 7], the GPUs here are [0, 1]; it is left out" in log
+    assert "deviceType is 'tpu', it must be cpu or gpu; it is left out" in log
+    assert "deviceIds is 1, it must be list; it is left out" in log
 
 
 def test_torchserves_devices(tmp_path):
