@@ -8,6 +8,7 @@ mod container;
 mod devices;
 mod gpu;
 mod host;
+mod latest;
 mod polling;
 mod process;
 mod publish;
@@ -21,10 +22,11 @@ use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
 pub(crate) use devices::{Chosen, Devices, Wanted};
-pub(crate) use gpu::Gpus;
+pub(crate) use gpu::{GpuReading, Gpus};
+pub(crate) use latest::LatestGpus;
 pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 
-use gpu::{GpuReading, Seen};
+use gpu::Seen;
 use host::{Host, HostReading};
 pub(crate) use process::process_of;
 use process::{ProcessReading, Processes};

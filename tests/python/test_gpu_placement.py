@@ -33,6 +33,15 @@ TWO = """
 1 uuid GPU-b
 1 memory 1000 100
 """
+BUSY = """
+* devices 2
+0 uuid GPU-a
+0 utilization 37 12
+0 memory 85899345920 8589934592
+1 uuid GPU-b
+1 utilization 0 0
+1 memory 85899345920 1000
+"""
 MIG = """
 * devices 3
 0 uuid GPU-a
@@ -428,12 +437,12 @@ def test_devices_of_an_archive(world):
 
 
 def test_torchserves_devices(tmp_path):
-    """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn."""
+    """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn; what the GPUs do is told."""
     (tmp_path / "nvml").mkdir()
     gpus = Gpus(tmp_path / "nvml")
-    gpus.tell(TWO)
+    gpus.tell(BUSY)
     home = Home(tmp_path / "home")
-    home.command.append(gpus.option())
+    home.command += [gpus.option(), "--metrics-interval-ms=50"]
     archives = {
         "spread": home.archive("spread", yaml="minWorkers: 2\nmaxWorkers: 2\n"),
         "second": home.archive("second", yaml="minWorkers: 1\nmaxWorkers: 1\ndeviceIds: [1]\n"),
@@ -451,6 +460,16 @@ def test_torchserves_devices(tmp_path):
                 devices.append((worker["gpu"], variables.get("CUDA_VISIBLE_DEVICES")))
             found[name] = described["deviceType"], devices
         told = {name: home.predict(name, b"gpu")[1] for name in archives}
+
+        def usages(name):
+            return [worker["gpuUsage"] for worker in home.manage("GET", f"/models/{name}")[1][0]["workers"]]
+
+        part = "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
+        first, second = part.format(0, 37, 12, 8192), part.format(1, 0, 0, 0)
+        eventually("their devices are told", 10, lambda: usages("spread") == [first, second])
+        assert (usages("second"), usages("cpu")) == ([second], ["N/A", "N/A"])
+        gpus.tell("0 all !15\n" + BUSY)
+        eventually("it cannot be read", 10, lambda: set(usages("spread")) >= {"failed to obtained gpu usage"})
     assert told == {"spread": b"0", "second": b"0", "cpu": b"None"}
     assert found == {
         "spread": ("gpu", [(True, "GPU-a,GPU-b"), (True, "GPU-b,GPU-a")]),

@@ -280,14 +280,18 @@ fn polling_fills_the_cache_until_it_is_dropped() {
     };
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
     let (interval, log_interval) = (Duration::from_millis(10), Duration::from_secs(60));
-    let settings = Settings { interval, log_interval, cpu: true, gpus: None, roots };
-    let polling = Polling::start(settings.clone(), cache.clone(), workers.clone()).unwrap();
+    let fake = FakeNvml::new(TWO);
+    let gpus = Some(Arc::new(fake.open().unwrap()));
+    let settings = Settings { interval, log_interval, cpu: true, gpus, roots };
+    let latest = Arc::new(LatestGpus::default());
+    let polling = Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
     eventually("several readings", || asked.load(Ordering::Relaxed) >= 5);
     assert!(cache.gauge(Builtin::CpuMemoryTotal.name(), &[]).unwrap().value() > 0.0);
+    assert_eq!(latest.of(0, crate::clock::now()).unwrap().utilization, Some(0.37));
     drop(polling);
     eventually("the thread's end", || Arc::strong_count(&asked) == 2);
-    let nothing = Settings { cpu: false, ..settings };
-    assert!(Polling::start(nothing, cache, workers).unwrap().is_none(), "there is nothing to read");
+    let nothing = Settings { cpu: false, gpus: None, ..settings };
+    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "there is nothing to read");
 }
 
 #[tokio::test]
