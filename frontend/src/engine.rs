@@ -95,6 +95,7 @@ struct Inner {
     repository: Arc<Repository>,
     traces: Traces,
     shared_memory: SharedMemory,
+    gpus: Arc<system::LatestGpus>,
     phase: AtomicU8,
 }
 
@@ -135,8 +136,8 @@ impl Engine {
         let repository = Arc::new(repository.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        let phase = AtomicU8::new(LOADING);
-        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, phase }), None))
+        let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
+        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, gpus, phase }), None))
     }
 
     /// The same server, for clients that call models by these names.
@@ -177,8 +178,8 @@ impl Engine {
     /// # Errors
     /// No thread is left.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let repository = self.0.repository.clone();
-        system::Polling::start(settings, self.0.cache.clone(), move || repository.workers())
+        let (repository, gpus) = (self.0.repository.clone(), self.0.gpus.clone());
+        system::Polling::start(settings, self.0.cache.clone(), gpus, move || repository.workers())
     }
 
     /// The server is no longer ready, and answers as before.

@@ -8,6 +8,7 @@ mod container;
 mod devices;
 mod gpu;
 mod host;
+mod latest;
 mod polling;
 mod process;
 mod publish;
@@ -21,10 +22,11 @@ use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
 pub(crate) use devices::{Chosen, Devices, Wanted};
-pub(crate) use gpu::Gpus;
+pub(crate) use gpu::{GpuReading, Gpus};
+pub(crate) use latest::LatestGpus;
 pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 
-use gpu::GpuReading;
+use gpu::Seen;
 use host::{Host, HostReading};
 pub(crate) use process::process_of;
 use process::{ProcessReading, Processes};
@@ -87,8 +89,20 @@ pub(crate) struct Readings {
     pub(crate) process: Option<ProcessReading>,
     pub(crate) workers: Vec<WorkerReading>,
     pub(crate) gpus: Vec<GpuReading>,
-    /// Bytes of the workers on the GPUs, by instance and UUID; of those that have some.
-    pub(crate) worker_gpus: Vec<(Worker, String, u64)>,
+    /// What the workers have and do on the GPUs.
+    pub(crate) worker_gpus: Vec<WorkerOnGpu>,
+}
+
+/// What was read about the process of an instance on a GPU, or on a MIG device.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct WorkerOnGpu {
+    pub(crate) worker: Worker,
+    /// The device's.
+    pub(crate) uuid: String,
+    /// Its memory, if it has some.
+    pub(crate) bytes: Option<u64>,
+    /// The share of the time since the last reading in which its kernels ran, 0 to 1, where the device tells.
+    pub(crate) utilization: Option<f64>,
 }
 
 /// Reads the system.
@@ -96,6 +110,7 @@ pub(crate) struct Sampler {
     host: Option<Host>,
     processes: Option<Processes>,
     gpus: Option<Arc<Gpus>>,
+    seen: Seen,
     /// The devices that could not be read last time; all of them under `None`.
     lost: BTreeSet<Option<u32>>,
 }
@@ -108,7 +123,7 @@ impl Sampler {
         let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
         let boot = || sysinfo::System::boot_time().ok();
         let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot(), std::process::id()));
-        Self { host, processes, gpus: settings.gpus.clone(), lost: BTreeSet::new() }
+        Self { host, processes, gpus: settings.gpus.clone(), seen: Seen::new(), lost: BTreeSet::new() }
     }
 
     /// Reads everything once. `workers` are the instances there are now, each with its process if it has one.
@@ -133,7 +148,7 @@ impl Sampler {
             }
             lost.insert(index);
         };
-        match gpus.read() {
+        match gpus.read(&mut self.seen) {
             Err(reason) => failed(None, reason),
             Ok(devices) => {
                 for (index, device) in devices {
@@ -154,15 +169,17 @@ impl Sampler {
     }
 }
 
-/// What the workers hold on the GPUs.
-fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<(Worker, String, u64)> {
+/// What the workers have and do on the GPUs: their own processes, not what those start.
+fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<WorkerOnGpu> {
     let mut found = Vec::new();
     for gpu in gpus {
         for (worker, pid) in workers {
             let own = gpu.processes.iter().filter(|(process, _)| *pid == Some(*process));
-            let bytes: u64 = own.map(|(_, bytes)| bytes).sum();
-            if bytes > 0 {
-                found.push((worker.clone(), gpu.uuid.clone(), bytes));
+            let bytes = Some(own.map(|(_, bytes)| bytes).sum()).filter(|bytes| *bytes > 0);
+            let mut kernels = gpu.kernels.iter().flatten();
+            let utilization = kernels.find(|(process, _)| *pid == Some(*process)).map(|(_, share)| *share);
+            if bytes.is_some() || utilization.is_some() {
+                found.push(WorkerOnGpu { worker: worker.clone(), uuid: gpu.uuid.clone(), bytes, utilization });
             }
         }
     }

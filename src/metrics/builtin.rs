@@ -100,6 +100,7 @@ builtins! {
     WorkerCpu = "pharos_worker_cpu_seconds_total" Counter ["model", "version", "instance"] Family;
     WorkerMemory = "pharos_worker_resident_bytes" Gauge ["model", "version", "instance"] Family;
     WorkerGpuMemory = "pharos_worker_gpu_memory_bytes" Gauge ["model", "version", "instance", "gpu_uuid"] Family;
+    WorkerGpuUtilization = "pharos_worker_gpu_utilization" Gauge ["model", "version", "instance", "gpu_uuid"] Family;
     ProcessCpu = "process_cpu_seconds_total" Counter [] Family;
     ProcessMemory = "process_resident_memory_bytes" Gauge [] Family;
     ProcessFds = "process_open_fds" Gauge [] Family;

@@ -1,9 +1,8 @@
 //! Auto-complete by the model's own code: what it is asked, and what of its answer counts.
 //!
-//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over (and the
-//! number of instances, of archives of TorchServe). What
-//! the configuration says stays, whatever the answer says; Triton leaves that to `pb_utils.ModelConfig` and takes the lists
-//! of inputs and outputs of the answer whole.
+//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over (and of
+//! archives of TorchServe the number of instances and where they run). What the configuration says stays, whatever the answer
+//! says; Triton leaves that to `pb_utils.ModelConfig` and takes the lists of inputs and outputs of the answer whole.
 
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;
@@ -155,22 +154,33 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// An archive of TorchServe says itself how many workers it wants, which take the GPUs in turn; other models leave that to
-/// the configuration.
+/// An archive of TorchServe says itself how many workers it wants and where, which take the GPUs in turn; other models leave that
+/// to the configuration.
 fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &[u32]) {
-    let count = answer.instance_group.first().map_or(0, |group| group.count);
-    if config.backend != "torchserve" || !config.instance_group.is_empty() || count <= 1 {
+    let Some(wanted) = answer.instance_group.first() else { return };
+    if config.backend != "torchserve" || !config.instance_group.is_empty() {
         return;
     }
-    let gpus: Vec<i32> = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
-    let Some(devices) = i32::try_from(gpus.len()).ok().filter(|devices| *devices > 0) else {
-        config.instance_group.push(proto::ModelInstanceGroup { count, ..Default::default() });
-        return;
+    let here: Vec<i32> = gpus.iter().filter_map(|&gpu| i32::try_from(gpu).ok()).collect();
+    let gpus = match wanted.kind() {
+        Kind::Cpu => Vec::new(),
+        _ if here.is_empty() || wanted.gpus.is_empty() => here.clone(),
+        _ => wanted.gpus.clone(),
     };
-    for (gpu, place) in gpus.into_iter().zip(0..count) {
-        let count = count / devices + i32::from(place < count % devices);
-        let kind = Kind::Gpu.into();
-        config.instance_group.push(proto::ModelInstanceGroup { count, kind, gpus: vec![gpu], ..Default::default() });
+    let kind = if gpus.is_empty() { Kind::Cpu } else { Kind::Gpu }.into();
+    let (count, of_one) = (wanted.count, config.name.clone());
+    let mut add = |group| config.instance_group.push(proto::ModelInstanceGroup { kind, ..group });
+    match i32::try_from(gpus.len()) {
+        // As for any model.
+        _ if count <= 1 && gpus == here => {}
+        _ if count <= 1 => add(proto::ModelInstanceGroup { name: of_one, gpus, ..Default::default() }),
+        Ok(devices) if devices > 0 => {
+            for (gpu, place) in gpus.into_iter().zip(0..count) {
+                let count = count / devices + i32::from(place < count % devices);
+                add(proto::ModelInstanceGroup { count, gpus: vec![gpu], ..Default::default() });
+            }
+        }
+        _ => add(proto::ModelInstanceGroup { count, ..Default::default() }),
     }
 }
 

@@ -319,6 +319,24 @@ pub enum WarmupData {
 }
 
 impl ModelConfig {
+    /// The parameter with which a model of `onnxruntime` says that it may run on processors in place of a GPU.
+    pub const CPU_FALLBACK: &str = "allow_cpu_fallback";
+
+    /// Whether a model of `onnxruntime` may run on processors where it cannot run on its GPU.
+    ///
+    /// # Errors
+    /// The parameter says neither `true` nor `false`; configurations of `onnxruntime` are refused then.
+    pub fn allows_cpu_fallback(&self) -> Result<bool, ConfigError> {
+        match self.parameters.get(Self::CPU_FALLBACK).map(String::as_str) {
+            Some("true") => Ok(true),
+            None | Some("false") => Ok(false),
+            Some(text) => {
+                let (name, model) = (Self::CPU_FALLBACK, &self.name);
+                Err(ConfigError::new(format!("parameter '{name}' is '{text}', it must be true or false, for {model}")))
+            }
+        }
+    }
+
     /// Whether shapes start with a batch dimension.
     pub fn batches(&self) -> bool {
         self.max_batch_size > 0

@@ -60,11 +60,11 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     };
     check_tensors(&config)?;
     check_ensemble(&config)?;
+    if config.backend == "onnxruntime" {
+        config.allows_cpu_fallback()?;
+    }
     Ok(config)
 }
-
-/// The parameter with which a model of `onnxruntime` says that it may run on processors in place of a GPU.
-const FALLBACK: &str = "allow_cpu_fallback";
 
 /// Checks the instance groups against this machine's GPUs and what the backend can do.
 pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
@@ -76,7 +76,7 @@ pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Re
                 return error(format!("{this} has kind KIND_GPU but no GPUs are available"));
             }
             InstanceKind::Gpu => {
-                if let Some(why) = keeps_off_gpus(config, completion) {
+                if let Some(why) = keeps_off_gpus(config, completion)? {
                     return error(format!("{this} has kind KIND_GPU but {why}"));
                 }
                 let mut here: Vec<u32> = gpus.iter().chain(*unusable_gpus).copied().collect();
@@ -108,17 +108,18 @@ pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Re
 }
 
 /// Why a model cannot run on GPUs whatever there is of them, as the end of a sentence.
-fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Option<String> {
+fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Result<Option<String>, ConfigError> {
     let own = |advice: &str| Some(format!("its backend '{}' computes on processors alone{advice}", config.backend));
-    match config.backend.as_str() {
+    Ok(match config.backend.as_str() {
         "sklearn" => own(""),
         "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu`"),
-        "onnxruntime" if config.parameters.get(FALLBACK).is_some_and(|value| value == "true") => None,
+        "onnxruntime" if config.allows_cpu_fallback()? => None,
         "onnxruntime" => completion.no_cuda_provider.map(|why| {
-            format!("{why}; the parameter {FALLBACK}: \"true\" lets a model run on processors in its place")
+            let fallback = ModelConfig::CPU_FALLBACK;
+            format!("{why}; the parameter {fallback}: \"true\" lets a model run on processors in its place")
         }),
         _ => None,
-    }
+    })
 }
 
 fn decoupled(proto: &proto::ModelConfig) -> bool {

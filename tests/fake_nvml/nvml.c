@@ -21,6 +21,7 @@
  *     0 temperature 55             degrees Celsius
  *     0 process 1234 300           process id, bytes; any number of them
  *     0 children 300               each child of this process has so many bytes
+ *     0 kernels 1234 40 1000       process id, percent of time with kernels, when: microseconds, or now; any number of them
  *     1 mig 7                      in MIG mode, with at most 7 MIG devices
  *     0 bus 00000000:3B:00.0       its place on the bus
  *     0 cpus 0 1 2 3               the processors near it
@@ -31,6 +32,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
 
@@ -38,6 +40,7 @@ typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char name[32]; } Pci;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
+typedef struct { unsigned pid; unsigned long long time; unsigned kernels, memory, encoder, decoder; } Sample;
 
 /* Opens the file beside this library. */
 static FILE *devices(void) {
@@ -225,4 +228,27 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
     }
     if (file) fclose(file);
     return *count > room ? TOO_SMALL : SUCCESS;
+}
+
+/* Gives the samples after `last`. As the driver: not found if there are none, and with no room how many there may be. */
+int nvmlDeviceGetProcessUtilization(void *device, Sample *samples, unsigned *count, unsigned long long last) {
+    char name[32], text[512], who[32], what[32], values[64];
+    unsigned pid, percent, room = *count;
+    struct timespec now;
+    int code = text_of(device, "kernels", values, sizeof values);
+    if (code != SUCCESS) return code;
+    name_of(device, name, sizeof name);
+    clock_gettime(CLOCK_REALTIME, &now);
+    *count = 0;
+    FILE *file = devices();
+    while (file && fgets(text, sizeof text, file)) {
+        unsigned long long time = now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+        int numbers = sscanf(text, "%31s %31s %u %u %llu", who, what, &pid, &percent, &time);
+        if (numbers < 4 || strcmp(who, name) || strcmp(what, "kernels") || time <= last) continue;
+        if (samples && *count < room) samples[*count] = (Sample){pid, time, percent, 0, 0, 0};
+        *count += 1;
+    }
+    if (file) fclose(file);
+    if (*count == 0) return NOT_FOUND;
+    return samples && *count <= room ? SUCCESS : TOO_SMALL;
 }

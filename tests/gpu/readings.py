@@ -17,6 +17,8 @@ from world import HERE, MIB, Client, World, eventually, parameters
 
 LOADED_S = 8
 """How long the device is busy while both are asked."""
+BUSY_S, PASSES = 5, 500
+"""How long an instance is at work, and how often it goes through its 2 GiB for each request: about half a second."""
 PAIRS = {
     "nv_gpu_memory_used_bytes": ("memory.used", MIB, 64),
     "nv_gpu_memory_total_bytes": ("memory.total", MIB, 1),
@@ -170,8 +172,26 @@ def of_models(world: World, server, name: str):
     of_one = total(server.scrape(), family, model=name) / MIB
     least = 2048 if name == "mortal" else 1
     world.rows.check(f"{family} of {name}", of_one >= least, f"{of_one:.0f} MiB", f">= {least}")
+    busy(world, server, name)
     usage = server.statistics(name).get("memory_usage", [])
     return world.rows.check("memory_usage in statistics", any(e["type"] == "GPU" for e in usage), str(usage), "type GPU")
+
+
+def busy(world: World, server, name: str):
+    """The time in which kernels of an instance ran, while it is at work and afterwards."""
+    family = "pharos_worker_gpu_utilization"
+    if name != "mortal":
+        return world.rows.skip(family, "builtin's kernels take no time")
+    client, read, end = Client(server.http), [], time.monotonic() + BUSY_S
+    while time.monotonic() < end:
+        client.infer(name, {"X": ("INT32", np.array([-PASSES], np.int32))})
+        read.append(total(server.scrape(), family, model=name))
+    median = statistics.median(read)
+    told = f"median {median:.2f} of {len(read)} readings, {min(read):.2f} to {max(read):.2f}"
+    world.rows.check(f"{family} at work", median > 0.05, told, "> 0.05")
+    eventually("it is idle", 10, lambda: total(server.scrape(), family, model=name) < 0.05)
+    shown = [value for (found, labels), value in server.scrape().items() if found == family and ("model", name) in labels]
+    return world.rows.check(f"{family} when idle", bool(shown) and max(shown) < 0.05, str(shown), "< 0.05, and shown")
 
 
 def resident_mib(pid: int) -> float:

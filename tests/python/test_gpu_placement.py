@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import torchserve_models
 from fake_gpus import Gpus
 from server import EXAMPLES, Server, eventually, total
 from torchserve_home import Home
@@ -31,6 +32,15 @@ TWO = """
 0 memory 1000 600
 1 uuid GPU-b
 1 memory 1000 100
+"""
+BUSY = """
+* devices 2
+0 uuid GPU-a
+0 utilization 37 12
+0 memory 85899345920 8589934592
+1 uuid GPU-b
+1 utilization 0 0
+1 memory 85899345920 1000
 """
 MIG = """
 * devices 3
@@ -398,13 +408,46 @@ def test_resources_are_those_of_the_device(world):
     assert limits == {"0": 1, "1": 1}
 
 
+def test_devices_of_an_archive(world):
+    """`deviceType` and `deviceIds` of an archive count in any repository, where its configuration has no instance groups."""
+    yaml = {
+        "cpu": "deviceType: cpu\ndeviceIds: [1]\n",
+        "two": "deviceType: cpu\nminWorkers: 2\n",
+        "second": "deviceIds: [1]\n",
+        "spread": "deviceType: gpu\ndeviceIds: [1, 0]\nminWorkers: 3\n",
+        "absent": "deviceIds: [1, 7]\n",
+        "odd": "deviceType: tpu\ndeviceIds: 1\n",
+        "plain": "",
+    }
+    for name, text in yaml.items():
+        torchserve_models.model(world.models, name, "told", text)
+    config = 'backend: "torchserve"\ninstance_group { kind: KIND_GPU gpus: [ 0 ] }\n'
+    torchserve_models.model(world.models, "said", "told", yaml["cpu"], config=config)
+    server = world.start(TWO)
+
+    def groups(name):
+        return [(group["kind"], group["count"], group["gpus"]) for group in world.groups(name)]
+
+    assert groups("cpu") == [("KIND_CPU", 1, [])]
+    assert groups("two") == [("KIND_CPU", 2, [])]
+    assert groups("second") == [("KIND_GPU", 1, [1])]
+    assert groups("spread") == [("KIND_GPU", 2, [1]), ("KIND_GPU", 1, [0])]
+    assert groups("said") == [("KIND_GPU", 1, [0])]
+    for name in ("absent", "odd", "plain"):
+        assert groups(name) == [("KIND_GPU", 1, [0, 1])], name
+    log = server.log.read_text()
+    assert "deviceIds is [1, 7], the GPUs here are [0, 1]; it is left out" in log
+    assert "deviceType is 'tpu', it must be cpu or gpu; it is left out" in log
+    assert "deviceIds is 1, it must be list; it is left out" in log
+
+
 def test_torchserves_devices(tmp_path):
-    """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn."""
+    """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn; what the GPUs do is told."""
     (tmp_path / "nvml").mkdir()
     gpus = Gpus(tmp_path / "nvml")
-    gpus.tell(TWO)
+    gpus.tell(BUSY)
     home = Home(tmp_path / "home")
-    home.command.append(gpus.option())
+    home.command += [gpus.option(), "--metrics-interval-ms=50"]
     archives = {
         "spread": home.archive("spread", yaml="minWorkers: 2\nmaxWorkers: 2\n"),
         "second": home.archive("second", yaml="minWorkers: 1\nmaxWorkers: 1\ndeviceIds: [1]\n"),
@@ -422,6 +465,16 @@ def test_torchserves_devices(tmp_path):
                 devices.append((worker["gpu"], variables.get("CUDA_VISIBLE_DEVICES")))
             found[name] = described["deviceType"], devices
         told = {name: home.predict(name, b"gpu")[1] for name in archives}
+
+        def usages(name):
+            return [worker["gpuUsage"] for worker in home.manage("GET", f"/models/{name}")[1][0]["workers"]]
+
+        part = "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
+        first, second = part.format(0, 37, 12, 8192), part.format(1, 0, 0, 0)
+        eventually("their devices are told", 10, lambda: usages("spread") == [first, second])
+        assert (usages("second"), usages("cpu")) == ([second], ["N/A", "N/A"])
+        gpus.tell("0 all !15\n" + BUSY)
+        eventually("it cannot be read", 10, lambda: set(usages("spread")) >= {"failed to obtained gpu usage"})
     assert told == {"spread": b"0", "second": b"0", "cpu": b"None"}
     assert found == {
         "spread": ("gpu", [(True, "GPU-a,GPU-b"), (True, "GPU-b,GPU-a")]),

@@ -36,7 +36,7 @@ NOT_SHOWN = {}
 """Metrics of metrics.yaml that no dashboard shows -> why."""
 
 NO_DATA = {
-    r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_memory_bytes": "there is no GPU on this machine",
+    r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_\w+": "there is no GPU on this machine",
     r"pharos_credential_reloads_total": "no certificates and tokens are given",
     r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
     r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",

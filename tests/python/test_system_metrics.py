@@ -323,6 +323,23 @@ def test_workers_memory_on_gpus(start, gpus):
     eventually("it is gone", 10, lambda: name not in names(server))
 
 
+def test_workers_time_on_gpus(start, gpus):
+    """How long kernels of a worker's process ran; 0 while the driver has no samples; nothing of devices that do not tell."""
+    server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
+    (pid,) = server.workers()
+    name, instance = "pharos_worker_gpu_utilization", {"model": MODEL, "version": "1", "instance": f"{MODEL}_0"}
+    there = f"{TWO}0 process {pid} 300\n1.3 process {pid} 20\n"
+    gpus.tell(f"{there}0 kernels {pid} 40\n0 kernels {pid} 20\n0 kernels 1 99\n")
+    eventually("it is shown", 10, lambda: total(server.scrape(), name) == 0.3)
+    assert only(server, name, gpu_uuid="GPU-0", **instance) == 0.3
+    gpus.tell(f"{there}0 kernels !6\n")
+    eventually("nothing runs", 10, lambda: only(server, name) == 0)
+    gpus.tell(f"{there}0 kernels !3\n")
+    eventually("it is gone", 10, lambda: name not in names(server))
+    assert total(server.scrape(), "pharos_worker_gpu_memory_bytes") == 320
+    assert "cannot be read" not in server.log_tail()
+
+
 def test_memory_usage_of_a_load(start, gpus):
     """The statistics tell what loading has added to the workers' memory, and what they hold on each GPU."""
     gpus.tell(TWO + "0 children 1000000\n1.3 children 5000\n")

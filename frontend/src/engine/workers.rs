@@ -7,7 +7,9 @@ use pharos::metrics::record;
 use pharos::timeline::Instant;
 
 use super::Engine;
-use crate::system::process_of;
+use crate::clock;
+use crate::supervisor::Doing;
+use crate::system::{GpuReading, process_of};
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +24,8 @@ pub struct WorkerShown {
     pub resident_bytes: u64,
     /// When the process started, in seconds since 1970, if that is known.
     pub started: Option<f64>,
+    /// The number of the GPU that it is on, if on one.
+    pub gpu: Option<u32>,
 }
 
 impl Engine {
@@ -29,13 +33,17 @@ impl Engine {
     pub fn workers(&self, name: &str) -> Vec<WorkerShown> {
         let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
         let Some(instances) = serving.instances() else { return Vec::new() };
-        let states = instances.states().into_iter().zip(instances.processes());
-        let shown = states.map(|((id, _, state), (_, pid))| {
+        let shown = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
             let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
             let (resident_bytes, started) = process.unwrap_or_default();
-            WorkerShown { number: id.0, state, pid, resident_bytes, started }
+            WorkerShown { number: id.0, state, pid, resident_bytes, started, gpu }
         });
         shown.collect()
+    }
+
+    /// What a GPU told when the system was measured last; `None` if it is not measured.
+    pub(crate) fn gpu(&self, number: u32) -> Option<GpuReading> {
+        self.0.gpus.of(number, clock::now())
     }
 
     /// What each is doing, and since when it has been lost: from the first of a row of losses on.

@@ -206,7 +206,7 @@ fn describe<'a>(
 ) {
     let model = &*driver.model.name;
     let used = driver.arenas_used();
-    for (id, name, now) in instances {
+    for Doing { id, name, state: now, .. } in instances {
         for state in InstanceState::ALL {
             let value = if *now == Some(state) { 1.0 } else { 0.0 };
             states.push((vec![model, version, name, state.as_str()], value));

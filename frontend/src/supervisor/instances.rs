@@ -57,6 +57,12 @@ struct Handle {
 
 impl Handle {
     /// Ends the worker and waits until its process is gone.
+    /// Its process, if it has one.
+    fn pid(&self) -> Option<u32> {
+        let pid = self.health.pid.load(Ordering::Relaxed);
+        (pid != 0).then_some(pid)
+    }
+
     async fn stop(&self) {
         let _ = self.stop.send(true);
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -69,8 +75,17 @@ impl Handle {
 /// An instance that is being started, and what comes of it.
 type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
 
-/// What an instance does: its number, its name, its state.
-pub(crate) type Doing = (InstanceId, String, Option<InstanceState>);
+/// What an instance does, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Doing {
+    pub(crate) id: InstanceId,
+    pub(crate) name: String,
+    pub(crate) state: Option<InstanceState>,
+    /// Its process, if it has one.
+    pub(crate) pid: Option<u32>,
+    /// The number of its GPU, if it is on one.
+    pub(crate) gpu: Option<u32>,
+}
 
 /// The state of an instance that is not started any more.
 const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
@@ -222,8 +237,14 @@ impl Instances {
 
     /// What each does.
     pub(crate) fn states(&self) -> Vec<Doing> {
-        let state = |handle: &Arc<Handle>| (handle.id, handle.placement.name.clone(), handle.health.state());
-        self.all().iter().map(state).collect()
+        let doing = |handle: &Arc<Handle>| Doing {
+            id: handle.id,
+            name: handle.placement.name.clone(),
+            state: handle.health.state(),
+            pid: handle.pid(),
+            gpu: handle.placement.device.as_ref().map(|device| device.number),
+        };
+        self.all().iter().map(doing).collect()
     }
 
     /// Whether one of them is not started any more.
@@ -255,11 +276,7 @@ impl Instances {
 
     /// Every instance by name, with the id of its process if it has one.
     pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
-        let process = |handle: &Arc<Handle>| {
-            let pid = handle.health.pid.load(Ordering::Relaxed);
-            (handle.placement.name.clone(), (pid != 0).then_some(pid))
-        };
-        self.all().iter().map(process).collect()
+        self.all().iter().map(|handle| (handle.placement.name.clone(), handle.pid())).collect()
     }
 
     /// Whether requests are worth accepting: an instance is ready, or is only being restarted.

@@ -4,11 +4,13 @@
 //! tells only about its memory, so its MIG devices are read as well, each under its own UUID. Power and temperature are
 //! those of the whole device always.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 /// The GPUs of this machine. They may be read from any thread.
@@ -66,6 +68,9 @@ pub(crate) struct GpuReading {
     /// Process id and bytes of its memory here. In a container with process ids of its own, the driver may tell those of
     /// the host, which are nobody's here.
     pub(crate) processes: Vec<(u32, u64)>,
+    /// Process id and the share of the time since the last reading in which its kernels ran here, 0 to 1, of all that compute
+    /// here; `None` where the device does not tell. Process ids are as above.
+    pub(crate) kernels: Option<Vec<(u32, f64)>>,
 }
 
 /// Bytes of a device's memory; what the driver reserves for itself is neither used nor free.
@@ -77,6 +82,9 @@ pub(crate) struct GpuMemory {
 
 /// A device: what it and its MIG devices tell, or why it cannot be read now.
 pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
+
+/// The last samples of what processes did that were read, by the device's UUID: microseconds by the driver's clock.
+pub(crate) type Seen = BTreeMap<String, u64>;
 
 impl Gpus {
     /// Loads the library: `library`, or `libnvidia-ml.so.1` where the system has it. May take seconds where the driver has
@@ -144,14 +152,15 @@ impl Gpus {
         }
     }
 
-    /// Reads every device.
+    /// Reads every device. What processes did is told since the samples that have been `seen`, which become the last ones here.
     ///
     /// # Errors
     /// The library does not answer at all.
-    pub(crate) fn read(&self) -> Result<Vec<DeviceReading>, String> {
+    pub(crate) fn read(&self, seen: &mut Seen) -> Result<Vec<DeviceReading>, String> {
         let count = self.nvml.device_count().map_err(|error| text(&error))?;
         let device = |index| self.nvml.device_by_index(index).map_err(|error| text(&error));
-        Ok((0..count).map(|index| (index, device(index).and_then(|device| read(&device, index)))).collect())
+        let mut read = |index| device(index).and_then(|device| read(&device, index, seen));
+        Ok((0..count).map(|index| (index, read(index))).collect())
     }
 
     /// The memory of some processes together, by the number of the device; devices where they have none are left out.
@@ -163,7 +172,8 @@ impl Gpus {
             if parts.is_empty() {
                 parts.push(device);
             }
-            let processes = parts.iter().filter_map(|part| processes(part).ok()).flatten();
+            let processes = parts.iter().filter_map(|part| part.running_compute_processes().ok());
+            let processes = processes.flat_map(|processes| memory_by_process(&processes));
             let bytes = processes.filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| bytes).sum();
             if bytes > 0 {
                 found.push((index, bytes));
@@ -174,35 +184,39 @@ impl Gpus {
 }
 
 /// Reads a device and its MIG devices.
-fn read(device: &Device<'_>, index: u32) -> Result<Vec<GpuReading>, String> {
+fn read(device: &Device<'_>, index: u32, seen: &mut Seen) -> Result<Vec<GpuReading>, String> {
     let parts = mig_devices(device);
     // In MIG mode the device would name the processes of its parts once more.
-    let (whole, values) = read_values(device, parts.is_empty())?;
+    let (whole, values) = read_values(device, parts.is_empty().then_some(&mut *seen))?;
     let mut whole = GpuReading { index, ..whole };
     read_board(device, &mut whole, values)?;
     let mut readings = vec![whole];
     for part in parts {
-        if let Ok((part, _)) = read_values(&part, true) {
+        if let Ok((part, _)) = read_values(&part, Some(seen)) {
             readings.push(GpuReading { index, mig: true, ..part });
         }
     }
     Ok(readings)
 }
 
-/// What devices and MIG devices tell alike.
-fn read_values(device: &Device<'_>, with_processes: bool) -> Result<(GpuReading, Values), String> {
+/// What devices and MIG devices tell alike; with `seen` also of their processes.
+fn read_values(device: &Device<'_>, seen: Option<&mut Seen>) -> Result<(GpuReading, Values), String> {
     let uuid = device.uuid().map_err(|error| text(&error))?;
     let mut values = Values::default();
     let rates = values.take(device.utilization_rates());
     let share = |percent: u32| f64::from(percent) / 100.0;
     let memory = memory(device, &mut values);
-    let processes = with_processes.then(|| values.take(processes(device))).flatten();
+    let processes =
+        seen.is_some().then(|| values.take(device.running_compute_processes())).flatten().unwrap_or_default();
+    let since = seen.map(|seen| seen.entry(uuid.clone()).or_default());
+    let kernels = since.and_then(|since| values.take(kernels(device, &processes, since)));
     let reading = GpuReading {
         uuid,
         utilization: rates.as_ref().map(|rates| share(rates.gpu)),
         bandwidth: rates.as_ref().map(|rates| share(rates.memory)),
         memory,
-        processes: processes.unwrap_or_default(),
+        processes: memory_by_process(&processes),
+        kernels,
         ..GpuReading::default()
     };
     Ok((reading, values))
@@ -274,14 +288,31 @@ fn mig_devices<'nvml>(device: &Device<'nvml>) -> Vec<Device<'nvml>> {
     (0..most).filter_map(|number| device.mig_device_by_index(number).ok()).collect()
 }
 
-/// Processes that compute on a device, by id, with their memory.
-fn processes(device: &Device<'_>) -> Result<Vec<(u32, u64)>, NvmlError> {
-    let bytes = |memory: &UsedGpuMemory| match memory {
-        UsedGpuMemory::Used(bytes) => Some(*bytes),
+/// The memory of processes on a device, by their ids, as far as the driver knows it.
+fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
+    let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
         UsedGpuMemory::Unavailable => None,
     };
-    let found = device.running_compute_processes()?;
-    Ok(found.iter().filter_map(|process| Some((process.pid, bytes(&process.used_gpu_memory)?))).collect())
+    processes.iter().filter_map(bytes).collect()
+}
+
+/// The shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which becomes the
+/// last one's time. The driver has samples of those alone that did something; the others did nothing.
+fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> Result<Vec<(u32, f64)>, NvmlError> {
+    let samples = match device.process_utilization_stats(*since) {
+        Err(NvmlError::NotFound) => Vec::new(),
+        told => told?,
+    };
+    let mut found: BTreeMap<u32, Vec<u32>> = processes.iter().map(|process| (process.pid, Vec::new())).collect();
+    let before = *since;
+    // Drivers are known to give old samples again, and places of their list that they have not filled.
+    for sample in samples.iter().filter(|sample| sample.timestamp > before && sample.sm_util <= 100) {
+        found.entry(sample.pid).or_default().push(sample.sm_util);
+        *since = sample.timestamp.max(*since);
+    }
+    let mean = |percent: Vec<u32>| f64::from(percent.iter().sum::<u32>()) / percent.len().max(1) as f64;
+    Ok(found.into_iter().map(|(pid, percent)| (pid, mean(percent) / 100.0)).collect())
 }
 
 /// Tells values that a device does not have from a device that is gone.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::publish::Publisher;
-use super::{Gpus, Sampler, Settings, Worker};
+use super::{Gpus, LatestGpus, Sampler, Settings, Worker};
 use crate::clock;
 
 /// How long the driver may take: to wake its devices at the start, or to answer a question at a model's load.
@@ -32,32 +32,48 @@ pub struct Polling {
 }
 
 impl Polling {
-    /// Starts reading. Nothing is started where there is nothing to read.
+    /// Starts reading into the cache, and what the GPUs tell into `latest` as well. Nothing is started where there is nothing to
+    /// read.
     ///
     /// # Errors
     /// No thread is left.
-    pub(crate) fn start(settings: Settings, cache: Arc<Cache>, workers: impl Workers) -> io::Result<Option<Self>> {
+    pub(crate) fn start(
+        settings: Settings,
+        cache: Arc<Cache>,
+        latest: Arc<LatestGpus>,
+        workers: impl Workers,
+    ) -> io::Result<Option<Self>> {
         if !settings.any() {
             return Ok(None);
         }
         let (stop, stopped) = mpsc::channel();
-        let poll = move || poll(&settings, cache, &workers, &stopped);
+        let poll = move || poll(&settings, (cache, &latest), &workers, &stopped);
         std::thread::Builder::new().name("system-metrics".to_owned()).spawn(poll)?;
         Ok(Some(Self { _stop: stop }))
     }
 }
 
 /// Reads until nobody wants it any more. The second reading comes early: only with two is the processors' use known.
-fn poll(settings: &Settings, cache: Arc<Cache>, workers: &impl Workers, stopped: &mpsc::Receiver<()>) {
+fn poll(
+    settings: &Settings,
+    (cache, latest): (Arc<Cache>, &LatestGpus),
+    workers: &impl Workers,
+    stopped: &mpsc::Receiver<()>,
+) {
     let mut sampler = Sampler::new(settings);
     let mut publisher = Publisher::new(cache);
+    let mut read = |now: Instant, log: bool| {
+        let readings = sampler.sample(now, &workers());
+        publisher.publish(&readings, log);
+        latest.set(readings.gpus, now + settings.interval + PATIENCE);
+    };
     let mut due = clock::now() + FIRST.min(settings.interval);
-    publisher.publish(&sampler.sample(clock::now(), &workers()), false);
+    read(clock::now(), false);
     let mut log_due = due;
     while stopped.recv_timeout(due - clock::now()) == Err(RecvTimeoutError::Timeout) {
         let now = clock::now();
         let log = now >= log_due;
-        publisher.publish(&sampler.sample(now, &workers()), log);
+        read(now, log);
         due = next(due, now, settings.interval);
         if log {
             log_due = next(log_due, now, settings.log_interval);

@@ -13,7 +13,7 @@ use pharos::metrics::catalog::Kind;
 use super::gpu::GpuReading;
 use super::host::HostReading;
 use super::process::ProcessReading;
-use super::{Readings, Worker, WorkerReading};
+use super::{Readings, WorkerOnGpu, WorkerReading};
 
 /// TorchServe's megabyte.
 const MEGABYTE: f64 = (1 << 20) as f64;
@@ -60,7 +60,7 @@ impl Publisher {
             self.renew();
         }
         readings.gpus.iter().for_each(|gpu| self.gpu(gpu));
-        readings.worker_gpus.iter().for_each(|(worker, uuid, bytes)| self.worker_gpu(worker, uuid, *bytes));
+        readings.worker_gpus.iter().for_each(|worker| self.worker_on_gpu(worker));
         readings.host.iter().for_each(|host| self.host(host));
         readings.process.iter().for_each(|process| self.process(process));
         readings.workers.iter().for_each(|worker| self.worker(worker));
@@ -118,10 +118,12 @@ impl Publisher {
         self.set(Builtin::WorkerMemory, &labels, reading.resident_bytes as f64);
     }
 
-    fn worker_gpu(&mut self, worker: &Worker, uuid: &str, bytes: u64) {
+    fn worker_on_gpu(&mut self, reading: &WorkerOnGpu) {
+        let WorkerOnGpu { worker, uuid, bytes, utilization } = reading;
         let version = worker.model.version.to_string();
-        let labels = [&*worker.model.name, version.as_str(), worker.instance.as_str(), uuid];
-        self.set(Builtin::WorkerGpuMemory, &labels, bytes as f64);
+        let labels = [&*worker.model.name, version.as_str(), worker.instance.as_str(), uuid.as_str()];
+        self.set_some(Builtin::WorkerGpuMemory, &labels, bytes.map(|bytes| bytes as f64));
+        self.set_some(Builtin::WorkerGpuUtilization, &labels, *utilization);
     }
 
     fn gpu(&mut self, gpu: &GpuReading) {
@@ -217,6 +219,7 @@ mod tests {
     use pharos::metrics::catalog::Catalog;
     use pharos::metrics::exposition::{self, Format};
 
+    use super::super::Worker;
     use super::super::gpu::GpuMemory;
     use super::super::host::{Disk, Memory};
     use super::*;
@@ -339,9 +342,22 @@ mod tests {
         };
         let mut publisher = publisher();
         let mig = GpuReading { mig: true, uuid: "MIG-1".to_owned(), power: None, ..gpu("MIG-1") };
-        let worker_gpus = vec![(worker("m_0", 0.0).worker, "MIG-1".to_owned(), 5)];
+        let on_gpu = |uuid: &str, bytes, utilization| {
+            let worker = worker("m_0", 0.0).worker;
+            WorkerOnGpu { worker, uuid: uuid.to_owned(), bytes, utilization }
+        };
+        let worker_gpus = vec![on_gpu("GPU-1", Some(7), Some(0.5)), on_gpu("MIG-1", Some(5), None)];
         publisher.publish(&Readings { gpus: vec![gpu("GPU-1"), mig], worker_gpus, ..Readings::default() }, false);
-        assert_eq!(of_gpus(&publisher), 11 + 8 - 1 + 1, "{:#?}", scrape(&publisher));
+        assert_eq!(of_gpus(&publisher), 11 + 8 - 1 + 3, "{:#?}", scrape(&publisher));
+        let of = |uuid: &str| format!("{{model=\"m\",version=\"3\",instance=\"m_0\",gpu_uuid=\"{uuid}\"}}");
+        assert_shows(
+            &publisher,
+            &[
+                (&format!("pharos_worker_gpu_memory_bytes{}", of("GPU-1")), 7.0),
+                (&format!("pharos_worker_gpu_utilization{}", of("GPU-1")), 0.5),
+                (&format!("pharos_worker_gpu_memory_bytes{}", of("MIG-1")), 5.0),
+            ],
+        );
         let tired = GpuReading { utilization: None, bandwidth: None, ..gpu("GPU-1") };
         publisher.publish(&Readings { gpus: vec![tired], ..Readings::default() }, false);
         assert_eq!(of_gpus(&publisher), 8, "{:#?}", scrape(&publisher));

@@ -84,6 +84,10 @@ const TWO: &str = "
 0 process 1234 300
 0 process 1235 50
 0 process 1234 7
+0 kernels 1234 40 1000
+0 kernels 1234 20 1100
+0 kernels 77 5 1050
+0 kernels 78 4000000000 1050
 1 uuid GPU-1
 1 mig 7
 1 utilization !3
@@ -126,6 +130,7 @@ fn devices_tell_what_they_have() {
         energy: Some(5.5),
         temperature: Some(55.0),
         processes: vec![(1234, 300), (1235, 50), (1234, 7)],
+        kernels: Some(vec![(77, 0.05), (1234, 0.3), (1235, 0.0)]),
         ..GpuReading::default()
     };
     assert_eq!(readings[0], first);
@@ -158,9 +163,43 @@ fn memory_of_processes_is_summed_by_device() {
     assert_eq!(gpus.memory_of(&[1234, 1235]), [(0, 357), (1, 600)]);
     assert_eq!(gpus.memory_of(&[4321]), []);
     let readings = sampler(gpus).sample(at_ms(0), &[worker("m_0", 1235), worker("m_1", 1234), worker("m_2", 9)]);
-    let found =
-        readings.worker_gpus.iter().map(|(worker, uuid, bytes)| (worker.instance.as_str(), uuid.as_str(), *bytes));
-    assert_eq!(found.collect::<Vec<_>>(), [("m_0", "GPU-0", 50), ("m_1", "GPU-0", 307), ("m_1", "MIG-0", 600)]);
+    let found = readings.worker_gpus.iter().map(|of| (of.worker.instance.as_str(), of.uuid.as_str(), of.bytes));
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [("m_0", "GPU-0", Some(50)), ("m_1", "GPU-0", Some(307)), ("m_1", "MIG-0", Some(600))]
+    );
+}
+
+#[test]
+fn kernels_of_processes_are_told_since_the_last_reading() {
+    const ONE: &str = "* devices 1\n0 uuid GPU-0\n";
+    let fake = FakeNvml::new(ONE);
+    let mut sampler = sampler(fake.open().unwrap());
+    let workers = [worker("m_0", 10), worker("m_1", 11), worker("m_2", 12)];
+    let mut told = |devices: &str| {
+        fake.tell(&format!("{ONE}{devices}"));
+        let readings = sampler.sample(at_ms(0), &workers);
+        let found = readings.worker_gpus.into_iter().map(|of| (of.worker.instance, of.bytes, of.utilization));
+        found.map(|(instance, bytes, share)| format!("{instance} {bytes:?} {share:?}")).collect::<Vec<_>>()
+    };
+    let processes = "0 process 10 300\n0 process 11 200\n";
+    let samples = "0 kernels 10 50 100\n0 kernels 10 100 200\n0 kernels 12 10 200\n0 kernels 99 1 150\n";
+    let idle = ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.0)"];
+    // Nobody has done anything so far.
+    assert_eq!(told(&format!("{processes}0 kernels !6\n")), idle);
+    // Samples are averaged; who has none did nothing; who has some is there, whatever the driver's list says.
+    let busy = ["m_0 Some(300) Some(0.75)", "m_1 Some(200) Some(0.0)", "m_2 None Some(0.1)"];
+    assert_eq!(told(&format!("{processes}{samples}")), busy);
+    // Each sample counts once.
+    assert_eq!(told(&format!("{processes}{samples}")), idle);
+    let later = format!("{processes}{samples}0 kernels 11 30 300\n");
+    assert_eq!(told(&later), ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.3)"]);
+    // Not supported, by this device or by its driver: no value, and the rest as ever.
+    for silent in ["", "0 kernels !3\n", "0 kernels !2\n", "0 kernels !13\n", "0 kernels !999\n"] {
+        let without = ["m_0 Some(300) None", "m_1 Some(200) None"];
+        assert_eq!(told(&format!("{processes}{silent}")), without, "{silent}");
+    }
+    assert!(sampler.lost.is_empty(), "nothing is said about that");
 }
 
 #[test]
@@ -184,10 +223,10 @@ fn a_device_that_fails_takes_only_its_own_readings_along() {
 #[test]
 fn a_device_of_which_nothing_can_be_read_is_gone() {
     let fake = FakeNvml::new("* devices 1\n0 uuid GPU-0\n0 temperature !999\n0 process !999\n");
-    let read = fake.open().unwrap().read().unwrap();
+    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
     assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
     fake.tell("* devices 1\n0 uuid GPU-0\n0 process !4\n");
-    let read = fake.open().unwrap().read().unwrap();
+    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
     assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "it has nothing to tell, but is there");
 }
 
@@ -241,14 +280,18 @@ fn polling_fills_the_cache_until_it_is_dropped() {
     };
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
     let (interval, log_interval) = (Duration::from_millis(10), Duration::from_secs(60));
-    let settings = Settings { interval, log_interval, cpu: true, gpus: None, roots };
-    let polling = Polling::start(settings.clone(), cache.clone(), workers.clone()).unwrap();
+    let fake = FakeNvml::new(TWO);
+    let gpus = Some(Arc::new(fake.open().unwrap()));
+    let settings = Settings { interval, log_interval, cpu: true, gpus, roots };
+    let latest = Arc::new(LatestGpus::default());
+    let polling = Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
     eventually("several readings", || asked.load(Ordering::Relaxed) >= 5);
     assert!(cache.gauge(Builtin::CpuMemoryTotal.name(), &[]).unwrap().value() > 0.0);
+    assert_eq!(latest.of(0, crate::clock::now()).unwrap().utilization, Some(0.37));
     drop(polling);
     eventually("the thread's end", || Arc::strong_count(&asked) == 2);
-    let nothing = Settings { cpu: false, ..settings };
-    assert!(Polling::start(nothing, cache, workers).unwrap().is_none(), "there is nothing to read");
+    let nothing = Settings { cpu: false, gpus: None, ..settings };
+    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "there is nothing to read");
 }
 
 #[tokio::test]

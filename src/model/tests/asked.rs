@@ -158,17 +158,34 @@ fn a_resolved_draft_says_what_is_known() {
 
 #[test]
 fn workers_of_an_archive_take_the_gpus_in_turn() {
-    let groups = |count: u32, gpus: &[u32]| {
+    let placed = |source: &str, group: &str, gpus: &[u32]| {
         let archive = ["m.mar".to_owned()];
         let completion = Completion { directory: "m", files: &archive, gpus, ..Completion::default() };
-        let draft = Draft::from_text("backend: 'torchserve'", "config.pbtxt").unwrap().resolve(&completion).unwrap();
-        let answer =
-            format!(r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{"count":{count}}}]}}}}"#);
-        let config = draft.answered(&answer, gpus).unwrap().complete(&completion).unwrap();
-        config.instance_groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>()
+        let source = format!("backend: 'torchserve' {source}");
+        let draft = Draft::from_text(&source, "config.pbtxt").unwrap().resolve(&completion).unwrap();
+        let answer = format!(r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{{group}}}]}}}}"#);
+        draft.answered(&answer, gpus).unwrap().complete(&completion).unwrap().instance_groups
     };
+    let short =
+        |groups: Vec<InstanceGroup>| groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>();
+    let groups = |count: u32, gpus: &[u32]| short(placed("", &format!(r#""count":{count}"#), gpus));
     assert_eq!(groups(5, &[]), [(5, vec![])]);
     assert_eq!(groups(5, &[0, 2]), [(3, vec![0]), (2, vec![2])]);
     assert_eq!(groups(2, &[0, 1, 2]), [(1, vec![0]), (1, vec![1])]);
     assert_eq!(groups(1, &[0, 1, 2]), [(1, vec![0, 1, 2])]);
+    let named = |count: u32, gpus: &str| format!(r#""kind":"KIND_GPU","count":{count},"gpus":{gpus}"#);
+    let all = &[0, 1, 2];
+    assert_eq!(short(placed("", &named(1, "[2]"), all)), [(1, vec![2])]);
+    assert_eq!(short(placed("", &named(1, "[2, 0]"), all)), [(1, vec![2, 0])]);
+    assert_eq!(short(placed("", &named(3, "[2, 0]"), all)), [(2, vec![2]), (1, vec![0])]);
+    for (count, gpus) in [(1, &all[..]), (3, all), (1, &[]), (3, &[])] {
+        let [group] = &placed("", &format!(r#""kind":"KIND_CPU","count":{count}"#), gpus)[..] else { panic!() };
+        assert_eq!((group.kind, group.count, group.gpus.len()), (InstanceKind::Cpu, count, 0));
+    }
+    // One instance is called as where nothing is said, wherever it is.
+    let name = |group: &str| placed("", group, all)[0].name.clone();
+    assert_eq!([r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(name), ["m", "m", "m"]);
+    // Who has written groups has said where.
+    let said = placed("instance_group { kind: KIND_GPU gpus: [1] }", r#""kind":"KIND_CPU","count":3"#, all);
+    assert_eq!(short(said), [(1, vec![1])]);
 }

@@ -64,6 +64,17 @@ fn what_cannot_run_on_gpus_is_refused_there() {
     let fallback = "parameters { key: 'allow_cpu_fallback' value { string_value: 'true' } }";
     let allowed = on_gpus(&format!("backend: 'onnxruntime' {group} {fallback}"), Some("x.so is missing"));
     assert_eq!(allowed, Ok(vec![(InstanceKind::Gpu, vec![0, 2])]));
+    for (value, here) in [("yes", None), ("", Some("x.so is missing"))] {
+        let unclear = fallback.replace("'true'", &format!("'{value}'"));
+        let refused = on_gpus(&format!("backend: 'onnxruntime' {group} {unclear}"), here);
+        let text = format!("parameter 'allow_cpu_fallback' is '{value}', it must be true or false, for m");
+        assert_eq!(refused, Err(text));
+    }
+    let on_cpu =
+        format!("backend: 'onnxruntime' instance_group {{ kind: KIND_CPU }} {}", fallback.replace("true", "yes"));
+    assert!(on_gpus(&on_cpu, None).is_err(), "whatever the machine has");
+    let denied = fallback.replace("'true'", "'false'");
+    assert!(on_gpus(&format!("backend: 'onnxruntime' {group} {denied}"), Some("x.so is missing")).is_err());
     assert_eq!(
         on_gpus("backend: 'python' instance_group { name: 'g' gpus: [0, 7] }", None),
         Err(format!("{this} specifies invalid or unsupported gpu id 7; GPUs here: 0, 2, 3"))

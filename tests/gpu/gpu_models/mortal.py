@@ -1,4 +1,5 @@
-"""Holds memory of the device, waits before that while a file `slow` is beside it, and ends in a kernel when it is told to."""
+"""Holds memory of the device, waits before that while a file `slow` is beside it, ends in a kernel when it is told to, and goes
+through its memory N times when it is given -N."""
 
 import os
 import signal
@@ -29,5 +30,7 @@ class TritonPythonModel:
         if given == 1:
             # The kernel looks at an element that is not there, and its assertion fails.
             self.held[torch.tensor([1 << 40], device=self.device)].sum().item()
+        for _ in range(-given):
+            self.held.add_(0)
         found = np.array([given + 1 + int(self.held[:8].sum().item())], np.int32)
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", found)])

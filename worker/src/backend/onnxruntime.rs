@@ -142,8 +142,9 @@ fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Res
     };
     match on_gpu() {
         Ok(opened) => Ok(opened),
-        Err(error) if providers::may_fall_back(context.config) => {
-            eprintln!("{} runs on processors, as allow_cpu_fallback allows: {}", context.instance, error.message);
+        Err(error) if context.config.allows_cpu_fallback().map_err(|error| load_error(error.to_string()))? => {
+            let fallback = ModelConfig::CPU_FALLBACK;
+            eprintln!("{} runs on processors, as {fallback} allows: {}", context.instance, error.message);
             on_processors()
         }
         Err(error) => Err(error),

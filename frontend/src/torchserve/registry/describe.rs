@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{Registry, Version};
 use crate::engine::WorkerShown;
+use crate::system::GpuReading;
 use crate::torchserve::Device;
 
 /// One model of a list.
@@ -78,7 +79,7 @@ struct Worker {
     memory_usage: u64,
     pid: u32,
     gpu: bool,
-    gpu_usage: &'static str,
+    gpu_usage: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -117,7 +118,10 @@ impl Registry {
             Device::Gpu(ids) => Some(ids.clone()),
         };
         let first = u32::from(self.settings.initial_worker_port);
-        let worker = |shown: WorkerShown| worker(&shown, first, gpus.is_some());
+        let worker = |shown: WorkerShown| {
+            let usage = |number| gpu_usage(number, self.engine.gpu(number).as_ref());
+            worker(&shown, first, shown.gpu.map(usage))
+        };
         let sequence = deployment.sequence;
         ModelDescription {
             model_name: version.name.clone(),
@@ -155,7 +159,7 @@ impl Registry {
     }
 }
 
-fn worker(shown: &WorkerShown, first: u32, gpu: bool) -> Worker {
+fn worker(shown: &WorkerShown, first: u32, gpu_usage: Option<String>) -> Worker {
     let started = shown.started.map(|seconds| (seconds * 1000.0) as i64);
     let started = Timestamp::from_millisecond(started.unwrap_or(0)).unwrap_or_default();
     Worker {
@@ -165,7 +169,43 @@ fn worker(shown: &WorkerShown, first: u32, gpu: bool) -> Worker {
         status: if shown.state == Some(InstanceState::Ready) { "READY" } else { "UNLOADING" },
         memory_usage: shown.resident_bytes,
         pid: shown.pid.unwrap_or(0),
-        gpu,
-        gpu_usage: "N/A",
+        gpu: gpu_usage.is_some(),
+        gpu_usage: gpu_usage.unwrap_or_else(|| "N/A".to_owned()),
+    }
+}
+
+/// What TorchServe tells of a worker's GPU: what `nvidia-smi -i NUMBER --format=csv
+/// --query-gpu=utilization.gpu,utilization.memory,memory.used` prints, in one line, or its words for what cannot be read.
+fn gpu_usage(number: u32, reading: Option<&GpuReading>) -> String {
+    let Some(reading) = reading else { return "failed to obtained gpu usage".to_owned() };
+    let told = |text: Option<String>| text.unwrap_or_else(|| "[N/A]".to_owned());
+    let percent = |share: Option<f64>| told(share.map(|share| format!("{:.0} %", share * 100.0)));
+    let used = reading.memory.map(|memory| format!("{} MiB", memory.used >> 20));
+    format!(
+        "gpuId::{number} utilization.gpu [%]::{} utilization.memory [%]::{} memory.used [MiB]::{}",
+        percent(reading.utilization),
+        percent(reading.bandwidth),
+        told(used)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_told_in_the_words_of_nvidia_smi() {
+        let check = |reading: Option<&GpuReading>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
+        check(None, "failed to obtained gpu usage");
+        let mut reading = GpuReading { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuReading::default() };
+        check(
+            Some(&reading),
+            "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used [MiB]::[N/A]",
+        );
+        (reading.utilization, reading.bandwidth) = (None, Some(0.29));
+        check(
+            Some(&reading),
+            "gpuId::1 utilization.gpu [%]::[N/A] utilization.memory [%]::29 % memory.used [MiB]::[N/A]",
+        );
     }
 }

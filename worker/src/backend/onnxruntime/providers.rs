@@ -10,9 +10,6 @@
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, TensorRT};
 use pharos::model::ModelConfig;
 
-/// The parameter with which a model says that it may run on processors if the provider cannot be used.
-const FALLBACK: &str = "allow_cpu_fallback";
-
 /// Options of the CUDA provider that are the server's to choose.
 const OWN: [&str; 3] = ["device_id", "has_user_compute_stream", "user_compute_stream"];
 
@@ -27,11 +24,6 @@ const OF_MODEL: [&str; 4] = ["cudnn_conv_algo_search", "gpu_mem_limit", "arena_e
 pub(super) struct Provider {
     pub(super) is_tensorrt: bool,
     pub(super) options: Vec<(String, String)>,
-}
-
-/// Whether the model may run on processors in place of its GPU.
-pub(super) fn may_fall_back(config: &ModelConfig) -> bool {
-    config.parameters.get(FALLBACK).is_some_and(|value| value == "true")
 }
 
 /// The providers of a model on the process's device 0, the first choice first; CUDA's is always the last.

@@ -9,6 +9,8 @@ from pharos_worker.torchserve import archive
 # Keys of model-config.yaml that say something to the server, with the types that are understood.
 KEYS = {
     "minWorkers": int,
+    "deviceType": str,
+    "deviceIds": list,
     "batchSize": int,
     "maxBatchDelay": int,
     "jobQueueSize": int,
@@ -126,9 +128,25 @@ def complete(config, settings):
     streaming = keys.get("streaming", continuous or streams(settings.directory))
     if streaming and not given.get("model_transaction_policy"):
         config.set_model_transaction_policy({"decoupled": True})
-    if keys.get("minWorkers", 1) > 1 and given.get("instance_group"):
-        given["instance_group"][0]["count"] = keys["minWorkers"]
+    if given.get("instance_group"):
+        place(keys, given["instance_group"][0])
     return config
+
+
+def place(keys, group):
+    """How many workers there are and where: as TorchServe does, on the processors or on the GPUs that are named if all of them
+    are there. The server takes that over where its configuration has no groups."""
+    group["count"] = max(keys.get("minWorkers", 1), 1)
+    device, ids, here = keys.get("deviceType"), keys.get("deviceIds"), group.get("gpus") or []
+    if device not in (None, "cpu", "gpu"):
+        print(f"model-config.yaml: deviceType is {device!r}, it must be cpu or gpu; it is left out")
+    if device == "cpu":
+        group["kind"], group["gpus"] = "KIND_CPU", []
+    elif ids and here:
+        if all(gpu in here for gpu in ids):
+            group["gpus"] = list(dict.fromkeys(ids))
+        else:
+            print(f"model-config.yaml: deviceIds is {ids!r}, the GPUs here are {here}; it is left out")
 
 
 def scheduling(keys, batch):
