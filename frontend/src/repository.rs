@@ -213,6 +213,11 @@ impl Repository {
         })
     }
 
+    /// The GPUs that instances may run on.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.settings.devices
+    }
+
     /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is
     /// to. Gives every model that should be ready and is not, and every store that cannot be reached, with the reason.
     ///

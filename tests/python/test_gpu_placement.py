@@ -441,6 +441,21 @@ def test_devices_of_an_archive(world):
     assert "deviceIds is 1, it must be list; it is left out" in log
 
 
+def test_what_a_gpu_does_is_told_by_its_number_here(tmp_path, monkeypatch):
+    """Which is CUDA's with the server's own variable, not the management library's."""
+    (tmp_path / "nvml").mkdir()
+    gpus = Gpus(tmp_path / "nvml")
+    gpus.tell(BUSY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+    home = Home(tmp_path / "home")
+    home.command += [gpus.option(), "--metrics-interval-ms=50"]
+    url = home.archive("second", yaml="minWorkers: 1\nmaxWorkers: 1\ndeviceIds: [1]\n")
+    with home:
+        home.register(url, "&synchronous=true")
+        usage = lambda: home.manage("GET", "/models/second")[1][0]["workers"][0]["gpuUsage"]  # noqa: E731
+        eventually("it is told", 10, lambda: "gpuId::1 utilization.gpu [%]::37 %" in usage())
+
+
 def test_torchserves_devices(tmp_path):
     """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn; what the GPUs do is told."""
     (tmp_path / "nvml").mkdir()

@@ -43,7 +43,7 @@ impl Engine {
 
     /// What a GPU told when the system was measured last; `None` if it is not measured.
     pub(crate) fn gpu(&self, number: u32) -> Option<GpuReading> {
-        self.0.gpus.of(number, clock::now())
+        self.0.gpus.of(self.0.repository.devices().on_the_bus(number)?, clock::now())
     }
 
     /// What each is doing, and since when it has been lost: from the first of a row of losses on.

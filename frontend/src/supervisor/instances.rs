@@ -56,13 +56,13 @@ struct Handle {
 }
 
 impl Handle {
-    /// Ends the worker and waits until its process is gone.
     /// Its process, if it has one.
     fn pid(&self) -> Option<u32> {
         let pid = self.health.pid.load(Ordering::Relaxed);
         (pid != 0).then_some(pid)
     }
 
+    /// Ends the worker and waits until its process is gone.
     async fn stop(&self) {
         let _ = self.stop.send(true);
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -126,6 +126,11 @@ impl Devices {
         self.gpus.as_ref()
     }
 
+    /// The number on the bus of the device with this number here.
+    pub(crate) fn on_the_bus(&self, number: u32) -> Option<u32> {
+        self.shown.on_the_bus(number)
+    }
+
     /// The number here of the device with this number on the bus.
     pub(crate) fn number_of(&self, bus: u32) -> Option<u32> {
         self.shown.numbers().find(|number| self.shown.on_the_bus(*number) == Some(bus))
