@@ -106,7 +106,9 @@ impl Devices {
         let found = self.gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let of = |number: u32| shown_of(&self.shown, found, number);
         if let Some(visible) = visible.filter(|_| !found.is_empty()) {
-            let called = |number: u32| format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"));
+            let called = |number: u32| {
+                format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"))
+            };
             let shown: Vec<String> = self.shown.numbers().map(called).collect();
             let shown = if shown.is_empty() { "none is used".to_owned() } else { shown.join(", ") };
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());

@@ -18,8 +18,8 @@ use super::stash::in_memory;
 use super::{Memory, Received, Shared, Stash};
 use crate::backend::run_error;
 use crate::clock;
-use crate::regions::ReceivedOnDevice;
 use crate::instance::wire_error;
+use crate::regions::ReceivedOnDevice;
 
 /// A response in the making.
 #[derive(Default)]
