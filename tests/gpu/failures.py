@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 from correctness import ends
-from world import Client, World, answered, eventually, parameters
+from world import Client, World, answered, eventually, parameters, reason_of
 
 ABSENT = 97
 """The number of a device that no machine has."""
@@ -30,12 +30,6 @@ def ask_number(server, number: int) -> int:
     """What `mortal` makes of a number: the next one. Each request has a connection of its own."""
     found = Client(server.http).infer("mortal", {"X": ("INT32", np.array([number], np.int32))})
     return int(found["Y"][0])
-
-
-def reason_of(server, name: str) -> str:
-    """Why a model is not available."""
-    entry = server.index().get(name, [{}])[0]
-    return entry.get("reason", "") if entry.get("state") == "UNAVAILABLE" else ""
 
 
 def missing_device(world: World):
@@ -99,12 +93,12 @@ def fault(world: World):
 
 def killed(world: World):
     """SIGKILL of a worker gives its memory on the device back, and another one takes its place."""
-    before = 0.0 if world.cpu else world.used_mib()
+    before = 0.0 if world.cpu else world.settled_mib()
     reason = mortal(world)
     if reason:
         return world.rows.skip("SIGKILL of a worker", reason)
     with world.server() as server:
-        loaded = 0.0 if world.cpu else world.used_mib()
+        loaded = 0.0 if world.cpu else world.settled_mib()
         # The next process waits before it takes memory, so that what is free can be seen.
         (world.models / "mortal" / "1" / "slow").write_text("")
         (worker,) = server.workers()

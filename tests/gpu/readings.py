@@ -184,7 +184,7 @@ def resident_mib(pid: int) -> float:
 
 def idle(world: World):
     """Memory of the server, of an idle builtin instance, and of the device."""
-    before = 0.0 if world.cpu else world.used_mib()
+    before = 0.0 if world.cpu else world.settled_mib()
     one = {"INPUT0": ("FP32", [-1])}
     config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
     world.model("identity", config + parameters(function="identity"))
@@ -196,5 +196,5 @@ def idle(world: World):
         world.rows.check("an idle instance, host", True, f"{resident_mib(worker):.1f} MiB")
         if world.cpu:
             return world.rows.skip("an idle instance, device", "no device is wanted")
-        world.rows.check("an idle instance, device", True, f"{world.used_mib() - before:.0f} MiB")
+        world.rows.check("an idle instance, device", True, f"{world.settled_mib() - before:.0f} MiB")
         return world.rows.check("the frontend, device", server.process.pid not in world.of_processes(), "nothing")

@@ -20,7 +20,7 @@ for folder in ("python", "models"):
 
 from generate import parameters, tensor  # noqa: E402, F401
 from rows import Rows  # noqa: E402
-from server import Server, eventually  # noqa: E402
+from server import START_S, Server, eventually  # noqa: E402
 
 CODE = HERE / "gpu_models"
 MIB = 1 << 20
@@ -91,6 +91,43 @@ def texts(data: bytes) -> list:
     return found
 
 
+def index(server) -> dict:
+    """The repository index; empty while the server does not answer yet."""
+    try:
+        return server.index()
+    except (OSError, http.client.HTTPException):
+        return {}
+
+
+def reason_of(server, name: str) -> str:
+    """Why a model is not available; empty while that is not known."""
+    entry = index(server).get(name, [{}])[0]
+    return entry.get("reason", "") if entry.get("state") == "UNAVAILABLE" else ""
+
+
+def ended(server) -> bool:
+    """Whether all models are served or refused."""
+    states = [entry.get("state") for entries in index(server).values() for entry in entries]
+    return bool(states) and set(states) <= {"READY", "UNAVAILABLE"}
+
+
+@contextlib.contextmanager
+def loaded(server, names: list):
+    """Models of a server with explicit control, loaded side by side, and unloaded at the end."""
+
+    def change(name: str, what: str):
+        connection = http.client.HTTPConnection(server.http, timeout=START_S)
+        connection.request("POST", f"/v2/repository/models/{name}/{what}", b"")
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise RuntimeError(f"{name} cannot be {what}ed: {text[:500]}")
+
+    together(len(names), lambda number: change(names[number], "load"))
+    yield
+    together(len(names), lambda number: change(names[number], "unload"))
+
+
 class World:
     """One step's place: its folder, its rows, and whether it is to do without a device."""
 
@@ -124,8 +161,13 @@ class World:
 
     @contextlib.contextmanager
     def server(self, *options):
-        """A server of the models; the step goes on when all are ready, or fails with the end of the log."""
+        """A server of the models; the step goes on when all are ready. It fails as soon as one cannot be, with the reason, or
+        else with the end of the log."""
         with self.any_server(*options) as server:
+            eventually("it is known what can be served", START_S, lambda: server.process.poll() is not None or ended(server))
+            wrong = {name: reason for name in index(server) if (reason := reason_of(server, name))}
+            if wrong:
+                raise RuntimeError(f"not served: {wrong}")
             server.wait_until_ready()
             yield server
 
@@ -172,6 +214,14 @@ class World:
         """MiB of the device's memory that are in use."""
         return self.smi("memory.used")[0] or 0.0
 
+    def settled_mib(self) -> float:
+        """The same once it does not change any more: what has ended a moment ago gives its memory back after that."""
+        readings = [self.used_mib()]
+        while len(readings) < 10 and readings[-2:] != [readings[-1]] * 2:
+            time.sleep(0.3)
+            readings.append(self.used_mib())
+        return readings[-1]
+
     def of_processes(self) -> dict:
         """Process id -> MiB on the device. In a container the driver may tell other ids, or none."""
         command = ["nvidia-smi", f"--id={self.device}", "--query-compute-apps=pid,used_memory"]
@@ -217,11 +267,11 @@ def farthest(found, wanted) -> float:
 
 
 def answered(check, deadline_s: float):
-    """Waits until a request is answered: `check()` without an exception."""
+    """Waits until a request is answered as it should be: `check()` is true, and raises no exception."""
 
     def tried():
         try:
-            return check() or True
+            return check()
         except (OSError, RuntimeError, http.client.HTTPException):
             time.sleep(0.2)
             return False
