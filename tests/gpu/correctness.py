@@ -7,7 +7,8 @@ import numpy as np
 
 import onnx_file
 import torchserve_models
-from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, loaded, of_bf16, parameters, reason_of, tensor, together
+from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, loaded, of_bf16
+from world import parameters, reason_of, tensor, together
 
 EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
 """The distance from one to the next number."""
@@ -96,7 +97,7 @@ def builtin_models(world: World):
 
 
 def builtin(world: World):
-    """Identity and add_sub for every numeric datatype. A few instances at a time: the driver makes contexts one after the other."""
+    """Identity and add_sub for every numeric datatype. A few instances at a time, whose contexts the driver makes one by one."""
     builtin_models(world)
     with world.any_server("--model-control-mode=explicit") as server:
         server.wait_until_ready()

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 from correctness import ends
-from world import Client, World, answered, eventually, parameters, reason_of
+from world import Client, World, answered, eventually, is_ready, parameters, reason_of
 
 ABSENT = 97
 """The number of a device that no machine has."""
@@ -37,7 +37,8 @@ def missing_device(world: World):
     plain(world, "absent", world.group(device=ABSENT))
     plain(world, "present")
     with world.any_server() as server:
-        server.wait_until_ready("/v2/models/present/ready")
+        known = lambda: is_ready(server, "models/present/ready") or reason_of(server, "present")  # noqa: E731
+        eventually("the other one is served or refused", 30, known)
         reason = eventually("it is refused", 20, lambda: reason_of(server, "absent"))
         wanted = "no GPUs are available" if world.cpu else f"gpu id {ABSENT}"
         world.rows.check("a device that is not there", wanted in reason, reason, wanted)

@@ -99,16 +99,23 @@ def index(server) -> dict:
         return {}
 
 
+def refused(server) -> dict:
+    """Models that are not available, and why; empty while nothing is known."""
+    entries = ((name, entry) for name, entries in index(server).items() for entry in entries)
+    return {name: entry.get("reason", "") for name, entry in entries if entry.get("state") == "UNAVAILABLE"}
+
+
 def reason_of(server, name: str) -> str:
     """Why a model is not available; empty while that is not known."""
-    entry = index(server).get(name, [{}])[0]
-    return entry.get("reason", "") if entry.get("state") == "UNAVAILABLE" else ""
+    return refused(server).get(name, "")
 
 
-def ended(server) -> bool:
-    """Whether all models are served or refused."""
-    states = [entry.get("state") for entries in index(server).values() for entry in entries]
-    return bool(states) and set(states) <= {"READY", "UNAVAILABLE"}
+def is_ready(server, what: str = "health/ready") -> bool:
+    """Whether all models are served, or the one that `what` names."""
+    try:
+        return server.get(f"/v2/{what}")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 @contextlib.contextmanager
@@ -134,7 +141,7 @@ class World:
     def __init__(self, folder: Path, step: str, device: int, cpu: bool):
         self.folder, self.device, self.cpu = folder, device, cpu
         self.rows = Rows(folder / "rows.jsonl", step)
-        self.models = folder / "models"
+        self.models, self.clients = folder / "models", folder.parent / "clients"
         shutil.rmtree(self.models, ignore_errors=True)
         self.models.mkdir(parents=True)
 
@@ -164,10 +171,13 @@ class World:
         """A server of the models; the step goes on when all are ready. It fails as soon as one cannot be, with the reason, or
         else with the end of the log."""
         with self.any_server(*options) as server:
-            eventually("it is known what can be served", START_S, lambda: server.process.poll() is not None or ended(server))
-            wrong = {name: reason for name in index(server) if (reason := reason_of(server, name))}
-            if wrong:
-                raise RuntimeError(f"not served: {wrong}")
+            known = lambda: server.process.poll() is not None or refused(server) or is_ready(server)  # noqa: E731
+            try:
+                eventually("it is known what can be served", START_S, known)
+            except AssertionError as error:
+                raise RuntimeError(f"{error}\n{server.log_tail()}") from None
+            if refused(server):
+                raise RuntimeError(f"not served: {refused(server)}")
             server.wait_until_ready()
             yield server
 
