@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collects into one folder what `check.py` needs on another machine, where nothing is built and nothing is fetched.
 
-    python tests/gpu/pack.py [--to target/gpu] [--wheels FOLDER] [--fetch 3.12] [--archive FILE.tar.xz]
+    python tests/gpu/pack.py [--to target/gpu] [--wheels FOLDER] [--fetch 3.12] [--archive FILE.tar.gz]
 
 Takes the executables (`PHAROS_BIN`, else those of `target/release`; the copies are stripped), the wheel of pharos-worker
 (`make python-worker`), and the files of the tests. `--wheels` takes further wheels along, which models and clients then have in
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--to", type=Path, default=ROOT / "target/gpu", help="the folder, which is made anew")
     parser.add_argument("--wheels", type=Path, help="a folder of further wheels")
     parser.add_argument("--fetch", metavar="VERSION", help="the Python for which the clients' wheels are downloaded")
-    parser.add_argument("--archive", type=Path, help="also write everything into one compressed file")
+    parser.add_argument("--archive", type=Path, help="also write everything into one compressed file: .tar.gz or .tar.xz")
     given = parser.parse_args()
     shutil.rmtree(given.to, ignore_errors=True)
     executables(given.to)
@@ -116,11 +116,14 @@ def main():
             print(f"no wheel of {name}: {steps} need it in the other machine's Python, and say so if it is not there")
     sizes(given.to)
     size = size_mib(given.to)
-    print(f"{given.to}: {size:.1f} MiB" + (f", which is more than {WARNED_MIB}" if size > WARNED_MIB else ""))
+    print(f"{given.to}: {size:.1f} MiB")
     if given.archive:
-        with tarfile.open(given.archive, "w:xz") as file:
+        with tarfile.open(given.archive, f"w:{given.archive.suffix[1:]}") as file:
             file.add(given.to, "gpu")
-        print(f"{given.archive}: {given.archive.stat().st_size / MIB:.1f} MiB")
+        size = given.archive.stat().st_size / MIB
+        print(f"{given.archive}: {size:.1f} MiB")
+    if size > WARNED_MIB:
+        print(f"that is more than {WARNED_MIB} MiB")
     print("there: python3 tests/gpu/check.py --out FOLDER")
 
 
