@@ -4,7 +4,7 @@
     python check.py [--out FOLDER] [--work FOLDER] [--python X] [--only STEP,STEP] [--minutes 8] [--device 0] [--cpu]
 
 It builds nothing and fetches nothing; what it needs lies beside it (see `pack.py`) or in the Python that runs the models. Each
-step has a time of its own, and one that fails or hangs costs itself alone. Ends with 1 if a row failed.
+step has a time of its own, and one that fails or hangs costs itself alone; results are written after each. Ends with 1 if a row failed.
 """
 
 import argparse
@@ -23,18 +23,20 @@ import rows
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STEPS = {
+    "packages": ("readings", 120),
     "builtin": ("correctness", 90),
     "instances": ("correctness", 60),
     "torch": ("correctness", 100),
     "copies": ("speed", 100),
     "throughput": ("speed", 170),
-    "shared_memory": ("readings", 90),
+    "shared_memory": ("readings", 125),
     "metrics": ("readings", 100),
     "missing_device": ("failures", 40),
     "fault": ("failures", 100),
     "killed": ("failures", 80),
     "idle": ("readings", 40),
     "cupy": ("correctness", 90),
+    "file_copies": ("speed", 70),
     "libtorch": ("correctness", 90),
     "torchserve": ("correctness", 60),
     "onnxruntime": ("correctness", 90),
@@ -47,14 +49,9 @@ LEAST_S = 10
 LINES = 100
 """So many of each log of a step that failed."""
 ASK = """
-import importlib.metadata as m, json, sys
-print(json.dumps([list(sys.version_info[:2]), [d.metadata["Name"] for d in m.distributions()]]))
+import importlib.util as i, json, sys
+print(json.dumps([list(sys.version_info[:2]), [name for name in ("numpy", "pharos_worker") if i.find_spec(name)]]))
 """
-
-
-def distribution(name: str) -> str:
-    """A distribution's name in the one form that all spellings have in common."""
-    return re.sub("[-_.]+", "-", name).lower()
 
 
 def fits(wheel: str, version: tuple) -> bool:
@@ -73,34 +70,38 @@ def unpack(wheel: Path, site: Path):
         file.extractall(site)
     for part in site.glob("*.data"):
         for kind in ("purelib", "platlib"):
-            for entry in (part / kind).glob("*"):
-                entry.rename(site / entry.name)
+            if (part / kind).is_dir():
+                shutil.copytree(part / kind, site, dirs_exist_ok=True)
+        shutil.rmtree(part)
 
 
-def install(python: str, site: Path) -> list:
-    """Unpacks what this Python lacks of the wheels beside this file's root; says what it has unpacked. The server's own package is
-    taken from there in any case: it belongs to the executables."""
+def unpack_all(wheels: Path, version: tuple, site: Path) -> list:
+    """Unpacks the wheels of a folder that are for this Python: their names and versions. The folder is made anew."""
+    shutil.rmtree(site, ignore_errors=True)
+    taken = [wheel for wheel in sorted(wheels.glob("*.whl")) if fits(wheel.name, version)]
+    for wheel in taken:
+        unpack(wheel, site)
+    return ["-".join(wheel.name.split("-")[:2]) for wheel in taken]
+
+
+def install(python: str, work: Path) -> list:
+    """Unpacks the wheels beside this file's root, which come before what this Python has of the same: into `site`, which all
+    steps have, and those of the clients into `clients`, which only clients have. Says what it has unpacked."""
     asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=120)
     if asked.returncode:
         sys.exit(f"{python} cannot be used: {asked.stderr.strip()}")
-    version, names = json.loads(asked.stdout)
-    present = {distribution(name) for name in names if name}
-    if "numpy" not in present and not list((ROOT / "wheels").glob("numpy-*")):
+    version, present = json.loads(asked.stdout)
+    taken = unpack_all(ROOT / "wheels", tuple(version), work / "site")
+    if "numpy" not in present and not any(name.startswith("numpy-") for name in taken):
         sys.exit(f"{python} has no numpy")
-    taken = []
-    for wheel in sorted((ROOT / "wheels").glob("*.whl")):
-        name = distribution(wheel.name.partition("-")[0])
-        if fits(wheel.name, tuple(version)) and (name == "pharos-worker" or name not in present):
-            unpack(wheel, site)
-            taken.append(name)
-    if "pharos-worker" not in [*present, *taken]:
+    if "pharos_worker" not in present and not any(name.startswith("pharos_worker-") for name in taken):
         sys.exit(f"{python} has no package pharos-worker, and there is no wheel of it in {ROOT / 'wheels'}")
-    return taken
+    return taken + unpack_all(ROOT / "wheels/clients", tuple(version), work / "clients")
 
 
 def environment_of(site: Path) -> dict:
     """The environment of the steps: the packed executables and packages, and devices in the driver's order."""
-    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if (ROOT / "bin/pharos").exists():
         environment["PHAROS_BIN"] = str(ROOT / "bin/pharos")
     paths = [str(site), os.environ.get("PYTHONPATH", "")] if site.exists() else [os.environ.get("PYTHONPATH", "")]
@@ -155,7 +156,9 @@ def step(name: str, given: argparse.Namespace, work: Path, left: float) -> list:
     """The rows of one step."""
     command = [given.python, str(HERE / "steps.py"), name, str(work / name), str(given.device)]
     command += ["--cpu"] if given.cpu else []
-    return rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site"))
+    found = rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site"))
+    rows.end_adopted()
+    return found
 
 
 def no_time(name: str, work: Path) -> list:
@@ -174,18 +177,18 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     out = given.out.resolve()
     work = (given.work or out / "work").resolve()
-    site = work / "site"
-    shutil.rmtree(site, ignore_errors=True)
     trouble = "" if given.cpu else no_device(given.device)
     if trouble:
         sys.exit(f"there is no device to check: {trouble} (--cpu tries everything else)")
-    print(f"unpacked: {', '.join(install(given.python, site)) or 'nothing'}", flush=True)
-    found = []
+    print(f"unpacked: {', '.join(install(given.python, work)) or 'nothing'}", flush=True)
+    rows.adopt()
+    found, text = [], ""
     for name in given.only:
         left = end - time.monotonic()
         found += step(name, given, work, left) if left >= LEAST_S else no_time(name, work)
         print(rows.table([row for row in found if row["step"] == name]).partition("\n")[2], flush=True)
-    text = write(out, work, found)
+        # Each time: what is known is kept if somebody ends this process.
+        text = write(out, work, found)
     print(f"\n{text}")
     return 1 if any(row["state"] == rows.FAIL for row in found) else 0
 

@@ -7,11 +7,16 @@ import numpy as np
 
 import onnx_file
 import torchserve_models
-from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, of_bf16, parameters, tensor, together
+from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, loaded, of_bf16
+from world import parameters, reason_of, tensor, together
 
 EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
 """The distance from one to the next number."""
 SHAPES = [(1, 1), (1, 4), (3, 1031), (8, 65537)]
+NUMBERS = [datatype for datatype in DTYPES if datatype != "BOOL"]
+"""Those that can be added."""
+AT_ONCE = 4
+"""So many models are loaded at a time."""
 WEIGHTS = np.random.default_rng(7).standard_normal((64, 64)).astype(np.float32)
 """Those of `gpu_models/affine.py`."""
 SINGLE, TF32 = 1e-5, 2e-3
@@ -60,17 +65,20 @@ def errors_of_add_sub(client: Client, datatype: str) -> float:
     return worst
 
 
-def same_after_identity(client: Client, datatype: str) -> bool:
-    """Whether random bytes come back as they were."""
-    numbers = np.random.default_rng(2)
+def changed_by_identity(client: Client) -> set:
+    """The datatypes whose random bytes do not come back as they were; all go in one request."""
+    numbers, wrong = np.random.default_rng(2), set()
     for shape in SHAPES:
-        size = np.dtype(DTYPES[datatype]).itemsize
-        raw = numbers.integers(0, 2 if datatype == "BOOL" else 256, (*shape, size), np.uint8)
-        given = raw.view(DTYPES[datatype]).reshape(shape)
-        found = client.infer(f"identity_{datatype.lower()}", {"INPUT0": (datatype, given)})
-        if found["OUTPUT0"].tobytes() != given.tobytes() or found["OUTPUT0"].shape != shape:
-            return False
-    return True
+        given = {}
+        for number, (datatype, kind) in enumerate(DTYPES.items()):
+            raw = numbers.integers(0, 2 if datatype == "BOOL" else 256, (*shape, np.dtype(kind).itemsize), np.uint8)
+            given[f"INPUT{number}"] = (datatype, raw.view(kind).reshape(shape))
+        found = client.infer("identity", given)
+        for number, (datatype, array) in enumerate(given.values()):
+            got = found[f"OUTPUT{number}"]
+            if got.shape != shape or got.tobytes() != array.tobytes():
+                wrong.add(datatype)
+    return wrong
 
 
 def mapped(server, library: str) -> bool:
@@ -78,30 +86,35 @@ def mapped(server, library: str) -> bool:
     return any(library in Path(f"/proc/{pid}/maps").read_text() for pid in server.workers())
 
 
+def builtin_models(world: World):
+    """Writes `identity`, of all numeric datatypes, and an `add_sub` for each one that can be added."""
+    head = 'backend: "builtin"\nmax_batch_size: 8\n'
+    sides = [{f"{side}{n}": (of, [-1]) for n, of in enumerate(DTYPES)} for side in ("INPUT", "OUTPUT")]
+    world.model("identity", head + ends(*sides) + parameters(function="identity"))
+    for datatype in NUMBERS:
+        sides = [{f"{side}{n}": (datatype, [-1]) for n in (0, 1)} for side in ("INPUT", "OUTPUT")]
+        world.model(f"add_sub_{datatype.lower()}", head + ends(*sides) + parameters(function="add_sub"))
+
+
 def builtin(world: World):
-    """Identity and add_sub for every numeric datatype."""
-    for datatype in DTYPES:
-        one = {"INPUT0": (datatype, [-1])}
-        head = 'backend: "builtin"\nmax_batch_size: 8\n'
-        config = head + ends(one, {"OUTPUT0": (datatype, [-1])}) + parameters(function="identity")
-        world.model(f"identity_{datatype.lower()}", config)
-        if datatype != "BOOL":
-            two = {f"{side}{n}": (datatype, [-1]) for side in ("INPUT", "OUTPUT") for n in (0, 1)}
-            sides = [{k: v for k, v in two.items() if k.startswith(side)} for side in ("INPUT", "OUTPUT")]
-            world.model(f"add_sub_{datatype.lower()}", head + ends(*sides) + parameters(function="add_sub"))
-    with world.server() as server:
+    """Identity and add_sub for every numeric datatype. A few instances at a time, whose contexts the driver makes one by one."""
+    builtin_models(world)
+    with world.any_server("--model-control-mode=explicit") as server:
+        server.wait_until_ready()
         client = Client(server.http)
-        wrong = [datatype for datatype in DTYPES if not same_after_identity(client, datatype)]
-        world.rows.check("identity, 13 datatypes", not wrong, "the same bytes", reason=f"other bytes: {wrong}")
-        for datatype in DTYPES:
-            if datatype != "BOOL":
-                limit = EPSILON.get(datatype, 0.0) / 2 * 1.001
-                worst = errors_of_add_sub(client, datatype)
-                world.rows.check(f"add_sub {datatype}", worst <= limit, f"error {worst:.2g}", f"<= {limit:.2g}")
-        if world.cpu:
-            world.rows.skip("the driver is in use", "no device is wanted")
-        else:
-            world.rows.check("the driver is in use", mapped(server, "libcuda.so"))
+        with loaded(server, ["identity"]):
+            wrong = changed_by_identity(client)
+            world.rows.check("identity, 13 datatypes", not wrong, "the same bytes", reason=f"other bytes: {wrong}")
+            if world.cpu:
+                world.rows.skip("the driver is in use", "no device is wanted")
+            else:
+                world.rows.check("the driver is in use", mapped(server, "libcuda.so"))
+        for few in (NUMBERS[at : at + AT_ONCE] for at in range(0, len(NUMBERS), AT_ONCE)):
+            with loaded(server, [f"add_sub_{datatype.lower()}" for datatype in few]):
+                for datatype in few:
+                    limit = EPSILON.get(datatype, 0.0) / 2 * 1.001
+                    worst = errors_of_add_sub(client, datatype)
+                    world.rows.check(f"add_sub {datatype}", worst <= limit, f"error {worst:.2g}", f"<= {limit:.2g}")
 
 
 def instances(world: World):
@@ -217,6 +230,38 @@ def convolution(numbers) -> tuple:
     return file, wanted
 
 
+def on_processor() -> bytes:
+    """The first K of each row in order, and X in another SHAPE. Both numbers are inputs that the graph reads on the processor,
+    wherever the server has put them."""
+    nodes = [onnx_file.node("TopK", ["X", "K"], ["VALUES", "INDICES"]), onnx_file.node("Reshape", ["X", "SHAPE"], ["Y"])]
+    inputs = [("X", "FP32", ["r", "c"]), ("K", "INT64", [1]), ("SHAPE", "INT64", [2])]
+    outputs = [("VALUES", "FP32", ["r", "k"]), ("INDICES", "INT64", ["r", "k"]), ("Y", "FP32", ["p", "q"])]
+    return onnx_file.model(nodes, inputs, outputs)
+
+
+def ask_on_processor(server, number: int) -> int:
+    """30 requests of one client, each with another K and SHAPE, and rows by the megabyte: how many answers were wrong."""
+    client, numbers, wrong = Client(server.http), np.random.default_rng(number), 0
+    for turn in range(30):
+        rows, columns = 8 * int(numbers.integers(1, 9)), 1024 * int(numbers.integers(1, 9))
+        given = numbers.standard_normal((rows, columns)).astype(np.float32)
+        k, part = 1 + (7 * turn + 13 * number) % 97, 2 ** int(numbers.integers(0, 10))
+        shape = np.array([rows * part, columns // part])
+        inputs = {"X": ("FP32", given), "K": ("INT64", np.array([k])), "SHAPE": ("INT64", shape)}
+        found = client.infer("on_processor", inputs)
+        values = -np.sort(-given, axis=1)[:, :k]
+        right = found["VALUES"].shape == values.shape and (found["VALUES"] == values).all()
+        right = right and (np.take_along_axis(given, found["INDICES"], 1) == values).all()
+        wrong += not (right and found["Y"].shape == tuple(shape) and (found["Y"].ravel() == given.ravel()).all())
+    return wrong
+
+
+def numbers_on_the_processor(world: World, server):
+    """Nobody's K or SHAPE is another request's, or one of before."""
+    wrong = sum(together(4, lambda number: ask_on_processor(server, number)))
+    world.rows.check("inputs that are read on the processor", wrong == 0, f"{wrong} of 120 answers are wrong", "0")
+
+
 def onnx(world: World, extra: str, library: str):
     """Both files, alone and by several clients; the provider's library must be in the worker."""
     cases = {}
@@ -225,6 +270,11 @@ def onnx(world: World, extra: str, library: str):
         head = 'backend: "onnxruntime"\nmax_batch_size: 8\ndynamic_batching { }\n'
         world.model(name, head + ends({"X": ("FP32", dims[0])}, {"Y": ("FP32", dims[1])}) + extra, {"model.onnx": file})
         cases[name] = (wanted, dims[0])
+    sides = {"X": ("FP32", [-1, -1]), "K": ("INT64", [1]), "SHAPE": ("INT64", [2])}
+    results = {"VALUES": ("FP32", [-1, -1]), "INDICES": ("INT64", [-1, -1]), "Y": ("FP32", [-1, -1])}
+    config = 'backend: "onnxruntime"\nmax_batch_size: 0\n' + ends(sides, results)
+    if not extra:
+        world.model("on_processor", config, {"model.onnx": on_processor()})
     limit = SINGLE if world.cpu else TF32
     with world.server() as server:
         for name, (wanted, dims) in cases.items():
@@ -236,6 +286,8 @@ def onnx(world: World, extra: str, library: str):
 
             worst = max(together(4, ask))
             world.rows.check(name, worst <= limit, f"error {worst:.2g}", f"<= {limit}")
+        if not extra:
+            numbers_on_the_processor(world, server)
         if library:
             world.rows.check("the provider is in use", mapped(server, library), library, reason="no worker has loaded it")
 
@@ -254,7 +306,7 @@ def refused(world: World):
     sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [10])})
     world.model("refused", f'backend: "onnxruntime"\nmax_batch_size: 8\n{sides}', {"model.onnx": file})
     with world.any_server() as server:
-        reason = eventually("it is refused", 20, lambda: server.index().get("refused", [{}])[0].get("reason"))
+        reason = eventually("it is refused", 30, lambda: reason_of(server, "refused"))
         wanted = "pip install onnxruntime-gpu"
         world.rows.check("without the provider it is refused", wanted in reason, reason, wanted)
 

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 from correctness import ends
-from world import Client, World, answered, eventually, parameters
+from world import Client, World, answered, eventually, is_ready, parameters, reason_of
 
 ABSENT = 97
 """The number of a device that no machine has."""
@@ -32,18 +32,13 @@ def ask_number(server, number: int) -> int:
     return int(found["Y"][0])
 
 
-def reason_of(server, name: str) -> str:
-    """Why a model is not available."""
-    entry = server.index().get(name, [{}])[0]
-    return entry.get("reason", "") if entry.get("state") == "UNAVAILABLE" else ""
-
-
 def missing_device(world: World):
     """A group on a device that is not there is refused, and a model beside it is served; so is one over a limit of memory."""
     plain(world, "absent", world.group(device=ABSENT))
     plain(world, "present")
     with world.any_server() as server:
-        server.wait_until_ready("/v2/models/present/ready")
+        known = lambda: is_ready(server, "models/present/ready") or reason_of(server, "present")  # noqa: E731
+        eventually("the other one is served or refused", 30, known)
         reason = eventually("it is refused", 20, lambda: reason_of(server, "absent"))
         wanted = "no GPUs are available" if world.cpu else f"gpu id {ABSENT}"
         world.rows.check("a device that is not there", wanted in reason, reason, wanted)
@@ -99,12 +94,12 @@ def fault(world: World):
 
 def killed(world: World):
     """SIGKILL of a worker gives its memory on the device back, and another one takes its place."""
-    before = 0.0 if world.cpu else world.used_mib()
+    before = 0.0 if world.cpu else world.settled_mib()
     reason = mortal(world)
     if reason:
         return world.rows.skip("SIGKILL of a worker", reason)
     with world.server() as server:
-        loaded = 0.0 if world.cpu else world.used_mib()
+        loaded = 0.0 if world.cpu else world.settled_mib()
         # The next process waits before it takes memory, so that what is free can be seen.
         (world.models / "mortal" / "1" / "slow").write_text("")
         (worker,) = server.workers()

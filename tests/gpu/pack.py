@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Collects into one folder what `check.py` needs on another machine, where nothing is built and nothing is fetched.
 
-    python tests/gpu/pack.py [--to target/gpu] [--wheels FOLDER] [--fetch 3.12] [--archive FILE.tar.xz]
+    python tests/gpu/pack.py [--to target/gpu] [--wheels FOLDER] [--fetch 3.12] [--archive FILE.tar.gz]
 
 Takes the executables (`PHAROS_BIN`, else those of `target/release`; the copies are stripped), the wheel of pharos-worker
-(`make python-worker`), and the files of the tests. `--wheels` takes further wheels along, `--fetch` first has pip download those of
-the clients for that version of Python. Prints the size and what is missing.
+(`make python-worker`), and the files of the tests. `--wheels` takes further wheels along, which models and clients then have in
+place of what the Python there has; `--fetch` has pip download those of the clients for that version of Python. Prints sizes, and
+what is missing.
 """
 
 import argparse
@@ -28,13 +29,18 @@ FILES = (
 )
 EXECUTABLES = ("pharos", "pharos-worker")
 CLIENTS = (
-    "tritonclient", "python-rapidjson", "geventhttpclient", "gevent", "greenlet", "zope.event", "zope.interface",
-    "brotli", "certifi", "urllib3",
+    "tritonclient", "python-rapidjson", "urllib3", "ml-dtypes<=0.5.4",
+    "geventhttpclient", "gevent", "greenlet<3.4.0", "zope.event", "zope.interface", "brotli", "certifi",
+    "grpcio>=1.81.1", "protobuf>=6.30,<7", "packaging", "typing-extensions",
 )  # fmt: skip
-"""What tritonclient needs over HTTP; grpcio, protobuf, numpy and the driver's Python packages come with most installations of
-PyTorch's companions, and are taken along if they are in `--wheels`."""
-OPTIONAL = {"tritonclient": "shared_memory", "cuda_bindings": "shared_memory", "onnxruntime_gpu": "onnxruntime and tensorrt"}
+"""What tritonclient needs beside numpy: for itself, over HTTP, over gRPC. Other versions of some are in most Pythons, and stay the
+ones that models have: clients alone take these."""
+OPTIONAL = {
+    "tritonclient": "shared_memory", "cuda_bindings": "shared_memory", "onnxruntime_gpu": "onnxruntime and tensorrt",
+    "xgboost": "xgboost",
+}  # fmt: skip
 """Wheels that may be left out, and the steps that then need them in the other machine's Python."""
+MIB = 1 << 20
 WARNED_MIB = 64
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -65,17 +71,24 @@ def own_wheel(folder: Path):
 
 
 def fetch(version: str, folder: Path):
-    """Downloads the clients' wheels for another Python; what cannot be had is only reported."""
-    for name in CLIENTS:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"-d{folder}"]
-        command += [f"--python-version={version}", "--implementation=cp", *(f"--platform={p}" for p in PLATFORMS), name]
-        if subprocess.run(command, check=False).returncode:
-            print(f"not fetched: {name}")
+    """Downloads the clients' wheels for another Python, of versions that fit each other; what cannot be had is an error here."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"-d{folder}"]
+    command += [f"--python-version={version}", "--implementation=cp", *(f"--platform={p}" for p in PLATFORMS)]
+    if subprocess.run([*command, *CLIENTS], check=False).returncode:
+        sys.exit(f"the clients' wheels for Python {version} cannot be had")
+
+
+def sizes(folder: Path):
+    """Prints what travels, the largest first."""
+    files = sorted(((path.stat().st_size, path) for path in folder.rglob("*") if path.is_file()), reverse=True)
+    for size, path in files:
+        if size > MIB // 10:
+            print(f"{size / MIB:8.1f} MiB  {path.relative_to(folder)}")
 
 
 def size_mib(folder: Path) -> float:
     """MiB of all files of a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / (1 << 20)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / MIB
 
 
 def main():
@@ -84,7 +97,7 @@ def main():
     parser.add_argument("--to", type=Path, default=ROOT / "target/gpu", help="the folder, which is made anew")
     parser.add_argument("--wheels", type=Path, help="a folder of further wheels")
     parser.add_argument("--fetch", metavar="VERSION", help="the Python for which the clients' wheels are downloaded")
-    parser.add_argument("--archive", type=Path, help="also write everything into one compressed file")
+    parser.add_argument("--archive", type=Path, help="also write everything into one compressed file: .tar.gz or .tar.xz")
     given = parser.parse_args()
     shutil.rmtree(given.to, ignore_errors=True)
     executables(given.to)
@@ -92,21 +105,25 @@ def main():
     for wheel in given.wheels.glob("*.whl") if given.wheels else ():
         copy(wheel, given.to / "wheels" / wheel.name)
     if given.fetch:
-        fetch(given.fetch, given.to / "wheels")
+        fetch(given.fetch, given.to / "wheels/clients")
     for file in FILES:
         copy(ROOT / file, given.to / file)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(HERE, given.to / "tests/gpu", ignore=ignored)
-    present = {wheel.name.partition("-")[0] for wheel in (given.to / "wheels").glob("*.whl")}
+    present = {wheel.name.partition("-")[0] for wheel in (given.to / "wheels").rglob("*.whl")}
     for name, steps in OPTIONAL.items():
         if name not in present:
             print(f"no wheel of {name}: {steps} need it in the other machine's Python, and say so if it is not there")
+    sizes(given.to)
     size = size_mib(given.to)
-    print(f"{given.to}: {size:.1f} MiB" + (f", which is more than {WARNED_MIB}" if size > WARNED_MIB else ""))
+    print(f"{given.to}: {size:.1f} MiB")
     if given.archive:
-        with tarfile.open(given.archive, "w:xz") as file:
+        with tarfile.open(given.archive, f"w:{given.archive.suffix[1:]}") as file:
             file.add(given.to, "gpu")
-        print(f"{given.archive}: {given.archive.stat().st_size / (1 << 20):.1f} MiB")
+        size = given.archive.stat().st_size / MIB
+        print(f"{given.archive}: {size:.1f} MiB")
+    if size > WARNED_MIB:
+        print(f"that is more than {WARNED_MIB} MiB")
     print("there: python3 tests/gpu/check.py --out FOLDER")
 
 

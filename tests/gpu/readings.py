@@ -1,7 +1,9 @@
 """Steps of `check.py`: what the server says of the device beside what `nvidia-smi` says, clients' memory on it, and what an idle
 instance costs."""
 
+import contextlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+import rows
 from correctness import ends
 from server import total
 from speed import LARGE, PlainLoop
@@ -19,6 +22,19 @@ LOADED_S = 8
 """How long the device is busy while both are asked."""
 BUSY_S, PASSES = 5, 500
 """How long an instance is at work, and how often it goes through its 2 GiB for each request: about half a second."""
+CHECKS_S = 100
+"""How long `gpu_shared_memory.py` may take."""
+PACKAGES = ("numpy", "torch", "cupy", "onnxruntime", "cuda.bindings", "xgboost")
+IMPORT = """
+import importlib, sys, time
+begun = time.time()
+module = importlib.import_module(sys.argv[1])
+print(f"{getattr(module, '__version__', 'of no version')}, imported in {time.time() - begun:.1f} s", end="")
+begun = time.time()
+if sys.argv[1] == "torch" and sys.argv[2] != "cpu":
+    module.zeros(1, device=sys.argv[2])
+    print(f", a context in {time.time() - begun:.1f} s", end="")
+"""
 PAIRS = {
     "nv_gpu_memory_used_bytes": ("memory.used", MIB, 64),
     "nv_gpu_memory_total_bytes": ("memory.total", MIB, 1),
@@ -33,21 +49,46 @@ is a tenth, at least 15 W: it is read at moments that are not the same."""
 
 def shared_memory(world: World):
     """The checks of `gpu_shared_memory.py` with the instances on the device, and its times: 256 MiB in and out without the host."""
-    reason = "it needs a device" if world.cpu else world.lacks("tritonclient") or world.lacks("cuda.bindings")
+    reason = "it needs a device" if world.cpu else world.lacks("cuda.bindings") or no_client(world)
     if reason:
         return world.rows.skip("CUDA shared memory", reason)
-    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=75)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "FAIL "))]
+    code, printed = checked(world)
+    lines = [line for line in printed.splitlines() if line.startswith(("ok ", "FAIL ", "none "))]
     wrong = [line[5:] for line in lines if line.startswith("FAIL")]
-    trouble = "; ".join(wrong) or done.stderr.strip().rpartition("\n")[2]
-    world.rows.check("its checks", done.returncode == 0, f"{len(lines) - len(wrong)} of {len(lines)}", reason=trouble)
-    times = [float(found) for found in re.findall(r"256 MiB, median (\d+) ms", done.stdout)]
+    done = [line for line in lines if not line.startswith("none")]
+    trouble = "; ".join(wrong) or f"it ended with {code}: {printed.strip().rpartition(chr(10))[2]}"
+    world.rows.check("its checks", code == 0 and done, f"{len(done) - len(wrong)} of {len(done)}", reason=trouble)
+    for what, _, why in (line[5:].partition(": ") for line in lines if line.startswith("none")):
+        world.rows.skip(what, why)
+    times = [float(found) for found in re.findall(r"256 MiB, median ([\d.]+) ms", printed)]
     if world.lacks_cuda():
         return world.rows.skip("256 MiB without the host", world.lacks_cuda())
     limit = round_trip_ms(world) / 2
     fast = bool(times) and max(times) < limit
     return world.rows.check("256 MiB without the host", fast, f"{times} ms", f"< {limit:.1f} ms, half of a round trip")
+
+
+def no_client(world: World) -> str:
+    """Why there is no tritonclient, packed or in this Python; empty if there is one."""
+    return "" if (world.clients / "tritonclient").exists() else world.lacks("tritonclient")
+
+
+def checked(world: World) -> tuple:
+    """Runs `gpu_shared_memory.py`: its exit status, or what is said in place of one, and what it has printed. Its server's log is
+    kept."""
+    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
+    command += [f"--work={world.folder}", *([f"--clients={world.clients}"] if world.clients.exists() else [])]
+    log = world.folder / "gpu_shared_memory.log"
+    shutil.rmtree(world.folder / "regions", ignore_errors=True)
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        code = process.wait(CHECKS_S)
+    except subprocess.TimeoutExpired:
+        code = f"no end within {CHECKS_S} s"
+    finally:
+        rows.end(process)
+    return code, log.read_text(errors="replace")
 
 
 def round_trip_ms(world: World) -> float:
@@ -161,7 +202,7 @@ def of_models(world: World, server, name: str):
     known = set(by_process) & server.workers()
     family = "pharos_worker_gpu_memory_bytes"
     if not known:
-        return world.rows.skip(family, "the driver does not tell the process ids of this place")
+        return world.rows.skip(family, "nvidia-smi does not tell what processes of this place hold")
     wanted = sum(by_process[pid] for pid in known)
 
     def shown():
@@ -194,27 +235,43 @@ def busy(world: World, server, name: str):
     return world.rows.check(f"{family} when idle", bool(shown) and max(shown) < 0.05, str(shown), "< 0.05, and shown")
 
 
-def resident_mib(pid: int) -> float:
-    """MiB of a process; what it shares with others is counted in parts."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+def resident_mib(pid: int) -> tuple:
+    """MiB of a process, and what they count: what it shares with others in parts (Pss), or, where the kernel does not tell that,
+    as a whole (VmRSS)."""
+    for file, name in (("smaps_rollup", "Pss"), ("status", "VmRSS")):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+                if line.startswith(f"{name}:"):
+                    return int(line.split()[1]) / 1024, name
+    return 0.0, "unknown"
+
+
+def packages(world: World):
+    """What models find in this Python, and how long it takes to be there: for the first time, from a disk that may be slow, which
+    is not to count in the steps that follow."""
+    for name in PACKAGES:
+        reason = world.lacks(name)
+        if reason:
+            world.rows.skip(name, reason)
+            continue
+        done = subprocess.run([sys.executable, "-c", IMPORT, name, world.where()], capture_output=True, text=True)
+        trouble = done.stderr.strip().rpartition("\n")[2]
+        world.rows.check(name, done.returncode == 0, done.stdout, reason=trouble)
 
 
 def idle(world: World):
     """Memory of the server, of an idle builtin instance, and of the device."""
-    before = 0.0 if world.cpu else world.used_mib()
+    before = 0.0 if world.cpu else world.settled_mib()
     one = {"INPUT0": ("FP32", [-1])}
     config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
     world.model("identity", config + parameters(function="identity"))
     with world.server() as server:
         Client(server.http).infer("identity", {"INPUT0": ("FP32", np.ones(4, np.float32))})
         (worker,) = server.workers()
-        frontend = resident_mib(server.process.pid)
-        world.rows.check("the frontend, host", 0 < frontend < 100, f"{frontend:.1f} MiB", "< 100")
-        world.rows.check("an idle instance, host", True, f"{resident_mib(worker):.1f} MiB")
+        (frontend, counted), (instance, _) = resident_mib(server.process.pid), resident_mib(worker)
+        world.rows.check("the frontend, host", 0 < frontend < 100, f"{frontend:.1f} MiB {counted}", "< 100")
+        world.rows.check("an idle instance, host", instance > 0, f"{instance:.1f} MiB {counted}")
         if world.cpu:
             return world.rows.skip("an idle instance, device", "no device is wanted")
-        world.rows.check("an idle instance, device", True, f"{world.used_mib() - before:.0f} MiB")
+        world.rows.check("an idle instance, device", True, f"{world.settled_mib() - before:.0f} MiB")
         return world.rows.check("the frontend, device", server.process.pid not in world.of_processes(), "nothing")

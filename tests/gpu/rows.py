@@ -1,5 +1,7 @@
 """The table of `check.py`: rows that steps write as lines of JSON, and how a step is run so that it costs only itself."""
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -8,9 +10,17 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "python"))
+
+from server import children  # noqa: E402
+
 OK, FAIL, SKIPPED = "ok", "FAIL", "skipped"
 WIDTH = 60
 """Of a column of the table; the JSON has everything."""
+PATIENCE_S = 10
+"""How long a process that was ended may take to be gone."""
+PR_SET_CHILD_SUBREAPER = 36
+"""Of Linux's `prctl.h`."""
 
 
 class Rows:
@@ -54,25 +64,35 @@ def read(file: Path) -> list:
 
 def descendants(pid: int) -> list:
     """A process's children and theirs; some of them have a process group of their own."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = [int(word) for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *descendants(child)]
-    return found
+    return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def end(process: subprocess.Popen):
-    """Ends a process and all that it has started."""
-    for pid in [process.pid, *descendants(process.pid)]:
-        try:
+    """Ends a process and all that it has started. One that the driver holds on to is not waited for."""
+    kill([process.pid, *descendants(process.pid)])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE_S)
+
+
+def kill(pids: list):
+    """SIGKILL for those that are still there."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-        except OSError:
+
+
+def adopt():
+    """Makes this process the parent of what its children leave behind, so that it can be found and ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_adopted():
+    """Ends all that is still there of what this process's children have started."""
+    kill(descendants(os.getpid()))
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    process.wait()
 
 
 def run(step: str, command: list, limit_s: float, folder: Path, environment=None) -> list:

@@ -17,6 +17,8 @@ STEP_S = 0.03
 ROUNDS = 3
 LARGE = 16 * MIB
 """Bytes of a tensor whose copies are measured."""
+FILE_INPUT = 64 * MIB
+"""Bytes of one that a PyTorch file is given."""
 
 
 class PlainLoop:
@@ -94,14 +96,14 @@ def judged(world: World, name: str, ratio: float, limit: float):
     return world.rows.check(name, ratio >= limit, f"{ratio:.3f}", f">= {limit}")
 
 
-def pinned_rate(world: World) -> float:
+def pinned_rate(world: World, size: int = LARGE) -> float:
     """GB/s of copies of pinned memory to the device, each measured with events, one after the other."""
     import torch
 
     if world.cpu:
         return 1.0
-    source = torch.zeros(LARGE, dtype=torch.uint8).pin_memory()
-    target = torch.empty(LARGE, dtype=torch.uint8, device=world.where())
+    source = torch.zeros(size, dtype=torch.uint8).pin_memory()
+    target = torch.empty(size, dtype=torch.uint8, device=world.where())
     times = []
     for _ in range(50):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -110,21 +112,33 @@ def pinned_rate(world: World) -> float:
         last.record()
         last.synchronize()
         times.append(first.elapsed_time(last) / 1000)
-    return LARGE / statistics.median(times) / 1e9
+    return size / statistics.median(times) / 1e9
+
+
+class Parts:
+    """The parts of requests' time by the statistics of a model, from when this is made."""
+
+    def __init__(self, server, model: str):
+        self.server, self.model = server, model
+        self.before = self.told()
+
+    def told(self) -> dict:
+        """Part -> its count and nanoseconds."""
+        found = self.server.statistics(self.model)["inference_stats"]
+        return {part: (found[part]["count"], found[part]["ns"]) for part in ("compute_input", "compute_infer", "compute_output")}
+
+    def seconds(self, part: str) -> float:
+        """The mean of a request."""
+        (count, spent), (past, before) = self.told()[part], self.before[part]
+        return (spent - before) / max(count - past, 1) / 1e9
 
 
 def builtin_rate(server, client: Client, given) -> float:
     """GB/s by the statistics' compute_input of 20 requests."""
-
-    def told():
-        counted = server.statistics("large")["inference_stats"]["compute_input"]
-        return counted["count"], counted["ns"]
-
-    before = told()
+    parts = Parts(server, "large")
     for _ in range(20):
         client.infer("large", {"INPUT0": ("FP32", given)})
-    count, spent = (after - past for after, past in zip(told(), before))
-    return LARGE * count / max(spent, 1)
+    return LARGE / max(parts.seconds("compute_input"), 1e-9) / 1e9
 
 
 def copies(world: World):
@@ -162,3 +176,35 @@ def torch_rate(client: Client, given) -> tuple:
         raise RuntimeError("the model has summed other values")
     times = [float(one["MS"][0]) for one in found]
     return LARGE / (statistics.median(times) / 1000) / 1e9, sum(float(one["PINNED"][0]) for one in found) / len(found)
+
+
+def file_copies(world: World):
+    """A PyTorch file that computes nothing is given 64 MiB: what the copy to the device takes is input in the statistics."""
+    reason = world.lacks_cuda()
+    if reason:
+        return world.rows.skip("copies of a PyTorch file", reason)
+    import torch
+
+    sides = ends({"input": ("FP32", [-1])}, {"OUTPUT__0": ("FP32", [-1])})
+    version = world.model("same", 'backend: "pytorch"\nmax_batch_size: 0\n' + sides)
+    torch.jit.script(torch.nn.Identity()).save(str(version / "model.pt"))
+    given = np.random.default_rng(9).standard_normal(FILE_INPUT // 4).astype(np.float32)
+    with world.server() as server:
+        client = Client(server.http)
+
+        def ask(count: int) -> bool:
+            found = [client.infer("same", {"input": ("FP32", given)})["OUTPUT__0"] for _ in range(count)]
+            return all(np.array_equal(one, given) for one in found)
+
+        ask(5)
+        parts = Parts(server, "same")
+        world.rows.check("64 MiB come back as they were", ask(10))
+        spent = {part: 1000 * parts.seconds(part) for part in ("compute_input", "compute_infer", "compute_output")}
+    plain = 1000 * FILE_INPUT / 1e9 / pinned_rate(world, FILE_INPUT)
+    if world.cpu:
+        return world.rows.skip("copies of a PyTorch file", "there is no copy without a device")
+    world.rows.check("compute_output", True, f"{spent['compute_output']:.2f} ms")
+    least, value = f"> {plain / 2:.2f}, half of a plain copy", f"{spent['compute_input']:.2f} ms"
+    world.rows.check("compute_input has the copy", spent["compute_input"] > plain / 2, value, least)
+    value = f"{spent['compute_infer']:.2f} ms"
+    return world.rows.check("compute_infer has it not", spent["compute_infer"] < plain, value, f"< {plain:.2f}, a plain copy")

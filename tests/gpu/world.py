@@ -20,7 +20,7 @@ for folder in ("python", "models"):
 
 from generate import parameters, tensor  # noqa: E402, F401
 from rows import Rows  # noqa: E402
-from server import Server, eventually  # noqa: E402
+from server import START_S, Server, eventually  # noqa: E402
 
 CODE = HERE / "gpu_models"
 MIB = 1 << 20
@@ -91,13 +91,57 @@ def texts(data: bytes) -> list:
     return found
 
 
+def index(server) -> dict:
+    """The repository index; empty while the server does not answer yet."""
+    try:
+        return server.index()
+    except (OSError, http.client.HTTPException):
+        return {}
+
+
+def refused(server) -> dict:
+    """Models that are not available, and why; empty while nothing is known."""
+    entries = ((name, entry) for name, entries in index(server).items() for entry in entries)
+    return {name: entry.get("reason", "") for name, entry in entries if entry.get("state") == "UNAVAILABLE"}
+
+
+def reason_of(server, name: str) -> str:
+    """Why a model is not available; empty while that is not known."""
+    return refused(server).get(name, "")
+
+
+def is_ready(server, what: str = "health/ready") -> bool:
+    """Whether all models are served, or the one that `what` names."""
+    try:
+        return server.get(f"/v2/{what}")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@contextlib.contextmanager
+def loaded(server, names: list):
+    """Models of a server with explicit control, loaded side by side, and unloaded at the end."""
+
+    def change(name: str, what: str):
+        connection = http.client.HTTPConnection(server.http, timeout=START_S)
+        connection.request("POST", f"/v2/repository/models/{name}/{what}", b"")
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise RuntimeError(f"{name} cannot be {what}ed: {text[:500]}")
+
+    together(len(names), lambda number: change(names[number], "load"))
+    yield
+    together(len(names), lambda number: change(names[number], "unload"))
+
+
 class World:
     """One step's place: its folder, its rows, and whether it is to do without a device."""
 
     def __init__(self, folder: Path, step: str, device: int, cpu: bool):
         self.folder, self.device, self.cpu = folder, device, cpu
         self.rows = Rows(folder / "rows.jsonl", step)
-        self.models = folder / "models"
+        self.models, self.clients = folder / "models", folder.parent / "clients"
         shutil.rmtree(self.models, ignore_errors=True)
         self.models.mkdir(parents=True)
 
@@ -124,8 +168,16 @@ class World:
 
     @contextlib.contextmanager
     def server(self, *options):
-        """A server of the models; the step goes on when all are ready, or fails with the end of the log."""
+        """A server of the models; the step goes on when all are ready. It fails as soon as one cannot be, with the reason, or
+        else with the end of the log."""
         with self.any_server(*options) as server:
+            known = lambda: server.process.poll() is not None or refused(server) or is_ready(server)  # noqa: E731
+            try:
+                eventually("it is known what can be served", START_S, known)
+            except AssertionError as error:
+                raise RuntimeError(f"{error}\n{server.log_tail()}") from None
+            if refused(server):
+                raise RuntimeError(f"not served: {refused(server)}")
             server.wait_until_ready()
             yield server
 
@@ -172,6 +224,14 @@ class World:
         """MiB of the device's memory that are in use."""
         return self.smi("memory.used")[0] or 0.0
 
+    def settled_mib(self) -> float:
+        """The same once it does not change any more: what has ended a moment ago gives its memory back after that."""
+        readings = [self.used_mib()]
+        while len(readings) < 10 and readings[-2:] != [readings[-1]] * 2:
+            time.sleep(0.3)
+            readings.append(self.used_mib())
+        return readings[-1]
+
     def of_processes(self) -> dict:
         """Process id -> MiB on the device. In a container the driver may tell other ids, or none."""
         command = ["nvidia-smi", f"--id={self.device}", "--query-compute-apps=pid,used_memory"]
@@ -217,11 +277,11 @@ def farthest(found, wanted) -> float:
 
 
 def answered(check, deadline_s: float):
-    """Waits until a request is answered: `check()` without an exception."""
+    """Waits until a request is answered as it should be: `check()` is true, and raises no exception."""
 
     def tried():
         try:
-            return check() or True
+            return check()
         except (OSError, RuntimeError, http.client.HTTPException):
             time.sleep(0.2)
             return False

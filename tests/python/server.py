@@ -156,14 +156,16 @@ class Server:
 
 
 def children(pid: int) -> list:
-    """The direct children of a process, zombies included."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            found += [int(word) for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
-    return found
+    """The direct children of a process, zombies included: those that name it as their parent. Not every kernel lists them."""
+    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]
+
+
+def parent_of(stat: Path) -> int:
+    """The parent's process id in a `/proc/PID/stat`; 0 if the process is gone."""
+    try:
+        return int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def alive(pid: int) -> bool:

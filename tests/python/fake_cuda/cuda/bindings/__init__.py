@@ -1,0 +1,1 @@
+"""Stands in for the package `cuda-bindings` where there is no GPU."""
