@@ -204,6 +204,28 @@ def test_each_request_of_a_batch_has_its_own_tensor(world):
     assert server.statistics("batch")["execution_count"] == 1
 
 
+def test_outputs_over_inputs_wait_until_all_are_made(world):
+    """What is passed on is what came, also when its request, or another one of the batch, wants its output there."""
+    world.code("alone", "own_device", ON_DEVICE % "no")
+    world.code("batch", "own_device", f"{BATCHED}{ON_DEVICE % 'no'}")
+    server = world.start(TWO)
+    world.region("own", floats(*range(16)))
+    for offset in (20, 16, 12):
+        given = world.devices.floats("own", 3, 16)
+        world.infer("alone", ("own", 16, [3]), "lent", ("own", offset, 12))
+        assert world.devices.floats("own", 3, offset) == given
+    (world.devices.folder / "own").open("r+b").write(floats(*range(16)))
+    with ThreadPoolExecutor(3) as clients:
+        # The first two swap, the third has a place of its own.
+        places = [(0, 32), (32, 0), (16, 48)]
+        swap = lambda place: world.infer("batch", ("own", place[0], [1, 4]), "tensor", ("own", place[1], 16))  # noqa: E731
+        told = [told for told, _ in clients.map(swap, places)]
+    assert [(one["cpu"], one["together"]) for one in told] == [(False, 3)] * 3
+    assert world.devices.floats("own", 16) == [8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert world.devices.calls("copy_to", "own") == 1, "the third's"
+    assert server.statistics("batch")["execution_count"] == 1
+
+
 def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
     """The client takes its region back while the model still holds the tensor: it is closed when the model lets go."""
     world.code("keeps", "own_device", ON_DEVICE % "no")

@@ -79,7 +79,8 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, Str
 
 fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     if ORDINARY.contains(&model.backend) {
-        return Ok(native(program, program.worker.clone(), Vec::new()));
+        let variables = if model.backend == "onnxruntime" { with_packages(program) } else { Vec::new() };
+        return Ok(native(program, program.worker.clone(), variables));
     }
     if PYTHON.contains(&model.backend) {
         return python(program, model, Vec::new());
@@ -100,13 +101,18 @@ type Variables = Vec<(&'static str, Option<OsString>)>;
 fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> Launch {
     let library = program.onnxruntime.as_ref().map(|path| path.clone().into_os_string());
     variables.push(("ORT_DYLIB_PATH", library));
-    let folders = program.onnxruntime.as_deref().map(of_packages).unwrap_or_default();
-    if !folders.is_empty() {
-        let own = std::env::var_os(LIBRARY_PATH).filter(|own| !own.is_empty());
-        let all = own.iter().flat_map(std::env::split_paths).chain(folders);
-        variables.extend(std::env::join_paths(all).ok().map(|all| (LIBRARY_PATH, Some(all))));
-    }
     Launch { executable, variables, ..Launch::default() }
+}
+
+/// What ONNX Runtime's part for GPUs needs to find its libraries; nothing if there is none.
+fn with_packages(program: &Program) -> Variables {
+    let folders = program.onnxruntime.as_deref().map(of_packages).unwrap_or_default();
+    if folders.is_empty() {
+        return Vec::new();
+    }
+    let own = std::env::var_os(LIBRARY_PATH).filter(|own| !own.is_empty());
+    let all = own.iter().flat_map(std::env::split_paths).chain(folders);
+    std::env::join_paths(all).ok().map(|all| (LIBRARY_PATH, Some(all))).into_iter().collect()
 }
 
 /// Where the loader looks for libraries.

@@ -124,6 +124,8 @@ fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
     assert_eq!(variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH), None);
     place.file("site/onnxruntime/capi/libonnxruntime_providers_cuda.so", 0o644);
     place.file("site/tensorrt_libs/libnvinfer.so.10", 0o644);
+    // Other backends may have other versions of the same.
+    assert_eq!(variable(&place.choose("builtin", None).unwrap(), LIBRARY_PATH), None);
     let path = variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
     let own = std::env::var(LIBRARY_PATH).unwrap_or_default();
     let ours = path.strip_prefix(&own).unwrap().replace(&format!("{}/site/", place.root.display()), "");

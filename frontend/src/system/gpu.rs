@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -79,6 +80,9 @@ pub(crate) struct GpuMemory {
     pub(crate) total: u64,
     pub(crate) used: u64,
 }
+
+/// How far the driver's clock may be ahead of ours, microseconds.
+const CLOCKS_APART: u64 = 1_000_000;
 
 /// A device: what it and its MIG devices tell, or why it cannot be read now.
 pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
@@ -298,8 +302,11 @@ fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
 }
 
 /// The shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which becomes the
-/// last one's time. The driver has samples of those alone that did something; the others did nothing.
+/// last one's time. The driver has samples of those alone that did something; the others did nothing. It stamps them by the wall
+/// clock: what is later than now is from before somebody has set that back.
 fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> Result<Vec<(u32, f64)>, NvmlError> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |now| now.as_micros() as u64);
+    *since = now.min(*since);
     let samples = match device.process_utilization_stats(*since) {
         Err(NvmlError::NotFound) => Vec::new(),
         told => told?,
@@ -307,7 +314,8 @@ fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> R
     let mut found: BTreeMap<u32, Vec<u32>> = processes.iter().map(|process| (process.pid, Vec::new())).collect();
     let before = *since;
     // Drivers are known to give old samples again, and places of their list that they have not filled.
-    for sample in samples.iter().filter(|sample| sample.timestamp > before && sample.sm_util <= 100) {
+    let fresh = before + 1..=now.saturating_add(CLOCKS_APART);
+    for sample in samples.iter().filter(|sample| fresh.contains(&sample.timestamp) && sample.sm_util <= 100) {
         found.entry(sample.pid).or_default().push(sample.sm_util);
         *since = sample.timestamp.max(*since);
     }

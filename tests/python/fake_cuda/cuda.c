@@ -132,6 +132,7 @@ Result cuMemcpyHtoD_v2(Address to, const void *from, size_t size) {
 /* Both ends may be in memory of the process itself, for what a model has "on a device". */
 static Result copy(Address to, Address from, size_t size) {
   int place = at(to, size), source = at(from, size);
+  if (to < from + size && from < to + size) return ILLEGAL_ADDRESS;  // The real driver gives any result.
   if (source >= 0) tell("copy_from", mapped[source].handle.name);
   if (place >= 0) tell("copy_to", mapped[place].handle.name);
   memmove((char *)to, (char *)from, size);

@@ -23,14 +23,19 @@ pub(crate) fn of(
     if let Some(error) = &response.error {
         return Ok(Reply { outputs: Vec::new(), parameters, error: Some(error.get().to_server()) });
     }
-    let mut outputs = Vec::with_capacity(response.tensors.len());
+    // All are looked at before any is copied to where its client has it.
+    let mut chosen: Vec<(usize, &Tensor)> = Vec::with_capacity(response.tensors.len());
     for tensor in &response.tensors {
         let tensor = tensor.get();
         let Some(output) = model.output(tensor.name()) else { continue };
         if !wanted.is_empty() && !wanted.iter().any(|wanted| usize::from(*wanted) == output) {
             continue;
         }
-        check(model, output, tensor, &outputs)?;
+        check(model, output, tensor, &chosen)?;
+        chosen.push((output, tensor));
+    }
+    let mut outputs = Vec::with_capacity(chosen.len());
+    for (output, tensor) in chosen {
         let placed = tensor.placed(py, &model.runtime, |len| responder.place_on_device(output, len))?;
         let content = match placed {
             Some(placed) => placed,
@@ -42,7 +47,7 @@ pub(crate) fn of(
 }
 
 /// Whether the server would take an output: else it would take the worker for a broken one.
-fn check(model: &Model, output: usize, tensor: &Tensor, before: &[ReplyOutput]) -> PyResult<()> {
+fn check(model: &Model, output: usize, tensor: &Tensor, before: &[(usize, &Tensor)]) -> PyResult<()> {
     let name = tensor.name();
     let expected = model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
     if tensor.datatype() != expected {
@@ -50,7 +55,7 @@ fn check(model: &Model, output: usize, tensor: &Tensor, before: &[ReplyOutput]) 
         let text = format!("output '{name}' is {given}, the configuration says {expected}");
         return Err(TritonModelException::new_err(text));
     }
-    if before.iter().any(|before| before.output == output) {
+    if before.iter().any(|(before, _)| *before == output) {
         return Err(TritonModelException::new_err(format!("the response has the output '{name}' twice")));
     }
     Ok(())

@@ -146,11 +146,12 @@ impl Tensor {
             Stored::OnDevice(kept) => (kept.memory().device(), kept.memory().address()),
             Stored::Foreign(foreign) => foreign.on_cuda(),
             Stored::Device { object, .. } => match output::behind_the_default_stream(object.bind(py)) {
-                Some(foreign) => {
+                // The model may have made another one of it since.
+                Some(foreign) if (foreign.datatype(), foreign.shape()) == (self.datatype, &self.shape) => {
                     lent = foreign;
                     lent.on_cuda()
                 }
-                None => return Ok(None),
+                _ => return Ok(None),
             },
             Stored::Received(_) | Stored::Array(_) => return Ok(None),
         };

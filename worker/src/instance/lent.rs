@@ -3,7 +3,8 @@
 //! A request whose region cannot be used, or turns out not to have been there all the time, fails alone: others of its
 //! batch are executed beside zeros. A backend is lent such memory itself only if it says that it bears its changing
 //! ([`Backend::bears_changes`]), if the request is alone in its batch, and for elements of a fixed size; it never sees
-//! texts whose framing a client can still change.
+//! texts whose framing a client can still change. Memory on a device is lent to who takes it there
+//! ([`Backend::takes_device_memory`]), also of each request of a batch.
 
 use std::ops::Range;
 
@@ -88,6 +89,10 @@ impl<'a> Lent<'a> {
 
     /// The memory for an output that the backend may write where it is wanted; such a range is its alone.
     pub(super) fn take(&mut self, output: usize, len: usize, may_be_on_device: bool) -> Option<Place<'a>> {
+        // What is not cut by rows, the frontend takes from the arena.
+        if self.execute.elements.iter().any(|(other, _)| usize::from(*other) == output) {
+            return None;
+        }
         let len = len as u64;
         let wanted = |placement: &&Placement| usize::from(placement.output) == output && len <= placement.len;
         let &Placement { region, offset, .. } =

@@ -11,7 +11,7 @@ use pharos::infer::Parameters;
 use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{self, CREDITS, Execute, OutputBlock, Placement, Resumed, ToFrontend, WireError};
+use pharos::wire::{self, CREDITS, Execute, OutputBlock, Piece, Placement, Resumed, ToFrontend, WireError};
 
 use super::board::{Place, State};
 use super::stash::in_memory;
@@ -250,6 +250,8 @@ pub struct Responder {
     decoupled: bool,
     /// Where its outputs go in memory of clients, and their names.
     placements: Vec<(Placement, String)>,
+    /// What the batch reads in memory of clients: region, first byte, end. `None` if nothing is written there before its time.
+    read: Option<Vec<(u64, u64, u64)>>,
 }
 
 impl Responder {
@@ -275,7 +277,13 @@ impl Responder {
         let own = execute.placements.iter().filter(|placement| placement.request == request);
         let name = |output: u16| config.outputs.get(usize::from(output)).map(|output| output.name.clone());
         let placements = own.map(|placement| (placement.clone(), name(placement.output).unwrap_or_default()));
-        Ok(Self { shared: shared.clone(), place, decoupled, placements: placements.collect() })
+        let placements: Vec<_> = placements.collect();
+        // A response may have to wait for its reader, or be thrown away when the request is executed once more.
+        let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
+        let pieces = execute.inputs.iter().flat_map(|input| &input.pieces).filter(|piece| piece.region != 0);
+        let range = |piece: &Piece| (piece.region, piece.offset, piece.offset.saturating_add(piece.len));
+        let read = at_once.then(|| pieces.map(range).collect());
+        Ok(Self { shared: shared.clone(), place, decoupled, placements, read })
     }
 
     /// Sends a response; more may follow if it is not the last. For a model that is not decoupled the first is the last.
@@ -331,11 +339,17 @@ impl Responder {
     }
 
     /// Where the client wants an output of so many bytes, if that is on a device: what is written there before the response
-    /// is given here, as [`Content::Placed`], goes through nobody's hands.
+    /// is given here, as [`Content::Placed`], goes through nobody's hands. None where a request of the batch has an input, which
+    /// other outputs may yet be made of; and none for requests that may have several responses or be executed once more.
     pub fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
         let len = len as u64;
         let mut all = self.placements.iter().map(|(placement, _)| placement);
         let place = all.find(|place| usize::from(place.output) == output && len <= place.len)?;
+        let end = place.offset.checked_add(len)?;
+        let is_read = |&(region, from, to): &(u64, u64, u64)| region == place.region && place.offset < to && from < end;
+        if self.read.as_ref()?.iter().any(is_read) {
+            return None;
+        }
         self.shared.regions().kept_on_device(place.region, place.offset, len)
     }
 

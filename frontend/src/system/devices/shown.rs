@@ -10,18 +10,22 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Those that `visible` names as CUDA reads it: numbers, and UUIDs of which the end may be missing; what stands behind a
-    /// name that is no device's does not count. Without it, all.
+    /// Those that `visible` names as CUDA reads it: numbers, or UUIDs of which the end may be missing, as the first one is. What
+    /// stands behind a name that is no device's, or of another kind, does not count; with a name that is there twice none does.
+    /// Without it, all.
     pub(super) fn new(found: &[Found], visible: Option<&str>) -> Self {
         let mut devices: Vec<(u32, Vec<String>)> = Vec::new();
         let Some(visible) = visible else {
             return Self { devices: (0..).zip(found).map(|(bus, _)| (bus, Vec::new())).collect() };
         };
-        for name in visible.split(',').map(str::trim) {
+        let names = || visible.split(',').map(str::trim);
+        let first = names().next().map(kind);
+        for name in names().take_while(|name| Some(kind(name)) == first) {
             let Some((bus, part)) = named(found, name) else { break };
-            match devices.iter_mut().find(|(known, _)| *known == bus) {
-                Some((_, parts)) => parts.extend(part),
-                None => devices.push((bus, part.into_iter().collect())),
+            match (devices.iter_mut().find(|(known, _)| *known == bus), part) {
+                (None, part) => devices.push((bus, part.into_iter().collect())),
+                (Some((_, parts)), Some(part)) if !parts.contains(&part) => parts.push(part),
+                (Some(_), _) => return Self::default(),
             }
         }
         Self { devices }
@@ -45,6 +49,11 @@ impl Shown {
     fn get(&self, number: u32) -> Option<&(u32, Vec<String>)> {
         self.devices.get(usize::try_from(number).ok()?)
     }
+}
+
+/// How a name names a device: by its number, its UUID, or that of a MIG device.
+fn kind(name: &str) -> Option<&'static str> {
+    ["GPU-", "MIG-"].into_iter().find(|prefix| name.starts_with(prefix))
 }
 
 /// The number on the bus of the device that is called so, and the MIG device if it is one's name.
@@ -83,8 +92,12 @@ mod tests {
         for (visible, expected) in [
             (None, &[0, 1, 2][..]),
             (Some(""), &[]),
-            (Some("2,0,2"), &[2, 0]),
-            (Some(" 1 , GPU-a"), &[1, 0]),
+            (Some("2,0"), &[2, 0]),
+            (Some("2,0,2"), &[]),
+            (Some(" 1 , GPU-a"), &[1]),
+            (Some("GPU-bb, GPU-a"), &[1, 0]),
+            (Some("MIG-2,MIG-1,MIG-2"), &[]),
+            (Some("MIG-2,MIG-1"), &[1]),
             (Some("GPU-bc,7,0"), &[2]),
             (Some("-1,0"), &[]),
             (Some("MIG-2"), &[1]),

@@ -90,8 +90,10 @@ async fn the_variable_hides_and_numbers_devices() {
     let there = "GPU 2 cannot be used: it is not there; GPUs that can be used: 0 (GPU-c)";
     assert!(choose(&hidden, 2, 0).await.unwrap_err().contains(there));
     let part = devices(&fake, Some("MIG-5,0,3"), &[]);
-    assert_eq!((part.usable(), part.unusable()), (&[0, 1][..], &[2][..]));
+    assert_eq!((part.usable(), part.unusable()), (&[0][..], &[][..]));
     assert_eq!(choose(&part, 0, 0).await.unwrap().uuids, "MIG-5");
+    let troubled = devices(&fake, Some("3,0"), &[]);
+    assert_eq!((troubled.usable(), troubled.unusable()), (&[1][..], &[0][..]));
     // Numbers follow the variable, and what is lost or full has the same.
     let turned = devices(&fake, Some("2,0"), &[(1, 0.1)]);
     let chosen = choose(&turned, 0, 0).await.unwrap();

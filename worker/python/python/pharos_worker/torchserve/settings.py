@@ -146,7 +146,7 @@ def place(keys, group):
         if all(gpu in here for gpu in ids):
             group["gpus"] = list(dict.fromkeys(ids))
         else:
-            print(f"model-config.yaml: deviceIds is {ids!r}, the GPUs here are {here}; it is left out")
+            print(f"model-config.yaml: deviceIds is {ids!r}, the GPUs that it may have are {here}; it is left out")
 
 
 def scheduling(keys, batch):
