@@ -212,7 +212,7 @@ def test_outputs_over_inputs_wait_until_all_are_made(world):
     world.region("own", floats(*range(16)))
     for offset in (20, 16, 12):
         given = world.devices.floats("own", 3, 16)
-        world.infer("alone", ("own", 16, [3]), "lent", ("own", offset, 12))
+        world.infer("alone", ("own", 16, [3]), "tensor", ("own", offset, 12))
         assert world.devices.floats("own", 3, offset) == given
     (world.devices.folder / "own").open("r+b").write(floats(*range(16)))
     with ThreadPoolExecutor(3) as clients:
