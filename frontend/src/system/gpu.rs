@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
+
+use crate::clock;
 
 /// The GPUs of this machine. They may be read from any thread.
 #[derive(Debug)]
@@ -305,7 +306,7 @@ fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
 /// last one's time. The driver has samples of those alone that did something; the others did nothing. It stamps them by the wall
 /// clock: what is later than now is from before somebody has set that back.
 fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> Result<Vec<(u32, f64)>, NvmlError> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(u64::MAX, |now| now.as_micros() as u64);
+    let now = clock::wall_ns() / 1000;
     *since = now.min(*since);
     let samples = match device.process_utilization_stats(*since) {
         Err(NvmlError::NotFound) => Vec::new(),
