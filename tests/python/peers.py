@@ -5,6 +5,7 @@ beside or above this repository). They install themselves at their first call, w
 tests therefore use them only where they are installed already, or where `PHAROS_PEERS` is set.
 """
 
+import collections
 import os
 import signal
 import socket
@@ -37,12 +38,20 @@ def missing(name: str, folder: str) -> str:
     return f"the peer `{name}` is not installed in {home}; run its script once, or set PHAROS_PEERS"
 
 
+GIVEN = collections.deque(maxlen=1000)
+"""Ports that `free_ports` gave last: who has one may not have bound it yet."""
+
+
 def free_ports(count: int) -> list:
-    """Ports that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
+    """Ports that are free now, all different, and none that was given lately."""
+    sockets, ports = [], []
+    while len(ports) < count:
+        sockets.append(socket.socket())
+        sockets[-1].bind(("127.0.0.1", 0))
+        port = sockets[-1].getsockname()[1]
+        if port not in GIVEN:
+            GIVEN.append(port)
+            ports.append(port)
     for s in sockets:
         s.close()
     return ports

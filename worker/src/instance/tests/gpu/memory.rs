@@ -147,6 +147,33 @@ fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
 }
 
 #[test]
+fn what_is_not_cut_by_rows_goes_over_the_arena() {
+    let fake = fake();
+    let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
+    let (address, handle) = fake.share(0, &[0; 32]);
+    world.cuda_region(1, (3, handle), 32);
+    let data = floats(&[1., 2., 3.]);
+    for requests in [1, 2] {
+        // Of two, the first has one element and the second two.
+        let parts = if requests == 1 {
+            vec![Part::Arena(&data)]
+        } else {
+            vec![Part::Arena(&data[..4]), Part::Arena(&data[4..])]
+        };
+        let placed: Vec<_> =
+            (0u32..).zip([(0, 12), (16, 8)]).take(requests).map(|(at, (from, len))| to(at, 0, 1, from, len)).collect();
+        let mut execute = world.frame((DataType::Fp32, 1), &[&parts], &placed);
+        execute.inputs[0].shape = vec![3];
+        execute.elements = vec![(0, if requests == 1 { vec![3] } else { vec![1, 2] })];
+        let (done, read) = world.run(&execute);
+        assert_eq!((done.error, done.failed.len(), done.outputs[0].placed), (None, 0, false));
+        assert_eq!((&read[0].shape, &read[0].data), (&vec![3], &data));
+    }
+    let seen = fake.content(address);
+    assert_eq!((&seen[..4], &seen[16..24]), (&data[..4], &data[4..]));
+}
+
+#[test]
 fn who_does_not_ask_for_device_memory_gets_copies() {
     let fake = fake();
     let cuda = Cuda::with(Box::new(fake.clone()), None);
