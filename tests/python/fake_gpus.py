@@ -7,6 +7,17 @@ from pathlib import Path
 from server import ROOT
 
 
+AT_WORK = """0 uuid GPU-0
+0 utilization 37 12
+0 memory 85899345920 8589934592
+0 power 250500
+0 power_limit 400000
+0 energy 5000
+0 temperature 55
+"""
+"""What a device tells that is at work: the first one."""
+
+
 class Gpus:
     """The library in NVML's place, and what its devices tell."""
 

@@ -33,3 +33,60 @@ output [ {{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }}, {{ name: "BATCH" d
 instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
 sequence_batching {{ {batching} }}
 {entries}"""
+
+
+IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
+FLAGS = {
+    "int32": "int32_false_true: [ -3, 7 ]",
+    "fp32": "fp32_false_true: [ 4, 9 ]",
+    "bool": "bool_false_true: [ true, false ]",
+}
+"""START, END and READY in each type that they may have, with values that are not 0 and 1; BOOL the wrong way round."""
+IDS = {
+    "INT32": ((1 << 31) + 5, -(1 << 31) + 5),
+    "UINT32": ((1 << 32) + 6, 6),
+    "INT64": ((1 << 63) - 1, (1 << 63) - 1),
+    "UINT64": ((1 << 63) - 2, (1 << 63) - 2),
+    "STRING": ("né", "né"),
+}
+"""The correlation id in each type that it may have: what is sent, and what the model sees of it."""
+
+
+def typed(values: str) -> str:
+    """Controls whose flags are of one type."""
+    kinds = {kind: f"kind: CONTROL_SEQUENCE_{kind} {values}" for kind in ("START", "END", "READY")}
+    return controls(**kinds)
+
+
+MODELS = {
+    "direct": config(f"{IDLE_LONG} direct {{ }} {controls()}"),
+    "two": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=2, instances=2),
+    "oldest": config(f"{IDLE_LONG} oldest {{ max_candidate_sequences: 64 }} {controls()}"),
+    "plain": config(f"{IDLE_LONG} {controls()}", batch=0),
+    "text": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('STRING'))}"),
+    "short": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid('UINT32'))}"),
+    **{f"flags_{name}": config(f"{IDLE_LONG} direct {{ }} {typed(values)}") for name, values in FLAGS.items()},
+    **{f"id_{name}": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid(name))}") for name in IDS},
+    "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=400),
+    "idle": config(f"max_sequence_idle_microseconds: 200000 direct {{ }} {controls()}", batch=1),
+    "limited": config(
+        f"{IDLE_LONG} direct {{ }} {controls()}",
+        batch=1,
+        delay_ms=300,
+        max_queued_sequences=1,
+        max_queue_size_per_sequence=1,
+    ),
+    "limited_oldest": config(
+        f"{IDLE_LONG} oldest {{ max_candidate_sequences: 4 }} {controls()}",
+        batch=1,
+        delay_ms=1000,
+        max_queue_size_per_sequence=1,
+    ),
+    "limited_direct": config(
+        f"{IDLE_LONG} direct {{ }} {controls()}", batch=4, delay_ms=1000, max_queue_size_per_sequence=1
+    ),
+    "iterative": config(f"iterative_sequence: true direct {{ }} {controls()}"),
+    "wide": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1),
+    "many": config(f"{IDLE_LONG} oldest {{ max_candidate_sequences: 20000 }} {controls()}", batch=64),
+}
+"""What the tests of sequences are about, by name."""

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from fake_gpus import Gpus
+from fake_gpus import AT_WORK, Gpus
 from server import ROOT, alive, binary, eventually
 from test_gpu_placement import TWO
 from test_gpu_tensors import Devices
@@ -173,17 +173,10 @@ def test_the_checks_of_cuda_shared_memory(tmp_path):
     assert len([line for line in lines if line.startswith("ok ")]) >= 15
 
 
-DEVICE = """
+DEVICE = f"""
 * devices 1
 * driver 550.54.15
-0 uuid GPU-0
-0 utilization 37 12
-0 memory 85899345920 8589934592
-0 power 250500
-0 power_limit 400000
-0 energy 5000
-0 temperature 55
-"""
+{AT_WORK}"""
 SMI = """#!/usr/bin/env python3
 import sys
 values = {"uuid": "GPU-0", "memory.used": "8192", "memory.total": "81920", "power.draw": "250.50",

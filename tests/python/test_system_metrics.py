@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import copy_models
-from fake_gpus import Gpus
+from fake_gpus import AT_WORK, Gpus
 from request_table import one
 from server import EXAMPLES, children, eventually, total
 
@@ -83,17 +83,10 @@ class Cgroup:
             fresh.rename(self.folder / name.replace("_", ".", 1))
 
 
-TWO = """
+TWO = f"""
 * devices 2
 * driver 550.54.15
-0 uuid GPU-0
-0 utilization 37 12
-0 memory 85899345920 8589934592
-0 power 250500
-0 power_limit 400000
-0 energy 5000
-0 temperature 55
-1 uuid GPU-1
+{AT_WORK}1 uuid GPU-1
 1 mig 7
 1 utilization !3
 1 memory !4

@@ -31,8 +31,23 @@ pub(super) struct Lent<'a> {
     in_place: bool,
     /// Which of it the backend may have itself that is on a device.
     on_device: DeviceInputs,
-    /// Ranges that it has: region, first byte, end.
-    ranges: Vec<(u64, u64, u64)>,
+    /// Ranges that it has.
+    ranges: Vec<RegionRange>,
+}
+
+/// A range of a client's memory: its region, its first byte, its end.
+pub(crate) type RegionRange = (u64, u64, u64);
+
+/// Where a part of an input is.
+pub(crate) fn range_of(piece: &Piece) -> RegionRange {
+    (piece.region, piece.offset, piece.offset.saturating_add(piece.len))
+}
+
+/// `len` bytes of a region from `offset`, unless some of them are in one of `others`.
+pub(crate) fn apart_from(others: &[RegionRange], (region, offset, len): (u64, u64, u64)) -> Option<RegionRange> {
+    let end = offset.checked_add(len)?;
+    let overlaps = |&(other, from, to): &RegionRange| other == region && offset < to && from < end;
+    (!others.iter().any(overlaps)).then_some((region, offset, end))
 }
 
 /// Whether a batch uses memory of clients at all.
@@ -97,7 +112,7 @@ impl<'a> Lent<'a> {
         let wanted = |placement: &&Placement| usize::from(placement.output) == output && len <= placement.len;
         let &Placement { region, offset, .. } =
             self.execute.placements.iter().find(wanted).filter(|_| self.in_place)?;
-        let range = self.free(region, offset, len)?;
+        let range = apart_from(&self.ranges, (region, offset, len))?;
         let on_device = || self.regions.on_device(region, offset, len).filter(|_| may_be_on_device);
         let in_place = self.regions.in_place_mut(region, offset, len).map(Place::Host);
         let place = in_place.or_else(|| on_device().map(Place::Device))?;
@@ -111,7 +126,7 @@ impl<'a> Lent<'a> {
             placement.request == request && usize::from(placement.output) == output && len <= placement.len
         };
         let &Placement { region, offset, .. } = self.execute.placements.iter().find(wanted)?;
-        let range = self.free(region, offset, len)?;
+        let range = apart_from(&self.ranges, (region, offset, len))?;
         let memory = self.regions.on_device(region, offset, len)?;
         self.ranges.push(range);
         Some(memory)
@@ -120,13 +135,6 @@ impl<'a> Lent<'a> {
     /// Whether the rows of a batch of several requests may go to several places.
     pub(super) fn may_be_apart(&self) -> bool {
         self.on_device == DeviceInputs::Pieces && self.execute.requests.len() > 1
-    }
-
-    /// A range, unless something in it is lent out already.
-    fn free(&self, region: u64, offset: u64, len: u64) -> Option<(u64, u64, u64)> {
-        let end = offset.checked_add(len)?;
-        let overlaps = |&(other, start, stop): &(u64, u64, u64)| other == region && offset < stop && start < end;
-        (!self.ranges.iter().any(overlaps)).then_some((region, offset, end))
     }
 
     /// Where the parts of an input are, if some are on a device and the backend takes them from there; `None` if not.
@@ -163,7 +171,7 @@ impl<'a> Lent<'a> {
             sources.push(source);
         }
         let used = block.pieces.iter().filter(|piece| piece.region != 0);
-        self.ranges.extend(used.map(|piece| (piece.region, piece.offset, piece.offset.saturating_add(piece.len))));
+        self.ranges.extend(used.map(range_of));
         Ok(Some(sources))
     }
 
@@ -183,7 +191,7 @@ impl<'a> Lent<'a> {
             && !unusable.contains(&piece.request)
             && let Some(bytes) = self.regions.in_place(piece.region, piece.offset, piece.len)
         {
-            self.ranges.push((piece.region, piece.offset, piece.offset + piece.len));
+            self.ranges.push(range_of(piece));
             return Ok((Gathered::There(bytes), Vec::new()));
         }
         let mut wrong = Vec::new();

@@ -11,13 +11,14 @@ use pharos::infer::Parameters;
 use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{self, CREDITS, Execute, OutputBlock, Piece, Placement, Resumed, ToFrontend, WireError};
+use pharos::wire::{self, CREDITS, Execute, OutputBlock, Placement, Resumed, ToFrontend, WireError};
 
 use super::board::{Place, State};
 use super::stash::in_memory;
 use super::{Memory, Received, Shared, Stash};
 use crate::backend::run_error;
 use crate::clock;
+use crate::instance::lent::{RegionRange, apart_from, range_of};
 use crate::instance::wire_error;
 use crate::regions::ReceivedOnDevice;
 
@@ -250,8 +251,8 @@ pub struct Responder {
     decoupled: bool,
     /// Where its outputs go in memory of clients, and their names.
     placements: Vec<(Placement, String)>,
-    /// What the batch reads in memory of clients: region, first byte, end. `None` if nothing is written there before its time.
-    read: Option<Vec<(u64, u64, u64)>>,
+    /// What the batch reads in memory of clients. `None` if nothing is written there before its time.
+    read: Option<Vec<RegionRange>>,
 }
 
 impl Responder {
@@ -281,8 +282,7 @@ impl Responder {
         // A response may have to wait for its reader, or be thrown away when the request is executed once more.
         let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
         let pieces = execute.inputs.iter().flat_map(|input| &input.pieces).filter(|piece| piece.region != 0);
-        let range = |piece: &Piece| (piece.region, piece.offset, piece.offset.saturating_add(piece.len));
-        let read = at_once.then(|| pieces.map(range).collect());
+        let read = at_once.then(|| pieces.map(range_of).collect());
         Ok(Self { shared: shared.clone(), place, decoupled, placements, read })
     }
 
@@ -345,11 +345,7 @@ impl Responder {
         let len = len as u64;
         let mut all = self.placements.iter().map(|(placement, _)| placement);
         let place = all.find(|place| usize::from(place.output) == output && len <= place.len)?;
-        let end = place.offset.checked_add(len)?;
-        let is_read = |&(region, from, to): &(u64, u64, u64)| region == place.region && place.offset < to && from < end;
-        if self.read.as_ref()?.iter().any(is_read) {
-            return None;
-        }
+        apart_from(self.read.as_ref()?, (place.region, place.offset, len))?;
         self.shared.regions().kept_on_device(place.region, place.offset, len)
     }
 

@@ -382,6 +382,14 @@ fn the_process_ends_after_the_answer_when_its_device_is_lost() {
     assert_eq!((second.batch, message(second)), (2, "the GPU has failed: uncorrectable ECC error encountered"));
 }
 
+/// The parts of two inputs of five requests, of so many bytes each: the left ones in two devices' regions, here, in a region
+/// that cannot be opened, in system memory; the right one always the same.
+fn mixed(here: &[u8]) -> ([Part<'_>; 5], [Part<'_>; 5]) {
+    let len = here.len() as u64;
+    let left = [(1, len), (2, 0), (4, 0), (3, 0)].map(|(region, offset)| Part::Region(region, offset, len));
+    ([left[0], Part::Arena(here), left[1], left[2], left[3]], [Part::Region(1, 0, len); 5])
+}
+
 /// Where the inputs of up to three batches are, side by side.
 fn places() -> [usize; 3] {
     [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block)

@@ -84,14 +84,7 @@ fn a_batch_is_put_together_on_the_device() {
     world.cuda_region(2, (0, other.1), 16);
     world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 16);
     let here = floats(&[11., 12.]);
-    let left = [
-        Part::Region(1, 8, 8),
-        Part::Arena(&here),
-        Part::Region(2, 0, 8),
-        Part::Region(4, 0, 8),
-        Part::Region(3, 0, 8),
-    ];
-    let right = [Part::Region(1, 0, 8); 5];
+    let (left, right) = mixed(&here);
     let placed = [to(2, 0, 2, 8, 8), to(4, 1, 1, 0, 8)];
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
     let (done, read) = world.run(&execute);

@@ -163,14 +163,7 @@ fn a_batch_is_put_together_on_the_device() {
     world.cuda_region(2, (0, other.1), 32);
     world.cuda_region(4, (3, [0xff; CUDA_HANDLE]), 32);
     let here = bytes(&[11, 12]);
-    let left = [
-        Part::Region(1, 16, 16),
-        Part::Arena(&here),
-        Part::Region(2, 0, 16),
-        Part::Region(4, 0, 16),
-        Part::Region(3, 0, 16),
-    ];
-    let right = [Part::Region(1, 0, 16); 5];
+    let (left, right) = mixed(&here);
     let execute = world.frame((DataType::Int64, 2), &[&left, &right], &[to(2, 0, 2, 16, 16)]);
     let (done, read) = world.run(&execute);
     assert_eq!((done.error, done.failed.len(), done.failed[0].0), (None, 1, 3));
