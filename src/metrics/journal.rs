@@ -64,9 +64,10 @@ impl Line {
     }
 
     /// Of a counter of the server itself, whose samples are whole numbers of which `scale` make one of the metric's unit:
-    /// sums of them are exact.
-    pub(super) fn of_server(self, scale: f64) -> Self {
-        Self { yields: true, scale, ..self }
+    /// sums of them are exact. `labels` are as in [`Text::of_server`].
+    pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
+        let text = Text::of_server(spec, labels, hostname);
+        Self { text, counter: true, yields: true, scale, held: AtomicU64::new(0), owed: AtomicBool::new(false) }
     }
 
     /// How it is written.
