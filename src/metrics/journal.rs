@@ -119,7 +119,6 @@ impl Batch {
     fn clear(&mut self) {
         self.entries.clear();
         self.request_ids.clear();
-        self.owing.clear();
     }
 }
 
@@ -270,18 +269,21 @@ impl Journal {
         }
     }
 
-    /// For the writer: everything that waits, in place of `batch`, whose memory is used again. Until it comes the next
+    /// For the writer: everything that waits, in place of the samples in `batch`, whose memory is used again. Until it comes the next
     /// time, `room` samples are taken; the last `kept` of these places are not for the server's counters.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
         let mut queue = self.lock();
         std::mem::swap(&mut queue.batch, batch);
+        // What the last batch owed and was not settled is owed by this one.
+        batch.owing.append(&mut queue.batch.owing);
         (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }
 
-    /// For the writer: what counters of `batch` have held back, once each. What `each` refuses stays held.
+    /// For the writer: what counters of `batch` have held back, once each. What `each` refuses stays held. A batch that is
+    /// not settled owes it until the next one is.
     pub fn settle(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
         for line in batch.owing.drain(..) {
             line.owed.store(false, Ordering::Release);

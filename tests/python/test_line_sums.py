@@ -4,6 +4,8 @@ the response cache, ensembles, iterative sequences, lost instances, and models o
 import json
 import os
 import signal
+import statistics
+import time
 import urllib.parse
 from collections import defaultdict
 from decimal import Decimal
@@ -12,6 +14,7 @@ import numpy as np
 import tritonclient.http
 
 from repository_tables import CPU, ensemble, model
+from request_table import one
 from server import ROOT, Server, eventually, total
 from test_iterative import OLDEST, config
 from test_metrics_load import worker_model
@@ -144,3 +147,30 @@ def statistics_agree(server, metrics: dict):
         assert value("nv_inference_request_success", "model") == count("success") > 0, name
         assert value("nv_cache_num_hits_per_model", "model") == count("cache_hit"), name
         assert value("nv_cache_num_misses_per_model", "model") == count("cache_miss"), name
+
+
+def line_delay(server, log) -> float:
+    """Seconds from the answer to a request until its line is in the file."""
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    answered, text = time.monotonic(), b""
+
+    def is_there():
+        nonlocal text
+        text += log.read()
+        return b"ts_inference_latency_microseconds" in text
+
+    while not is_there():
+        assert time.monotonic() - answered < 10, "the line is not written"
+    return time.monotonic() - answered
+
+
+def test_lines_are_written_soon_after_the_answer(start):
+    """Within 5 ms, as the median of some requests shows; a busy machine has several tries."""
+    server = start(["identity_fp32"])
+    with open(server.logs / "ts_metrics.log", "rb") as log:
+
+        def is_soon():
+            log.seek(0, os.SEEK_END)
+            return statistics.median(line_delay(server, log) for _ in range(20)) < 0.005
+
+        eventually("lines are written within 5 ms", 30, is_soon)
