@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -55,6 +55,11 @@ example-backends: $(TARGET)/release/pharos-worker-scale
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
+
+# KServe's SDK for tests/python/test_kserve.py, in an environment of its own: it has many dependencies (some 450 MB).
+kserve-sdk:
+	$(PYTHON) -m venv $(TARGET)/kserve
+	$(TARGET)/kserve/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
 
 # What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
 WHEELS := $(TARGET)/wheels

@@ -111,12 +111,20 @@ pub struct Timeline {
     pub compute: ComputeStamps,
     /// The outputs are known to the frontend: the end of Triton's request duration.
     pub request_end: Instant,
+    /// Nanoseconds of the look-up and the insertion if the response cache did not have the response, otherwise 0. Triton
+    /// adds them to the request duration.
+    pub cache_miss_ns: u64,
 }
 
 impl Timeline {
     /// Nanoseconds from `request_start` to `request_end`.
     pub fn request_ns(&self) -> u64 {
         self.request_end.ns_since(self.request_start)
+    }
+
+    /// The request's share of the sums of durations: `request_ns` and `cache_miss_ns`.
+    pub fn charged_ns(&self) -> u64 {
+        self.request_ns().saturating_add(self.cache_miss_ns)
     }
 
     /// Nanoseconds in the queue: from `queue_start` to the worker's start on the batch.

@@ -42,7 +42,7 @@ use crate::cache::{Found, Miss, ModelCache};
 use crate::clock;
 use crate::wire::{Part, SharedLink};
 
-pub(crate) use cached::answer_found;
+pub(crate) use cached::{answer_found, record_miss};
 use cancel::CancelOnDrop;
 use effects::{Effects, Send};
 pub(crate) use limits::{Limits, Registration};

@@ -1,4 +1,7 @@
-//! Writes the metric logs: one thread that sleeps until something is recorded, then comes by twenty times a second.
+//! Writes the metric logs: one thread that sleeps until something is recorded, then writes every few milliseconds.
+//!
+//! No request waits for its lines: handing one over to the thread and back would cost more than a small request takes.
+//! They are written [`LINGER`] after the first sample if the thread slept, otherwise within [`TICK`].
 //!
 //! What is written decides `pharos::metrics::journal`, how a line looks `pharos::metrics::tslog`; here are the thread, the
 //! time and the files. Inference never waits for any of it: a full disk costs lines, which are counted.
@@ -22,8 +25,12 @@ use pharos::timeline::Instant;
 use crate::{clock, log};
 use sink::{LogFile, Sink, Stdout};
 
-/// How often lines are written while there are any.
-const TICK: Duration = Duration::from_millis(50);
+/// How often lines are written while there are any. The bound of the delay between an answer and its lines.
+const TICK: Duration = Duration::from_millis(4);
+/// How long the thread waits for further samples after the first one: a request's samples come within one short execution.
+const LINGER: Duration = Duration::from_millis(1);
+/// How often sums are written while the bound on lines leaves no lines to single requests.
+const SUMS: Duration = Duration::from_millis(50);
 /// How long after a failure a write is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the end may take: a file system that hangs must not keep the server from ending.
@@ -96,6 +103,8 @@ struct Work {
     allowance: Allowance,
     /// When all counters were last told, whatever the bound.
     told_all: Instant,
+    /// When sums were last written.
+    told_sums: Instant,
 }
 
 impl Work {
@@ -110,6 +119,7 @@ impl Work {
             stdout: settings.stdout.then(Stdout::default),
             allowance: Allowance::new(settings.lines_per_second),
             told_all: clock::now(),
+            told_sums: clock::now(),
             settings,
         }
     }
@@ -149,7 +159,7 @@ impl Work {
             thread::park();
         }
         // The first of many: the others come with it.
-        self.sleep(TICK);
+        self.sleep(LINGER);
     }
 
     /// Sleeps, but not past the order to stop.
@@ -191,6 +201,9 @@ impl Work {
         let all = all || now - self.told_all >= RETRY;
         self.told_all = if all { now } else { self.told_all };
         let (room, kept) = (self.allowance.refill(now), self.allowance.kept());
+        // Sums at every visit would use up the bound when there are many series.
+        let sums = all || room > kept || now - self.told_sums >= SUMS;
+        self.told_sums = if sums { now } else { self.told_sums };
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, .. } = self;
         let logged = log::takes_metrics().then(String::new);
@@ -202,13 +215,15 @@ impl Work {
             }
         });
         let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
-        let mut waits = false;
+        let mut waits = !sums;
         let mut told = |text: &Text, value| {
             waits |= output.lines >= bound;
             output.lines < bound && output.line(text, value, "")
         };
-        journal.settle(batch, |line, value| told(line.text(), line.shown(value)));
-        counters.collect(cache, room.saturating_sub(kept) as u64, &mut told);
+        if sums {
+            journal.settle(batch, |line, value| told(line.text(), line.shown(value)));
+            counters.collect(cache, room.saturating_sub(kept) as u64, &mut told);
+        }
         allowance.used = output.lines;
         log::metrics(output.logged.as_deref().unwrap_or_default());
         output.lines > 0 || waits

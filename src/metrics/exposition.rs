@@ -184,24 +184,22 @@ impl View {
     fn model_series<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries, out: &mut Vec<Row<'a>>) {
         let count = |cell: &Count| Number::Whole(cell.get());
         let micros = |cell: &Count| Number::Whole(cell.get() / 1000);
+        let labels = || self.model_labels(builtin, model);
         let value = match builtin {
             Builtin::RequestFailure => {
                 let each = Failure::ALL.iter().zip(&model.failures);
-                return out.extend(
-                    each.map(|(failure, cell)| (nv_labels(model).with("reason", failure.as_str()), count(cell))),
-                );
+                return out
+                    .extend(each.map(|(failure, cell)| (labels().with("reason", failure.as_str()), count(cell))));
             }
             Builtin::Instances => {
                 return out.extend(InstanceState::ALL.iter().map(|state| {
                     let level = model.level(|series| &series.instances[state.index()]);
-                    (model_labels(model).with("state", state.as_str()), Number::Signed(level))
+                    (labels().with("state", state.as_str()), Number::Signed(level))
                 }));
             }
             Builtin::Batches => {
                 let each = SendReason::ALL.iter().zip(&model.sent);
-                return out.extend(
-                    each.map(|(reason, cell)| (model_labels(model).with("reason", reason.as_str()), count(cell))),
-                );
+                return out.extend(each.map(|(reason, cell)| (labels().with("reason", reason.as_str()), count(cell))));
             }
             Builtin::RequestSuccess => count(&model.success_count),
             Builtin::InferenceCount => count(&model.inference_count),
@@ -225,12 +223,7 @@ impl View {
             Builtin::SamplesDropped => count(&model.samples_dropped),
             _ => return,
         };
-        let labels = match builtin {
-            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => self.ts_labels(model),
-            Builtin::InstanceRestarts | Builtin::SamplesDropped => model_labels(model),
-            _ => nv_labels(model),
-        };
-        out.push((labels, value));
+        out.push((labels(), value));
     }
 
     /// TorchServe's counters of requests, where those are counted by name.
@@ -255,11 +248,9 @@ impl View {
         }
     }
 
-    fn ts_labels<'a>(&'a self, model: &'a ModelSeries) -> Labels<'a> {
-        let name = model.model().bare_name();
-        let namespace = model.model().namespace().map(|namespace| ("namespace", namespace));
-        let labels = [("hostname", self.cache.hostname()), ("model_name", name), ("model_version", model.version())];
-        Labels::new(labels.into_iter().chain(namespace))
+    /// Labels of a model's series in a built-in family.
+    fn model_labels<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries) -> Labels<'a> {
+        Labels::new(model.labels(builtin, self.cache.hostname()))
     }
 
     /// A family whose series are known by their label values.
@@ -329,17 +320,8 @@ impl View {
 }
 
 /// Labels of Triton's families: the model's and its `metric_tags`.
-fn nv_labels(model: &ModelSeries) -> Labels<'_> {
-    let tags = model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    Labels::new(tags.chain([("model", model.model().bare_name()), ("version", model.version())]))
-}
-
 fn series_labels(series: &Series) -> Labels<'_> {
     Labels::new(series.spec().labelled(series.labels()))
-}
-
-fn model_labels(model: &ModelSeries) -> Labels<'_> {
-    Labels::new([("model", &*model.model().name), ("version", model.version())])
 }
 
 /// A backslash and a line feed would break the line; OpenMetrics also escapes quotes.

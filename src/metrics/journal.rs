@@ -64,9 +64,10 @@ impl Line {
     }
 
     /// Of a counter of the server itself, whose samples are whole numbers of which `scale` make one of the metric's unit:
-    /// sums of them are exact.
-    pub(super) fn of_server(self, scale: f64) -> Self {
-        Self { yields: true, scale, ..self }
+    /// sums of them are exact. `labels` are as in [`Text::of_server`].
+    pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
+        let text = Text::of_server(spec, labels, hostname);
+        Self { text, counter: true, yields: true, scale, held: AtomicU64::new(0), owed: AtomicBool::new(false) }
     }
 
     /// How it is written.
@@ -118,7 +119,6 @@ impl Batch {
     fn clear(&mut self) {
         self.entries.clear();
         self.request_ids.clear();
-        self.owing.clear();
     }
 }
 
@@ -269,18 +269,21 @@ impl Journal {
         }
     }
 
-    /// For the writer: everything that waits, in place of `batch`, whose memory is used again. Until it comes the next
+    /// For the writer: everything that waits, in place of the samples in `batch`, whose memory is used again. Until it comes the next
     /// time, `room` samples are taken; the last `kept` of these places are not for the server's counters.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
         let mut queue = self.lock();
         std::mem::swap(&mut queue.batch, batch);
+        // What the last batch owed and was not settled is owed by this one.
+        batch.owing.append(&mut queue.batch.owing);
         (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }
 
-    /// For the writer: what counters of `batch` have held back, once each. What `each` refuses stays held.
+    /// For the writer: what counters of `batch` have held back, once each. What `each` refuses stays held. A batch that is
+    /// not settled owes it until the next one is.
     pub fn settle(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
         for line in batch.owing.drain(..) {
             line.owed.store(false, Ordering::Release);

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
+use super::journal::Line;
 use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, RELOAD_RESULTS, Route};
 use super::named::{Lines, Named};
-use super::series::ModelSeries;
+use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
 use crate::error::Reason;
@@ -42,10 +43,10 @@ pub fn named_requested(cache: &Cache, named: &Named) {
 ///
 /// To be called once for each request, before its response (the last of them) leaves.
 pub fn named_done(cache: &Cache, named: &Named, timeline: &Timeline) {
-    named.latency_ns.add(timeline.request_ns());
+    named.latency_ns.add(timeline.charged_ns());
     named.queue_ns.add(timeline.queue_ns());
     let Lines { latency, queue_latency } = named.lines();
-    let lines = [(latency, timeline.request_ns()), (queue_latency, timeline.queue_ns())];
+    let lines = [(latency, timeline.charged_ns()), (queue_latency, timeline.queue_ns())];
     let lines = lines.iter().filter_map(|(line, ns)| line.as_ref().map(|line| (line, *ns as f64)));
     cache.journal().push_all(lines, "");
 }
@@ -79,6 +80,8 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     series.compute_input_ns.add(input);
     series.compute_infer_ns.add(infer);
     series.compute_output_ns.add(output);
+    let line = series.times().queue_latency.clone();
+    series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
     series.journal().touch();
 }
 
@@ -93,13 +96,15 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     series.cache.hits.add(1);
     series.cache.hit_ns.add(lookup_ns);
     series.durations.observe_hit(timeline, lookup_ns);
+    series.journal().push_all(latency_lines(&series.times(), timeline), "");
     series.journal().touch();
 }
 
 /// A request that succeeded was looked up in the response cache in vain, and its response inserted, if it could be, in
 /// `cache_ns` together. They come on top of the request's own time, as Triton counts.
 ///
-/// To be called after [`inference_done`], before its response leaves.
+/// To be called before its response leaves. The request's timeline holds `cache_ns` too, for the log lines of
+/// [`batch_times`], [`request_times`] and [`ensemble_done`].
 pub fn cache_miss(series: &ModelSeries, cache_ns: u64) {
     series.success_ns.add(cache_ns);
     series.cache.misses.add(1);
@@ -143,8 +148,8 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
 /// and `WorkerThreadTime`, in milliseconds to three digits, for the `dispatch_ns` that it was on its way to the worker and
 /// back beside its execution. The latencies of the same requests become log lines.
 ///
-/// To be called once for each batch, before its responses leave, with the timelines that [`inference_done`] was given: the
-/// sums over the lines are then those of the cells.
+/// To be called once for each batch, before its responses leave, with the timelines that [`inference_done`] was given and
+/// what [`cache_miss`] has added: the sums over the lines are then those of the cells.
 pub fn batch_times<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeline> + Clone, dispatch_ns: u64) {
     times_of(series, timelines, Some(dispatch_ns));
 }
@@ -168,15 +173,19 @@ fn times_of<'a>(series: &ModelSeries, timelines: impl Iterator<Item = &'a Timeli
     }
     let queue = times.queue.as_ref().and_then(|gauge| gauge.line());
     let of_request = |timeline: &'a Timeline| {
-        let lines = [
-            queue.map(|line| (line, queue_ms(timeline))),
-            times.latency.as_ref().map(|line| (line, timeline.request_ns() as f64)),
-            times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
-        ];
-        lines.into_iter().flatten()
+        queue.map(|line| (line, queue_ms(timeline))).into_iter().chain(latency_lines(&times, timeline))
     };
     let of_batch = times.worker_thread.as_ref().and_then(|gauge| gauge.line()).zip(dispatch_ms);
     series.journal().push_all(timelines.flat_map(of_request).chain(of_batch), "");
+}
+
+/// The log lines of one request's part in the sums of durations.
+fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Item = (&'a Arc<Line>, f64)> + use<'a> {
+    let lines = [
+        times.latency.as_ref().map(|line| (line, timeline.charged_ns() as f64)),
+        times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
+    ];
+    lines.into_iter().flatten()
 }
 
 /// What TorchServe calls the worker of this number: `W-9000-model_1.0`. `None` where requests are not counted by the names
@@ -256,12 +265,7 @@ pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, d
     let EnsembleDone { batch_size, overhead_ns, now_ms } = done;
     batch_executed(series, batch_size, &timeline.compute, now_ms);
     inference_done(series, timeline, batch_size);
-    let times = series.times();
-    let lines = [
-        times.latency.as_ref().map(|line| (line, timeline.request_ns() as f64)),
-        times.queue_latency.as_ref().map(|line| (line, timeline.queue_ns() as f64)),
-    ];
-    series.journal().push_all(lines.into_iter().flatten(), "");
+    series.journal().push_all(latency_lines(&series.times(), timeline), "");
     if let Some(histogram) = overhead_series(cache, series) {
         // A histogram takes every time.
         let _ = histogram.add_or_update(overhead_ns as f64 / 1000.0);

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
+use super::builtin::Builtin;
 use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
@@ -284,9 +285,22 @@ impl ModelSeries {
         &self.version
     }
 
-    /// Labels from the configuration's `metric_tags`.
-    pub(super) fn tags(&self) -> &[(String, String)] {
-        &self.tags
+    /// The labels of this model's series of a built-in metric, the same in every view. Triton's names have the namespace and
+    /// the `metric_tags`, TorchServe's the namespace and the host; the others have the full name, with its namespace.
+    pub(super) fn labels<'a>(&'a self, builtin: Builtin, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
+        let (name, version) = (self.model.bare_name(), self.version());
+        let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        match builtin {
+            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => {
+                let labels = [("model_name", name), ("model_version", version), ("hostname", hostname)];
+                let namespace = self.model.namespace().map(|namespace| ("namespace", namespace));
+                labels.into_iter().chain(namespace).collect()
+            }
+            Builtin::Batches | Builtin::Instances | Builtin::InstanceRestarts | Builtin::SamplesDropped => {
+                vec![("model", &*self.model.name), ("version", version)]
+            }
+            _ => [("model", name), ("version", version)].into_iter().chain(tags).collect(),
+        }
     }
 
     pub(super) fn gpu_memory(&self) -> MutexGuard<'_, Vec<(u32, u64)>> {

@@ -170,6 +170,15 @@ impl Text {
         Self { file, head, tail, json: json(spec, &others, host) }
     }
 
+    /// Of a series of the server itself: the dimensions of the definition in its order, then the other `labels`, which are
+    /// a model's namespace and `metric_tags`.
+    pub fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str) -> Self {
+        let value = |name: &str| labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| *value);
+        let defined = spec.dimensions.iter().map(|name| (name.as_str(), value(name)));
+        let others = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
+        Self::new(spec, defined.chain(others.copied()), hostname)
+    }
+
     /// Where these lines go.
     pub fn file(&self) -> File {
         self.file

@@ -30,7 +30,7 @@ def test_answer(server, case):
 def test_server_survived_the_tables(server):
     """After all of them the server is ready and no worker was lost."""
     assert server.process.poll() is None
-    assert server.get("/v2/health/ready") == (200, "")
+    assert server.get("/v2/health/ready") == (200, '{"ready":true}')
 
 
 def test_every_case_has_its_own_name():

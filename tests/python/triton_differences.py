@@ -39,6 +39,24 @@ class Difference:
 
 DIFFERENCES = [
     Difference(
+        ("live", "ready", "query string is ignored"),
+        "Triton's bodies are empty. KServe's SDK reads `live` and `ready` in them; Triton's clients read the status alone.",
+        (200,),
+        "true}",
+    ),
+    Difference(
+        ("route: root",),
+        "Triton serves nothing at `/`; KServe's SDK asks there whether a server of the v1 protocol is alive.",
+        (200,),
+        '{"status":"alive"}',
+    ),
+    Difference(
+        ("route: unknown path of v1",),
+        "Triton has no v1 protocol; here the path is KServe's, and the body of this case is empty.",
+        (400,),
+        "the request is not a JSON object",
+    ),
+    Difference(
         (
             "unknown model: metadata",
             "unknown model: config",

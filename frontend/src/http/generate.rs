@@ -159,7 +159,7 @@ async fn begin_traced(
     edge.engine.stream(request)
 }
 
-fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
     let coding = text(headers, CONTENT_ENCODING.as_str());
     if coding.is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
         return Ok(());
@@ -168,7 +168,8 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
     Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
 }
 
-async fn read(body: Body, limit: u64, waits: bool) -> Result<Data, InferError> {
+/// The whole body, of at most `limit` bytes.
+pub(super) async fn read(body: Body, limit: u64, waits: bool) -> Result<Data, InferError> {
     match body::read(body, limit, waits).await? {
         Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {

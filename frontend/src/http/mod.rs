@@ -23,6 +23,7 @@ mod restrict;
 mod server;
 mod shared_memory;
 mod trace;
+mod v1;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,7 +133,8 @@ fn routes(edge: Edge) -> Router {
         .route("/v2/trace/setting", get(trace::get).post(trace::post))
         .route("/v2/models/{model}/trace/setting", get(trace::get_of).post(trace::post_of))
         .route("/v2/logging", get(logging::get).post(logging::post));
-    shared_memory::routes(router).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
+    let router = v1::routes(shared_memory::routes(router));
+    router.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.

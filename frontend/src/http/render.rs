@@ -105,6 +105,14 @@ pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferE
         return Err(size_mismatch(output));
     }
     match tensor.datatype {
+        DataType::Bytes => strings(out, output),
+        datatype => elements(out, (&output.name, datatype), bytes),
+    }
+}
+
+/// Appends the elements of an output of this name, which have a fixed size, with commas between them.
+pub(super) fn elements(out: &mut Vec<u8>, (name, datatype): (&str, DataType), bytes: &[u8]) -> Result<(), InferError> {
+    match datatype {
         DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),
         DataType::Uint8 => list(out, bytes, |out, element| value(out, &u8::from_le_bytes(element))),
         DataType::Uint16 => list(out, bytes, |out, element| value(out, &u16::from_le_bytes(element))),
@@ -116,10 +124,9 @@ pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferE
         DataType::Int64 => list(out, bytes, |out, element| value(out, &i64::from_le_bytes(element))),
         DataType::Fp32 => list(out, bytes, |out, element| single(out, f32::from_le_bytes(element))),
         DataType::Fp64 => list(out, bytes, |out, element| double(out, f64::from_le_bytes(element))),
-        DataType::Bytes => strings(out, output),
+        DataType::Bytes => Err(InferError::internal(format!("the elements of output '{name}' have no fixed size"))),
         DataType::Fp16 | DataType::Bf16 => Err(InferError::invalid(format!(
-            "sending {} data via JSON is not supported. Please use the binary data format for output {}",
-            tensor.datatype, output.name
+            "sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
         ))),
     }
 }

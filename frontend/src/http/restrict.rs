@@ -38,6 +38,9 @@ fn unauthenticated(refusal: Refusal) -> Response {
 /// What a path asks for; `None` for one that is none of the protocol's.
 fn part(method: &Method, path: &str) -> Option<(Api, Route)> {
     let is_get = *method == Method::GET;
+    if path == "/" || path.starts_with("/v1/") {
+        return Some(v1(method, path));
+    }
     let mut segments = path.strip_prefix("/v2")?.split('/').skip(1);
     let (first, second) = (segments.next(), segments.next());
     Some(match (first, second) {
@@ -63,6 +66,16 @@ fn part(method: &Method, path: &str) -> Option<(Api, Route)> {
         (Some("logging"), _) => (Api::Logging, Route::LogSettings),
         _ => return None,
     })
+}
+
+/// What a path of KServe's v1 asks for. The list of models is what the repository's index shows.
+fn v1(method: &Method, path: &str) -> (Api, Route) {
+    match path {
+        "/" => (Api::Health, Route::Live),
+        "/v1/models" => (Api::ModelRepository, Route::RepositoryIndex),
+        _ if *method == Method::POST => (Api::Inference, Route::Infer),
+        _ => (Api::Health, Route::ModelReady),
+    }
 }
 
 /// What a path below `/v2/models/` asks for.
@@ -116,12 +129,20 @@ mod tests {
             ("/v2/repository/models/m/load", Api::ModelRepository),
             ("/v2/systemsharedmemory/status", Api::SharedMemory),
             ("/v2/cudasharedmemory/region/r/register", Api::SharedMemory),
+            ("/", Api::Health),
+            ("/v1/models", Api::ModelRepository),
         ] {
             for method in [Method::GET, Method::POST] {
                 assert_eq!(part(&method, path).map(|(api, _)| api), Some(api), "{path}");
             }
         }
-        for path in ["/", "/v3", "/v2/none", "/v2/models/m/none", "/metrics"] {
+        for path in ["/v1/models/m:predict", "/v1/models/m%3apredict", "/v1/models/m/versions/1:predict"] {
+            assert_eq!(part(&Method::POST, path), Some((Api::Inference, Route::Infer)), "{path}");
+        }
+        for path in ["/v1/models/m", "/v1/models/m/versions/1"] {
+            assert_eq!(part(&Method::GET, path), Some((Api::Health, Route::ModelReady)), "{path}");
+        }
+        for path in ["/v1", "/v3", "/v2/none", "/v2/models/m/none", "/metrics"] {
             assert_eq!(part(&Method::GET, path), None, "{path}");
         }
     }

@@ -17,20 +17,21 @@ const EXTENSIONS: &str = concat!(
 
 pub(super) async fn live(State(edge): State<Edge>) -> Response {
     let live = edge.engine.live();
-    edge.pending(Route::Live).finish(health(&edge, live))
+    edge.pending(Route::Live).finish(health(&edge, "live", live))
 }
 
 pub(super) async fn ready(State(edge): State<Edge>) -> Response {
     let ready = edge.engine.ready();
-    edge.pending(Route::Ready).finish(health(&edge, ready))
+    edge.pending(Route::Ready).finish(health(&edge, "ready", ready))
 }
 
-/// 200 or 400 with an empty body; an error while exiting.
-fn health(edge: &Edge, healthy: bool) -> Result<Response, InferError> {
+/// 200 or 400, with a body that says the same for KServe's clients; an error while exiting.
+fn health(edge: &Edge, state: &str, healthy: bool) -> Result<Response, InferError> {
     if edge.engine.exiting() {
         return Err(InferError::not_ready("Server exiting"));
     }
-    Ok(answer::empty(if healthy { StatusCode::OK } else { StatusCode::BAD_REQUEST }))
+    let status = if healthy { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+    Ok(answer::with_body(status, "application/json", format!("{{\"{state}\":{healthy}}}")))
 }
 
 pub(super) async fn metadata(State(edge): State<Edge>) -> Response {

@@ -29,7 +29,7 @@ use super::serving::Executor;
 use super::{Repository, Serving};
 use crate::cache::{Found, ModelCache};
 use crate::clock;
-use crate::scheduler::{Answer, answer_found, traced};
+use crate::scheduler::{Answer, answer_found, record_miss, traced};
 pub(super) use load::hopeless;
 pub(crate) use responses::Responses;
 use slots::Slots;
@@ -120,19 +120,18 @@ impl Repository {
                     Found::Miss(not_found) => miss = Some(not_found),
                 }
             }
-            let response = match self.run((serving, ensemble), request, &checked).await {
-                Ok(response) => response,
-                Err(error) => return Err(unanswered.failed(error)),
-            };
+            let run = self.run((serving, ensemble), request).await;
+            let (under_way, mut response) = run.map_err(|error| unanswered.failed(error))?;
             unanswered.answered = true;
             if let (Some(cache), Some(miss)) = (&ensemble.cache, miss) {
-                record::cache_miss(&serving.series, cache.store(miss, &response));
+                record_miss(&serving.series, cache.store(miss, &response), &mut response);
             }
+            record_success(&under_way, &checked, &response.timeline);
             Ok(response)
         })
     }
 
-    /// Runs the steps that the requested outputs need, and records that they succeeded.
+    /// Runs the steps that the requested outputs need. Its success is not recorded yet.
     ///
     /// # Errors
     /// A member cannot be found; or that of the first step that fails, the others are cancelled then.
@@ -140,17 +139,17 @@ impl Repository {
         self: &Arc<Self>,
         (serving, ensemble): (&Arc<Serving>, &Ensemble),
         request: InferRequest,
-        checked: &Checked,
-    ) -> Answer {
+    ) -> Result<(UnderWay, InferResponse), InferError> {
         let mut under_way = UnderWay::begin(self, (serving, ensemble), request)?;
         let made = poll_fn(|cx| under_way.poll_next(cx)).await;
         let id = under_way.request.id.clone();
         let (outputs, parameters): Made =
             made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
         traced::outputs(&under_way.request, &outputs);
-        let timeline = succeeded(&under_way, checked);
+        let timeline = ended(&under_way);
         let model_version = serving.model.version.to_string();
-        Ok(InferResponse { model_name: serving.config.name.clone(), model_version, id, parameters, outputs, timeline })
+        let model_name = serving.config.name.clone();
+        Ok((under_way, InferResponse { model_name, model_version, id, parameters, outputs, timeline }))
     }
 
     /// The model of a step, as it is now.
@@ -186,16 +185,22 @@ fn version(step: &Step) -> String {
     step.version.map(|version| version.to_string()).unwrap_or_default()
 }
 
-/// Records a request that has succeeded, and gives its stamps.
-fn succeeded(under_way: &UnderWay, checked: &Checked) -> Timeline {
-    let UnderWay { serving, request, .. } = under_way;
+/// The stamps of a request that has succeeded now.
+fn ended(under_way: &UnderWay) -> Timeline {
+    let request = &under_way.request;
     let timeline = Timeline { compute: under_way.stamps(), request_end: clock::now(), ..request.timeline };
     traced::ended(request, timeline.request_end);
-    let now_ms = clock::wall_ms();
-    let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns: under_way.overhead_ns(), now_ms };
-    record::ensemble_done(under_way.metrics(), &serving.series, &timeline, done);
-    if let Some(trace) = request.trace {
-        record::inference_traced(&serving.series, &timeline, trace, now_ms);
-    }
     timeline
+}
+
+/// Records a request that has succeeded.
+fn record_success(under_way: &UnderWay, checked: &Checked, timeline: &Timeline) {
+    let UnderWay { serving, request, .. } = under_way;
+    let now_ms = clock::wall_ms();
+    let overhead_ns = under_way.overhead_ns(timeline.request_end);
+    let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms };
+    record::ensemble_done(under_way.metrics(), &serving.series, timeline, done);
+    if let Some(trace) = request.trace {
+        record::inference_traced(&serving.series, timeline, trace, now_ms);
+    }
 }

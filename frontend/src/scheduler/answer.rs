@@ -25,10 +25,11 @@ impl Driver {
             return self.finish_streams(requests, link, done, now.ns_since(since));
         }
         let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
-        let answers = self.recorded(&parts, link, done, (since, now));
-        for ((_, request), answer) in requests.iter_mut().zip(&answers) {
+        let mut answers = self.recorded(&parts, link, done, now);
+        for ((_, request), answer) in requests.iter_mut().zip(&mut answers) {
             self.store(request.miss.take(), answer);
         }
+        self.record_times(&answers, done, now.ns_since(since));
         self.leave(requests.into_iter().zip(answers));
         link.send_released_if_many();
     }
@@ -44,18 +45,14 @@ impl Driver {
         done: &Done,
         since: Instant,
     ) -> Result<(), InferError> {
-        let answers = self.recorded(parts, link, done, (since, clock::now()));
+        let now = clock::now();
+        let answers = self.recorded(parts, link, done, now);
+        self.record_times(&answers, done, now.ns_since(since));
         answers.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
-    /// One answer for each request, in batch order, once the batch is in the metrics.
-    fn recorded(
-        &self,
-        parts: &[Arc<Part>],
-        link: &SharedLink,
-        done: &Done,
-        (since, now): (Instant, Instant),
-    ) -> Vec<Answer> {
+    /// One answer for each request, in batch order, once the batch is in the metrics but for [`Driver::record_times`].
+    fn recorded(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done, now: Instant) -> Vec<Answer> {
         self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
@@ -65,7 +62,6 @@ impl Driver {
                 true => *answer = Err(InferError::cancelled()),
             }
         }
-        self.record_times(&answers, done, now.ns_since(since));
         answers
     }
 

@@ -37,6 +37,12 @@ pub(crate) fn answer_found(
     response
 }
 
+/// Records that the look-up and the insertion of a response that the cache did not have took `cache_ns`.
+pub(crate) fn record_miss(series: &ModelSeries, cache_ns: u64, response: &mut InferResponse) {
+    response.timeline.cache_miss_ns = cache_ns;
+    record::cache_miss(series, cache_ns);
+}
+
 impl Driver {
     /// Looks a request up. Dropping the future cancels the request.
     pub(super) async fn look_up(
@@ -77,11 +83,11 @@ impl Driver {
         answer.await.unwrap_or_else(|_| lost())
     }
 
-    /// Stores the response to a request that was not found, once it is recorded and before it leaves. An error is not
-    /// stored: the next one that waits for the same is executed.
-    pub(super) fn store(&self, miss: Option<Miss>, answer: &Answer) {
+    /// Stores the response to a request that was not found, before it leaves. An error is not stored: the next request
+    /// that waits for the same response is executed.
+    pub(super) fn store(&self, miss: Option<Miss>, answer: &mut Answer) {
         if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
-            record::cache_miss(&self.series, cache.store(miss, response));
+            record_miss(&self.series, cache.store(miss, response), response);
         }
     }
 }

@@ -70,8 +70,9 @@ impl Driver {
             response.parameters = frame.parameters;
         }
         traced::answered(&part.request, &answer, Some(&timeline));
+        self.store(request.miss.take(), &mut answer);
+        timeline = answer.as_ref().map_or(timeline, |response| response.timeline);
         self.record_one(&part, &answer, &timeline);
-        self.store(request.miss.take(), &answer);
         self.turn(clock::now(), |state| self.finish(state, id, request, answer));
         link.send_released_if_many();
     }

@@ -24,19 +24,21 @@ impl Cache {
         let [queue, worker_thread] = self.host_times();
         let Lines { latency, queue_latency } = match self.by_name.is_on() {
             true => Lines::default(),
-            false => self.named_lines(&model.model().name, model.version()),
+            false => self.latency_lines(&model.labels(Builtin::TsLatency, self.hostname())),
         };
         Times { queue, worker_thread, latency, queue_latency }
     }
 
     /// The log lines of the latencies of requests by this name and version.
     pub(super) fn named_lines(&self, name: &str, version: &str) -> Lines {
+        self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
+    }
+
+    fn latency_lines(&self, labels: &[(&str, &str)]) -> Lines {
         let registry = self.registry();
         let line = |builtin: Builtin| {
             let family = registry.family(builtin.name()).filter(|family| family.views.tslog)?;
-            let labels = [name, version, self.hostname()];
-            let line = Line::new(&family.spec, &in_order(&family.spec, &labels), self.hostname());
-            Some(Arc::new(line.of_server(NS_OF_MICROSECOND)))
+            Some(Arc::new(Line::of_server(&family.spec, labels, self.hostname(), NS_OF_MICROSECOND)))
         };
         Lines { latency: line(Builtin::TsLatency), queue_latency: line(Builtin::TsQueueLatency) }
     }

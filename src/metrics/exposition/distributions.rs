@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 
-use super::{Family, Format, Labels, MetricSpec, View, escape_help, nv_labels, series_labels};
+use super::{Family, Format, Labels, MetricSpec, View, escape_help, series_labels};
 use crate::metrics::builtin::Builtin;
 use crate::metrics::catalog::Kind;
 use crate::metrics::cell::Reading;
@@ -33,7 +33,7 @@ impl View {
         let mut family = self.describe(encoder, spec)?;
         for (model, (sum, buckets)) in all {
             let count = buckets.iter().map(|(_, count)| count).sum();
-            let labels = nv_labels(model);
+            let labels = self.model_labels(builtin, model);
             family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
         Ok(())
@@ -69,24 +69,34 @@ impl View {
 
     fn write_by_hand(&self, text: &mut String, family: &Family) {
         let builtin = family.spec.builtin.filter(|builtin| !builtin.is_family());
-        if let Some(stage) = builtin.and_then(|builtin| stage_of(builtin, Stage::histogram)) {
+        if let Some((builtin, stage)) =
+            builtin.and_then(|builtin| Some((builtin, stage_of(builtin, Stage::histogram)?)))
+        {
             for model in &self.models {
                 let Some(buckets) = model.durations.histogram(stage) else { continue };
                 let histogram = (stage.sum_ns(model) as f64 / 1000.0, buckets.read());
-                write_histogram(text, &family.spec.name, &nv_labels(model), histogram, &buckets.exemplars());
+                write_histogram(
+                    text,
+                    &family.spec.name,
+                    &self.model_labels(builtin, model),
+                    histogram,
+                    &buckets.exemplars(),
+                );
             }
-        } else if let Some(stage) = builtin.and_then(|builtin| stage_of(builtin, Stage::summary)) {
+        } else if let Some((builtin, stage)) =
+            builtin.and_then(|builtin| Some((builtin, stage_of(builtin, Stage::summary)?)))
+        {
             // Triton has none of requests where some of them are not executed.
             for model in self.models.iter().filter(|model| stage != Stage::Request || !model.cached()) {
                 let Some(summary) = model.durations.summary(stage) else { continue };
                 let (sum, count, quantiles) = summary.read();
-                write_summary(text, &family.spec.name, &nv_labels(model), (sum, count, &quantiles));
+                write_summary(text, &family.spec.name, &self.model_labels(builtin, model), (sum, count, &quantiles));
             }
         } else if let Some(builtin) = builtin {
             for model in &self.models {
                 let Some(summary) = model.durations.cache_summary(builtin) else { continue };
                 let (sum, count, quantiles) = summary.read();
-                write_summary(text, &family.spec.name, &nv_labels(model), (sum, count, &quantiles));
+                write_summary(text, &family.spec.name, &self.model_labels(builtin, model), (sum, count, &quantiles));
             }
         } else {
             for series in family.all() {

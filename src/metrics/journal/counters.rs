@@ -133,13 +133,7 @@ fn tell(
     if grown == 0 {
         return;
     }
-    let text = row.text.get_or_insert_with(|| {
-        let of = |name: &str| labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| *value);
-        let own = spec.dimensions.iter().map(|name| (name.as_str(), of(name)));
-        // `metric_tags` come on top of the dimensions.
-        let tags = labels.iter().filter(|(label, _)| !spec.dimensions.iter().any(|name| name == label));
-        Text::new(spec, own.chain(tags.copied()), cache.hostname())
-    });
+    let text = row.text.get_or_insert_with(|| Text::of_server(spec, labels, cache.hostname()));
     row.written += lines.tell(text, grown, builtin.counts_requests());
 }
 
@@ -177,25 +171,21 @@ fn of_server(cache: &Cache, builtin: Builtin, each: &mut impl FnMut(&[(&str, &st
 /// The counters of one model, but for `TsLatency` and `TsQueueLatency`: the latencies of single requests are in no cell, so
 /// they are pushed (`record::batch_times`).
 fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut impl FnMut(&[(&str, &str)], u64)) {
-    let name = &*model.model().name;
-    let mut labels = vec![("model", model.model().bare_name()), ("version", model.version())];
-    labels.extend(model.tags().iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let labels = model.labels(builtin, hostname);
     let whole = |cell: &Count| cell.get();
     let micros = |cell: &Count| cell.get() / 1000;
-    let torchserve = [("model_name", name), ("model_version", model.version()), ("hostname", hostname)];
+    let with_reason = |reason: &'static str| labels.iter().copied().chain([("reason", reason)]).collect::<Vec<_>>();
     match builtin {
-        Builtin::TsRequests => each(&torchserve, whole(&model.requests)),
+        Builtin::TsRequests => each(&labels, whole(&model.requests)),
         Builtin::RequestSuccess => each(&labels, whole(&model.success_count)),
         Builtin::RequestFailure => {
             for (failure, cell) in Failure::ALL.iter().zip(&model.failures) {
-                let mut labels = labels.clone();
-                labels.push(("reason", failure.as_str()));
-                each(&labels, whole(cell));
+                each(&with_reason(failure.as_str()), whole(cell));
             }
         }
         Builtin::Batches => {
             for (reason, cell) in SendReason::ALL.iter().zip(&model.sent) {
-                each(&[("model", name), ("version", model.version()), ("reason", reason.as_str())], whole(cell));
+                each(&with_reason(reason.as_str()), whole(cell));
             }
         }
         Builtin::InferenceCount => each(&labels, whole(&model.inference_count)),
@@ -209,8 +199,8 @@ fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut im
         Builtin::CacheMisses if model.cached() => each(&labels, whole(&model.cache.misses)),
         Builtin::CacheHitDuration if model.cached() => each(&labels, micros(&model.cache.hit_ns)),
         Builtin::CacheMissDuration if model.cached() => each(&labels, micros(&model.cache.miss_ns)),
-        Builtin::InstanceRestarts => each(labels.get(..2).unwrap_or(&labels), whole(&model.restarts)),
-        Builtin::SamplesDropped => each(labels.get(..2).unwrap_or(&labels), whole(&model.samples_dropped)),
+        Builtin::InstanceRestarts => each(&labels, whole(&model.restarts)),
+        Builtin::SamplesDropped => each(&labels, whole(&model.samples_dropped)),
         _ => {}
     }
 }

@@ -22,6 +22,7 @@ const TIMELINE: Timeline = Timeline {
         end: Instant(2_630_000),
     },
     request_end: Instant(3_000_000),
+    cache_miss_ns: 0,
 };
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {

@@ -11,7 +11,7 @@ use pharos::model::Checked;
 use pharos::timeline::Instant;
 
 use super::under_way::{Made, UnderWay};
-use super::{Ensemble, Repository, Serving, Unanswered, succeeded};
+use super::{Ensemble, Repository, Serving, Unanswered, ended, record_success};
 use crate::clock;
 use crate::scheduler::{Streamed, traced};
 
@@ -108,7 +108,9 @@ impl Responses {
         let timeline = match last {
             true => {
                 self.unanswered.answered = true;
-                succeeded(under_way, &self.checked)
+                let timeline = ended(under_way);
+                record_success(under_way, &self.checked, &timeline);
+                timeline
             }
             false => under_way.request.timeline,
         };

@@ -152,9 +152,9 @@ impl UnderWay {
         ComputeStamps { start, input_end, output_start, end: after(output_start, output) }
     }
 
-    /// Nanoseconds in which no step was running.
-    pub(super) fn overhead_ns(&self) -> u64 {
-        clock::now().ns_since(self.times.begun).saturating_sub(self.times.busy_ns)
+    /// Nanoseconds until `now` in which no step was running.
+    pub(super) fn overhead_ns(&self, now: Instant) -> u64 {
+        now.ns_since(self.times.begun).saturating_sub(self.times.busy_ns)
     }
 
     /// Where every series lives.
