@@ -191,7 +191,8 @@ pub enum TimeoutAction {
     /// It is answered with [`RejectReason::Timeout`].
     #[default]
     Reject,
-    /// It is served after all other requests of its priority level, without a further timeout.
+    /// It is served after all other requests of its priority level, without a further timeout. The queue delay still
+    /// counts from its arrival.
     Delay,
 }
 
