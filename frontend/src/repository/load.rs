@@ -11,7 +11,8 @@ use pharos::id::ModelVersion;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup};
+use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
+use pharos::repository::{Change, Made, changes};
 use pharos::timeline::Instant;
 
 use super::prepare::{Prepared, Version};
@@ -358,12 +359,13 @@ fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> 
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     };
     let warm_up = |warmup: &Warmup| {
-        let requests = warmup.requests(config, file)?;
+        let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
         let checked = requests.into_iter().map(|mut request| {
             let checked = config.check(&mut request).map_err(|error| error.to_string())?;
             Ok::<_, String>((request, checked))
         });
-        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts: checked.collect::<Result<_, _>>()? })
+        let parts = checked.collect::<Result<_, _>>()?;
+        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts, controls })
     };
     let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
     config.warmups.iter().map(named).collect()
