@@ -383,6 +383,14 @@ impl Scheduler for DynamicBatcher {
         }
     }
 
+    fn instance_closing(&mut self, instance: InstanceId, now: Instant) {
+        if self.instances.is_busy(instance) {
+            self.instances.close(instance);
+        } else {
+            self.instance_lost(instance, now);
+        }
+    }
+
     fn requeue(&mut self, ticket: Ticket, queued: Instant, _now: Instant) {
         if !self.queue.contains(ticket.request) {
             let entry = self.entry(ticket, queued);
