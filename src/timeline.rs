@@ -40,8 +40,6 @@ pub enum SendReason {
     Full,
     /// The queue delay was over.
     Delay,
-    /// The requests' timeouts had passed (`timeout_action: DELAY`), so they waited no longer for company.
-    Timeout,
     /// The next request has another shape.
     Shape,
     /// An instance was idle and no delay is configured.
@@ -52,8 +50,7 @@ pub enum SendReason {
 
 impl SendReason {
     /// Every value, in order.
-    pub const ALL: [SendReason; 7] =
-        [Self::Preferred, Self::Full, Self::Delay, Self::Timeout, Self::Shape, Self::Idle, Self::Drain];
+    pub const ALL: [SendReason; 6] = [Self::Preferred, Self::Full, Self::Delay, Self::Shape, Self::Idle, Self::Drain];
 
     /// The label's value.
     pub fn as_str(self) -> &'static str {
@@ -61,7 +58,6 @@ impl SendReason {
             Self::Preferred => "preferred",
             Self::Full => "full",
             Self::Delay => "delay",
-            Self::Timeout => "timeout",
             Self::Shape => "shape",
             Self::Idle => "idle",
             Self::Drain => "drain",

@@ -1,13 +1,14 @@
 //! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
 
 mod device;
+mod health;
 mod instances;
 mod warmup;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pharos::error::InferError;
@@ -33,6 +34,7 @@ use crate::system::Devices;
 use crate::wire::{Link, SharedLink};
 
 use device::Taken;
+use health::Health;
 use instances::Roster;
 pub(crate) use instances::{Doing, Instances};
 pub(crate) use warmup::WarmUp;
@@ -69,66 +71,9 @@ pub(crate) struct Plan {
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
 const PATIENCE: u32 = 3;
 
-/// What others see of an instance.
-#[derive(Default)]
-struct Health {
-    ready: AtomicBool,
-    /// It keeps dying: it is still restarted, but nobody waits for it.
-    broken: AtomicBool,
-    /// What the metrics show: 0 for nothing, else one more than the state's number.
-    shown: AtomicU8,
-    /// Since when it has been lost, first of a row of losses; 0 while it is not.
-    lost: AtomicU64,
-    /// Its process; 0 while it has none.
-    pid: AtomicU32,
-    /// It is kept out of scheduling: requests can rely on it neither now nor later.
-    passive: bool,
-    /// The connection to its process, while it is ready. Held for a moment.
-    link: Mutex<Option<SharedLink>>,
-    /// Why it is not ready, if that is not because of its process. Held for a moment.
-    trouble: Mutex<Option<String>>,
-}
-
-impl Health {
-    /// What the instance is doing; `None` when it has ended.
-    fn state(&self) -> Option<InstanceState> {
-        let number = usize::from(self.shown.load(Ordering::Relaxed));
-        InstanceState::ALL.get(number.checked_sub(1)?).copied()
-    }
-
-    /// Since when it has been lost, first of a row of losses; `None` while it is not.
-    fn lost(&self) -> Option<Instant> {
-        Some(Instant(self.lost.load(Ordering::Relaxed))).filter(|since| since.0 != 0)
-    }
-
-    fn set_link(&self, link: Option<SharedLink>) {
-        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
-    }
-
-    /// The connection to its process, while it is ready.
-    fn link(&self) -> Option<SharedLink> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_trouble(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
-    }
-
-    /// Why it is not ready, as far as that is known.
-    fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// It is ready, or is worth waiting for.
-    fn can_serve(&self) -> bool {
-        !self.passive && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
-    }
-}
-
 /// One instance and its life.
 struct Instance {
     id: InstanceId,
-    name: String,
     placement: Placement,
     plan: Arc<Plan>,
     driver: Arc<Driver>,
@@ -170,6 +115,10 @@ enum Event {
 }
 
 impl Instance {
+    fn name(&self) -> Arc<str> {
+        self.health.name()
+    }
+
     async fn live(mut self, mut stop: watch::Receiver<bool>) {
         let mut machine = Supervisor::new(self.plan.settings, clock::now());
         let mut running: Option<Running> = None;
@@ -204,7 +153,7 @@ impl Instance {
             Action::Kill { reason } => kill(running, &reason),
             Action::ReportReady => self.report_ready(running),
             Action::ReportLost { reason } => {
-                tracing::error!(instance = %self.name, "instance lost: {reason}; it will be restarted");
+                tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
                 self.gone();
                 // Of a row of losses the first counts.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
@@ -220,7 +169,7 @@ impl Instance {
             Action::ReportFailed { reason } => {
                 match self.outcome.take() {
                     Some(outcome) => drop(outcome.send(Err(reason.to_string()))),
-                    None => tracing::error!(instance = %self.name, "it has kept dying and is not restarted any more"),
+                    None => tracing::error!(instance = %self.name(), "it has kept dying and is not restarted any more"),
                 }
                 self.health.broken.store(true, Ordering::Relaxed);
                 if !self.all.can_serve() {
@@ -234,10 +183,10 @@ impl Instance {
     fn spawn(&self, taken: Option<Taken>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
-        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name.clone());
+        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
         let threads = taken.as_ref().map_or(self.plan.threads, |taken| taken.threads(self.plan.threads));
-        let place = Place { instance: &self.name, threads, gpu: taken.as_ref().map(|taken| &taken.chosen) };
+        let place = Place { instance: &self.name(), threads, gpu: taken.as_ref().map(|taken| &taken.chosen) };
         let worker = process::start(&self.plan.launch, &place, printed)?;
         let link = Arc::new(worker.link);
         let device = taken.as_ref().map(Taken::device);
@@ -246,7 +195,7 @@ impl Instance {
             wire_version: VERSION,
             model: self.driver.model.name.to_string(),
             version: self.driver.model.version,
-            instance: self.name.clone(),
+            instance: self.name().to_string(),
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
@@ -258,7 +207,7 @@ impl Instance {
         let (sender, events) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
         tokio::spawn(read((link.clone(), calls), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
-        tracing::debug!(instance = %self.name, pid = worker.child.id(), "worker started");
+        tracing::debug!(instance = %self.name(), pid = worker.child.id(), "worker started");
         Ok(Running {
             child: worker.child,
             link,
@@ -295,7 +244,7 @@ impl Instance {
                 let _ = outcome.send(Ok(loaded));
             }
             _ => {
-                tracing::info!(instance = %self.name, "instance is back");
+                tracing::info!(instance = %self.name(), "instance is back");
                 record::instance_restarted(&self.driver.series);
             }
         }

@@ -39,6 +39,7 @@ pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
 pub use state::{InitialState, StateSpec, StateValue};
+pub use warmup::WarmupBatch;
 
 /// Why a model configuration is refused: one line for the operator, with the place where the source is text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

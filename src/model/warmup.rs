@@ -8,8 +8,17 @@ use crate::tensor::{DataType, Tensor, byte_size, element_count, push_bytes_eleme
 /// The most bytes that one input of a warm-up may have.
 const MOST_BYTES: u64 = 1 << 30;
 
+/// What one run of a warm-up executes.
+#[derive(Clone, Debug)]
+pub struct WarmupBatch {
+    /// Its requests.
+    pub requests: Vec<InferRequest>,
+    /// The control inputs that the sample gives, with one element for each request. The server makes the others.
+    pub controls: Vec<InferInput>,
+}
+
 impl Warmup {
-    /// The requests of one run, which are executed as one batch: as many as its batch size, each of one item (Triton's
+    /// One run: its requests, which are executed as one batch: as many as its batch size, each of one item (Triton's
     /// way); one for a model that does not batch. `file` gives the bytes of a file in the model's `warmup` directory.
     ///
     /// # Errors
@@ -19,18 +28,32 @@ impl Warmup {
         &self,
         config: &ModelConfig,
         file: impl Fn(&str) -> Result<Vec<u8>, String>,
-    ) -> Result<Vec<InferRequest>, String> {
+    ) -> Result<WarmupBatch, String> {
         let most = config.max_batch_size.max(1);
         if self.batch_size > most {
             return Err(format!("batch_size {} is more than the model's maximum of {most}", self.batch_size));
         }
-        let mut inputs = Vec::with_capacity(self.inputs.len());
+        let count = self.batch_size.max(1) as usize;
+        let (mut inputs, mut controls) = (Vec::with_capacity(self.inputs.len()), Vec::new());
         for (name, input) in &self.inputs {
             let batch = config.batches().then_some(1);
             let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
             let data = input.data(&shape, &file).map_err(|text| format!("input '{name}': {text}"))?;
-            let tensor = Tensor { datatype: input.datatype, shape, data };
-            inputs.push(InferInput { name: name.clone(), tensor });
+            let Some(control) = config.controls().iter().find(|control| control.name == *name) else {
+                let tensor = Tensor { datatype: input.datatype, shape, data };
+                inputs.push(InferInput { name: name.clone(), tensor });
+                continue;
+            };
+            if (input.datatype, element_count(&shape)) != (control.datatype, Some(1)) {
+                let (is, dims, expected) = (input.datatype, &input.dims, control.datatype);
+                return Err(format!(
+                    "control input '{name}' has datatype {is} and dims {dims:?}, expected {expected} and dims [1]"
+                ));
+            }
+            let rows = i64::from(self.batch_size.max(1));
+            let shape = std::iter::once(rows).chain(batch).collect();
+            let data = Data::from(data.as_slice().repeat(count));
+            controls.push(InferInput { name: name.clone(), tensor: Tensor { datatype: input.datatype, shape, data } });
         }
         let text = config.wrong_id_type(&CorrelationId::Uint(1)).is_some();
         let request = InferRequest {
@@ -43,7 +66,7 @@ impl Warmup {
             sequence_end: true,
             ..InferRequest::default()
         };
-        Ok(vec![request; self.batch_size.max(1) as usize])
+        Ok(WarmupBatch { requests: vec![request; count], controls })
     }
 }
 

@@ -6,8 +6,12 @@
 //! not fit: another shape, or too many items for the maximum batch. Reaching a preferred size marks that prefix, so the
 //! largest reachable preferred size wins; passing the largest preferred size with nothing marked marks what is there.
 //! Then, for an idle instance: a marked prefix goes at once, unless the oldest request has waited the queue delay;
-//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none, or the first has been
-//! held back by its timeout already. Else the batch waits.
+//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none. Else the batch waits.
+//!
+//! # Timeouts
+//! A request whose timeout action is REJECT leaves the queue when its timeout passes. With DELAY the walk moves it behind
+//! the others of its level when it reaches the request after the timeout, so several late requests keep their order. The
+//! request keeps its arrival time: it waits for other requests, for at most the queue delay since its arrival.
 //!
 //! # The second batch in flight
 //! An instance that executes may be sent its next batch, so that gathering and sending cost no idle time. Triton's
@@ -35,7 +39,7 @@ use std::time::Duration;
 
 use super::instances::Instances;
 use super::queue::{Entry, Position, Queue};
-use super::{Action, RejectReason, Scheduler, Settings, Ticket, TimeoutAction, Waiting};
+use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{InstanceId, RequestId};
 use crate::timeline::{Instant, SendReason};
 
@@ -48,8 +52,8 @@ struct Walk {
     shape_key: u64,
     /// When the oldest of them was enqueued.
     oldest: Instant,
-    /// The timeout of the first of them has passed.
-    overdue: bool,
+    /// When the first of them, or the request that did not fit, is to be moved behind the others of its level.
+    delayed_at: Option<Instant>,
     /// How many of them a preferred batch takes.
     marked: Option<usize>,
     /// They are exactly of a preferred size, rather than all before the request that passed the largest.
@@ -154,8 +158,9 @@ impl DynamicBatcher {
 
     fn entry(&self, ticket: Ticket, queued: Instant) -> Entry {
         let level = self.settings.level(ticket.priority);
-        let timeout = self.settings.policy(level).timeout(ticket.timeout_us);
-        Entry { queued, deadline: timeout.map(|timeout| queued + timeout), level, ticket }
+        let policy = self.settings.policy(level);
+        let deadline = policy.timeout(ticket.timeout_us).map(|timeout| queued + timeout);
+        Entry { queued, deadline, timeout_action: policy.timeout_action, level, ticket }
     }
 
     fn reject(&mut self, request: RequestId, reason: RejectReason) {
@@ -188,7 +193,7 @@ impl DynamicBatcher {
         if in_flight >= self.max_in_flight || self.is_held() {
             return None;
         }
-        self.walk_on();
+        self.walk_on(now);
         let (requests, reason) = self.batch_to_send(in_flight == 0, now)?;
         Some(self.send(instance, requests, reason))
     }
@@ -207,7 +212,7 @@ impl DynamicBatcher {
         if self.is_held() {
             return false;
         }
-        self.walk_on();
+        self.walk_on(now);
         self.batch_to_send(true, now).is_some()
     }
 
@@ -235,10 +240,7 @@ impl DynamicBatcher {
     fn expire(&mut self, now: Instant) {
         while let Some(entry) = self.queue.pop_expired(now) {
             self.walk = Walk::default();
-            match self.settings.policy(entry.level).timeout_action {
-                TimeoutAction::Reject => self.reject(entry.ticket.request, RejectReason::Timeout),
-                TimeoutAction::Delay => self.queue.push_delayed(entry),
-            }
+            self.reject(entry.ticket.request, RejectReason::Timeout);
         }
     }
 
@@ -250,16 +252,24 @@ impl DynamicBatcher {
         self.hold.is_some()
     }
 
-    /// Walks on to the end of the queue or to the first request that does not fit.
-    fn walk_on(&mut self) {
+    /// Walks on to the end of the queue or to the first request that does not fit. Moves requests that are late behind
+    /// the others of their levels on the way.
+    fn walk_on(&mut self, now: Instant) {
         let Self { walk, sizes, queue, .. } = self;
+        if walk.delayed_at.is_some_and(|time| time <= now) {
+            *walk = Walk::default();
+        }
         while !walk.stopped {
             let Some((position, entry)) = queue.after(walk.last) else { return };
+            if entry.delayed_at().is_some_and(|time| time <= now) {
+                queue.delay(position);
+                continue;
+            }
+            walk.delayed_at = [walk.delayed_at, entry.delayed_at()].into_iter().flatten().min();
             let items = walk.items + u64::from(entry.ticket.batch_size.max(1));
             if walk.requests == 0 {
                 walk.shape_key = entry.ticket.shape_key;
                 walk.oldest = entry.queued;
-                walk.overdue = queue.is_delayed(position);
             } else {
                 if items > sizes.largest_preferred && walk.marked.is_none() {
                     walk.marked = Some(walk.requests);
@@ -301,8 +311,6 @@ impl DynamicBatcher {
             () if walk.other_shape => SendReason::Shape,
             () if complete => SendReason::Full,
             () if self.stopping => SendReason::Drain,
-            // They have been held back once: they wait for no company.
-            () if walk.overdue => SendReason::Timeout,
             () if waited => SendReason::Delay,
             () if self.delay.is_zero() => SendReason::Idle,
             () => return None,
@@ -375,6 +383,14 @@ impl Scheduler for DynamicBatcher {
         }
     }
 
+    fn instance_closing(&mut self, instance: InstanceId, now: Instant) {
+        if self.instances.is_busy(instance) {
+            self.instances.close(instance);
+        } else {
+            self.instance_lost(instance, now);
+        }
+    }
+
     fn requeue(&mut self, ticket: Ticket, queued: Instant, _now: Instant) {
         if !self.queue.contains(ticket.request) {
             let entry = self.entry(ticket, queued);
@@ -404,7 +420,8 @@ impl Scheduler for DynamicBatcher {
         let idle = self.instances.least_loaded().is_some_and(|(_, in_flight)| in_flight == 0);
         let waiting = idle && self.hold.is_none() && self.walk.requests > 0;
         let delay_over = waiting.then(|| self.walk.oldest + self.delay);
-        [delay_over, self.queue.next_deadline()].into_iter().flatten().min()
+        let delayed_at = self.walk.delayed_at.filter(|_| waiting);
+        [delay_over, delayed_at, self.queue.next_deadline()].into_iter().flatten().min()
     }
 
     fn poll_action(&mut self, now: Instant) -> Option<Action> {

@@ -11,6 +11,8 @@ struct Instance {
     last_sent: u64,
     /// It counts as one batch in flight because it waits for its resources, or has them and nothing to execute yet.
     asked: bool,
+    /// It gets no new batches, and leaves with the last one that it has.
+    closing: bool,
 }
 
 /// The ready instances of one model. A handful, so a scan is the fastest search.
@@ -24,8 +26,8 @@ impl Instances {
     /// The instance joined with nothing in flight.
     pub(super) fn join(&mut self, id: InstanceId) {
         match self.find(id) {
-            Some(known) => known.in_flight = 0,
-            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, asked: false }),
+            Some(known) => (known.in_flight, known.closing) = (0, false),
+            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, asked: false, closing: false }),
         }
     }
 
@@ -49,11 +51,20 @@ impl Instances {
         if let Some(instance) = self.find(id) {
             instance.in_flight = instance.in_flight.saturating_sub(1);
         }
+        self.ready.retain(|instance| !instance.closing || instance.in_flight > 0);
+    }
+
+    /// The instance holds batches and gets no more.
+    pub(super) fn close(&mut self, id: InstanceId) {
+        if let Some(instance) = self.find(id) {
+            instance.closing = true;
+        }
     }
 
     /// The least loaded instance and the number of batches it holds.
     pub(super) fn least_loaded(&self) -> Option<(InstanceId, u32)> {
-        let least = self.ready.iter().min_by_key(|instance| (instance.in_flight, instance.last_sent))?;
+        let open = self.ready.iter().filter(|instance| !instance.closing);
+        let least = open.min_by_key(|instance| (instance.in_flight, instance.last_sent))?;
         Some((least.id, least.in_flight))
     }
 

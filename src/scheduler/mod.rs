@@ -191,7 +191,8 @@ pub enum TimeoutAction {
     /// It is answered with [`RejectReason::Timeout`].
     #[default]
     Reject,
-    /// It is served after all other requests of its priority level, without a further timeout.
+    /// It is served after all other requests of its priority level, without a further timeout. The queue delay still
+    /// counts from its arrival.
     Delay,
 }
 
@@ -334,6 +335,15 @@ pub trait Scheduler: Send {
     fn reject_all(&mut self, reason: RejectReason, now: Instant);
     /// The time of [`Scheduler::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant);
+    /// The instance is to be stopped. It gets no new batches, or no new sequences; batches that it has and sequences that
+    /// have begun there go on, and hold their resources. [`Scheduler::instance_lost`] follows when they are over.
+    fn instance_closing(&mut self, instance: InstanceId, now: Instant) {
+        self.instance_lost(instance, now);
+    }
+    /// Whether sequences have slots on the instance.
+    fn has_sequences_on(&self, _instance: InstanceId) -> bool {
+        false
+    }
     /// When to call [`Scheduler::handle_timeout`]; valid once `poll_action` has returned `None`, and then in the future.
     fn poll_timeout(&self) -> Option<Instant>;
     /// The next thing to do; `None` when there is nothing until something happens.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Ticket, Waiting};
+use super::{Ticket, TimeoutAction, Waiting};
 use crate::id::{RequestId, RequestMap};
 use crate::timeline::Instant;
 
@@ -19,8 +19,22 @@ pub(super) struct Entry {
     pub(super) queued: Instant,
     /// When its timeout passes.
     pub(super) deadline: Option<Instant>,
+    /// What happens then.
+    pub(super) timeout_action: TimeoutAction,
     /// Its priority level; lower ones are served first.
     pub(super) level: u64,
+}
+
+impl Entry {
+    /// When it is rejected.
+    fn rejected_at(&self) -> Option<Instant> {
+        self.deadline.filter(|_| self.timeout_action == TimeoutAction::Reject)
+    }
+
+    /// When it may be moved behind the others of its level.
+    pub(super) fn delayed_at(&self) -> Option<Instant> {
+        self.deadline.filter(|_| self.timeout_action == TimeoutAction::Delay)
+    }
 }
 
 /// Where an entry is; valid until that entry is removed.
@@ -55,7 +69,7 @@ pub(super) struct Queue {
     by_request: RequestMap<Position>,
     /// Sorted by key; only lanes with entries, so that levels nobody uses cost nothing.
     lanes: Vec<Lane>,
-    /// Equal deadlines in order of arrival.
+    /// Of the entries that are rejected at their deadlines. Equal deadlines in order of arrival.
     deadlines: BTreeSet<(Instant, RequestId)>,
 }
 
@@ -137,11 +151,6 @@ impl Queue {
         }
     }
 
-    /// Whether the entry is in a lane of those delayed by their timeouts.
-    pub(super) fn is_delayed(&self, position: Position) -> bool {
-        self.node(position).is_some_and(|node| node.lane.1)
-    }
-
     /// Takes the first entry.
     pub(super) fn pop(&mut self) -> Option<Entry> {
         let head = self.lanes.first()?.head;
@@ -154,12 +163,12 @@ impl Queue {
         self.take(position)
     }
 
-    /// The earliest deadline.
+    /// The earliest deadline at which an entry is rejected.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Takes out the entry with the earliest deadline if that has come.
+    /// Takes out the entry with the earliest deadline at which one is rejected, if that has come.
     pub(super) fn pop_expired(&mut self, now: Instant) -> Option<Entry> {
         let &(deadline, request) = self.deadlines.first()?;
         if deadline > now {
@@ -168,8 +177,9 @@ impl Queue {
         self.remove(request)
     }
 
-    /// Appends to those that are served after their level, without a deadline.
-    pub(super) fn push_delayed(&mut self, mut entry: Entry) {
+    /// Moves the entry behind all others of its level, without a deadline.
+    pub(super) fn delay(&mut self, position: Position) {
+        let Some(mut entry) = self.take(position) else { return };
         entry.deadline = None;
         let lane = (entry.level, true);
         let tail = self.lane(lane).map(|lane| lane.tail);
@@ -178,7 +188,7 @@ impl Queue {
 
     fn insert(&mut self, entry: Entry, key: LaneKey, previous: Option<Position>) -> Position {
         let request = entry.ticket.request;
-        let deadline = entry.deadline;
+        let deadline = entry.rejected_at();
         let next = match previous {
             Some(position) => self.node(position).and_then(|node| node.next),
             None => self.lane(key).map(|lane| lane.head),
@@ -243,7 +253,7 @@ impl Queue {
         }
         self.shrink_lane(key, previous, next);
         self.by_request.remove(&entry.ticket.request);
-        if let Some(deadline) = entry.deadline {
+        if let Some(deadline) = entry.rejected_at() {
             self.deadlines.remove(&(deadline, entry.ticket.request));
         }
         self.free.push(position);

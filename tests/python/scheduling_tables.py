@@ -80,6 +80,12 @@ def policy(text: str, more: str = "") -> str:
     return dynamic(f"{more} default_queue_policy {{ {text} }}")
 
 
+def late(*sizes: int, action: str = "", more: str = "", delay_us: int = 3_000_000) -> str:
+    """`dynamic_batching` with preferred sizes, a queue delay, and a queue policy that delays early."""
+    preferred = f"preferred_batch_size: [ {', '.join(map(str, sizes))} ]" if sizes else ""
+    return policy(action or DELAY_SOON, f"{preferred} max_queue_delay_microseconds: {delay_us} {more}")
+
+
 def levels(count: int, default: int, more: str = "") -> str:
     """The settings of priority levels."""
     return f"priority_levels: {count} default_priority_level: {default} {more}"
@@ -121,6 +127,10 @@ ONE = (Send(),)
 BOTH = ("INPUT0", "INPUT1")
 REJECT_LATER = "timeout_action: REJECT default_timeout_microseconds: 10000000 allow_timeout_override: true"
 DELAY_LATER = "timeout_action: DELAY default_timeout_microseconds: 10000000 allow_timeout_override: true"
+DELAY_SOON = "timeout_action: DELAY default_timeout_microseconds: 300000"
+REJECT_SOON = "timeout_action: REJECT default_timeout_microseconds: 300000"
+TWO_LEVELS = levels(2, 2) + level_policy(1, DELAY_LATER) + level_policy(2, REJECT_LATER)
+"""Level 1 delays and level 2 rejects, by the timeouts of the requests."""
 ORDERED = "preserve_ordering: true"
 
 # One row, one line: a table is read by comparing its rows.
@@ -195,11 +205,43 @@ TIMEOUTS = [
     Row("REJECT: an own timeout that is not allowed is ignored", policy("default_timeout_microseconds: 10000000"), timeouts(0, 50, 50), max_batch=1, delay_ms=700),
     Row("REJECT: a longer timeout of its own is ignored", policy("default_timeout_microseconds: 200000 allow_timeout_override: true"), (*timeouts(0, 9000), Wait(1000)), max_batch=1, delay_ms=1800),
     Row("REJECT: the timeout of a level", dynamic(levels(2, 2) + level_policy(1, "default_timeout_microseconds: 200000")), (*priorities(2, 2, 1), Wait(1000)), max_batch=1, delay_ms=1800),
+    Row("REJECT: expires while the one before it waits for company", late(4, action=REJECT_LATER, delay_us=2_000_000), timeouts(0, 300)),
     Row("DELAY: late ones go last", policy(DELAY_LATER), timeouts(0, 100, 0, 100, 0), max_batch=1, delay_ms=800),
     Row("DELAY: late ones go last, then batched", policy(DELAY_LATER), timeouts(0, 100, 0, 100, 0), max_batch=2, delay_ms=800),
     Row("DELAY: late ones of a level before the next level", policy(DELAY_LATER, levels(2, 2)), sends({}, {"priority": 1, "timeout_ms": 100}, {"priority": 2}, {"priority": 1}), max_batch=1, delay_ms=800),
     Row("DELAY: late ones count for the limit", policy(f"max_queue_size: 2 {DELAY_LATER}"), (*timeouts(0, 50, 50), Wait(200), *timeouts(0, 0)), max_batch=1, delay_ms=1500),
     Row("DELAY: the timeout is shorter than the delay", dynamic(f"max_queue_delay_microseconds: 1500000 default_queue_policy {{ timeout_action: DELAY default_timeout_microseconds: 300000 }}"), ONE * 2),
+]
+
+DELAYED = [
+    Row("DELAY, preferred 4 and 8: two of 2 pass it", late(4, 8), (*ONE, Wait(700), *batches(2, 2))),
+    Row("DELAY, preferred 4 and 8: three make it four", late(4, 8), (*ONE, Wait(700), *ONE * 3)),
+    Row("DELAY, preferred 4 and 8: a three and it are four", late(4, 8), (*ONE, Wait(700), *batches(3))),
+    Row("DELAY, preferred 4 and 8: a four passes it", late(4, 8), (*ONE, Wait(700), *batches(4))),
+    Row("DELAY, preferred 4 and 8: an eight passes it", late(4, 8), (*ONE, Wait(700), *batches(8))),
+    Row("DELAY, preferred 4 and 8: two late and a two", late(4, 8), (*ONE * 2, Wait(700), *batches(2))),
+    Row("DELAY, preferred 4 and 8: two late and two of 2", late(4, 8), (*ONE * 2, Wait(700), *batches(2, 2))),
+    Row("DELAY, preferred 4 and 8: one wave after the other", late(4, 8), (*ONE, Wait(700), *ONE, Wait(700), *ONE)),
+    Row("DELAY, preferred 4 and 8: a late one of 4", late(4, 8), (*batches(5), Wait(700), *batches(1, 1))),
+    Row("DELAY, preferred 3: the late second is passed", late(3, action=DELAY_LATER), (*timeouts(0, 300), Wait(700), *batches(2))),
+    Row("DELAY, queue delay: a late one takes the others along", late(), (*ONE, Wait(700), *ONE, Wait(700), *ONE)),
+    Row("DELAY, queue delay: a full batch passes it", late(), (*ONE, Wait(700), *ONE * 4), max_batch=4),
+    Row("DELAY, queue delay: another shape passes it", late(), (*shapes(1), Wait(700), *shapes(2))),
+    Row("DELAY, queue delay: over while busy", late(4, delay_us=1_000_000), (*batches(4), *ONE * 3, Answered(1)), delay_ms=1600),
+    Row("DELAY, busy: by queue order, not by timeout", policy(DELAY_LATER), timeouts(0, 600, 100, 0, 300), max_batch=1, delay_ms=1000),
+    Row("DELAY, busy: what is not visited keeps its place", policy(DELAY_LATER), timeouts(0, 2000, 0, 100, 0), max_batch=1, delay_ms=1200),
+    Row("DELAY, busy: late ones fill the batch", policy(DELAY_LATER), timeouts(0, 100, 0, 100, 0, 0), max_batch=3, delay_ms=1200),
+    Row("DELAY, busy: two instances", policy(DELAY_LATER), (*ONE, Wait(500), *timeouts(0, 100, 0, 100, 0), Wait(20)), max_batch=1, delay_ms=1500, instances=2),
+    Row("DELAY, busy: a model without batches", policy(DELAY_LATER), timeouts(0, 100, 0, 100), max_batch=0, delay_ms=1000),
+    Row("DELAY and REJECT levels: all late", dynamic(TWO_LEVELS), sends({}, {"priority": 1, "timeout_ms": 100}, {"priority": 2, "timeout_ms": 100}, {"priority": 1}, {"priority": 2}), max_batch=1, delay_ms=1500),
+    Row("DELAY and REJECT levels: late ones before the next level", dynamic(TWO_LEVELS), sends({}, {"priority": 1, "timeout_ms": 100}, {"priority": 1, "timeout_ms": 100}, {"priority": 2}, {"priority": 1}), max_batch=2, delay_ms=1200),
+    Row("DELAY and REJECT levels: one expires, one is late, three make it four", late(4, 8, action=DELAY_SOON, more=levels(2, 2) + level_policy(2, REJECT_SOON)), (*priorities(2, 1), Answered(1), Wait(400), *priorities(1, 1, 1))),
+    Row("DELAY and REJECT levels: the next level makes it four", late(4, 8, action=DELAY_SOON, more=levels(2, 2) + level_policy(2, REJECT_LATER)), (*priorities(1), Wait(700), *sends({"priority": 2, "batch": 2}, {"priority": 1}))),
+    Row("DELAY and REJECT levels: the next level does not pass it", late(4, 8, action=DELAY_SOON, more=levels(2, 2) + level_policy(2, REJECT_LATER)), (*priorities(1), Wait(700), *sends({"priority": 2, "batch": 2}, {"priority": 2, "batch": 2}))),
+    Row("DELAY and REJECT levels: its own level passes it", late(4, 8, action=DELAY_SOON, more=levels(2, 2) + level_policy(2, REJECT_LATER)), (*priorities(1), Wait(700), *sends({"priority": 1, "batch": 2}, {"priority": 1, "batch": 2}))),
+    Row("REJECT and DELAY levels: the important one passes it", late(4, 8, action=DELAY_SOON, more=levels(2, 2) + level_policy(1, REJECT_LATER)), (*priorities(2), Wait(700), *sends({"priority": 1, "batch": 2}, {"priority": 1, "batch": 2}))),
+    Row("DELAY and REJECT levels: limits", dynamic(levels(2, 2) + level_policy(1, f"max_queue_size: 2 {DELAY_LATER}") + level_policy(2, f"max_queue_size: 1 {REJECT_LATER}")), sends({}, {"priority": 1, "timeout_ms": 100}, {"priority": 1, "timeout_ms": 100}, {"priority": 1}, {"priority": 2}, {"priority": 2}), max_batch=1, delay_ms=1500),
+    Row("DELAY and REJECT levels: limits while it waits for company", late(4, 8, action="", more=levels(2, 2) + level_policy(1, f"max_queue_size: 2 {DELAY_SOON}") + level_policy(2, f"max_queue_size: 1 {REJECT_SOON}")), (*priorities(1), Wait(700), *priorities(1, 1))),
 ]
 
 ORDER = [
@@ -222,4 +264,4 @@ DEFAULT = [
 
 # fmt: on
 
-ROWS = [*PREFERRED, *SIZES, *SHAPES, *PRIORITIES, *LIMITS, *TIMEOUTS, *ORDER, *DEFAULT]
+ROWS = [*PREFERRED, *SIZES, *SHAPES, *PRIORITIES, *LIMITS, *TIMEOUTS, *DELAYED, *ORDER, *DEFAULT]

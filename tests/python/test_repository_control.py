@@ -651,12 +651,12 @@ def test_caches_and_resources_are_those_of_the_new_model(serve):
     assert world.load("m", {}) == [200, ""]
     assert infer(world, "m")[0] == 200 and hits() == 0
     assert infer(world, "m")[0] == 200 and hits() == 1
-    # With the limiter on, other instances mean other workers; the statistics go on.
+    # With the limiter on, too, instances change in place: the statistics and the cache go on.
     world.config("m", model(extra=extra.replace("COUNT", "2")))
     assert world.load("m", {}) == [200, ""]
     assert world.count("m") == [200, {"1": 2}]
     assert infer(world, "m")[0] == 200 and hits() == 2
-    eventually("the old worker is gone", 10, lambda: len(world.server.workers()) == 2)
+    eventually("there are two workers", 10, lambda: len(world.server.workers()) == 2)
     assert (used("limit"), used("used")) == (2, 0)
     assert world.unload("m", {}) == [200, ""]
     eventually("resources are gone", 10, lambda: used("limit") == 0)

@@ -1,11 +1,15 @@
 """`model_warmup`: what a model answers before it is ready."""
 
+import json
 import struct
 
 import pytest
 
 from request_table import one
-from server import eventually, total
+from sequence_models import config as sequence_config
+from sequence_models import controls
+from server import Server, eventually, total
+from test_python_models import CODE, PYTHON, has_worker
 from test_ragged import write
 
 IO = """
@@ -78,6 +82,68 @@ def test_a_restarted_instance_warms_up_again(start, tmp_path):
     server.infer("warm", one("FP32", [1, 2], [struct.unpack("<f", bytes([1, 0, 0, 0]))[0], 0]))
     eventually("it warms up again", 20, lambda: server.statistics("warm")["execution_count"] >= 2)
     eventually("it answers", 20, lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
+
+
+def sample(tensors: dict, batch: int = 1) -> str:
+    """A warm-up of these tensors: `name: (datatype, dims, data)`."""
+    texts = (
+        f'inputs {{ key: "{name}" value {{ data_type: TYPE_{datatype} dims: [ {dims} ] {data} }} }}'
+        for name, (datatype, dims, data) in tensors.items()
+    )
+    return f'model_warmup [ {{ name: "first" batch_size: {batch} {" ".join(texts)} }} ]\n'
+
+
+ZERO = "zero_data: true"
+GIVEN = {"VALUE": ("INT32", 1, ZERO), "START": ("INT32", 1, ZERO), "READY": ("BOOL", 1, ZERO)}
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
+def test_samples_of_sequence_models_may_give_controls(start, tmp_path, strategy):
+    """Those that a sample does not give are made as for a sequence of one request."""
+    text = sequence_config(f"{strategy} {controls()}")
+    folder = tmp_path / "models"
+    write(folder, "some", text + sample(GIVEN, 3))
+    write(folder, "none", text + sample({"VALUE": ("INT32", 1, ZERO)}))
+    write(folder, "all", text + sample(GIVEN | {"END": ("FP32", 1, ZERO), "CORRID": ("UINT64", 1, ZERO)}))
+    server = start([], repository=folder)
+    counts = {name: server.statistics(name) for name in ("some", "none", "all")}
+    assert {name: stats["execution_count"] for name, stats in counts.items()} == {"some": 1, "none": 1, "all": 1}
+    assert counts["some"]["inference_count"] == 3
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    [
+        ({"START": ("FP32", 1, ZERO)}, "control input 'START' has datatype FP32 and dims [1], expected INT32 and dims [1]"),
+        ({"READY": ("BOOL", 2, ZERO)}, "control input 'READY' has datatype BOOL and dims [2], expected BOOL and dims [1]"),
+        ({"OTHER": ("BOOL", 1, ZERO)}, "expected 1 inputs but got 2 inputs"),
+    ],
+)
+def test_wrong_controls_fail_the_load(start, tmp_path, wrong, expected):
+    """They are refused with what is expected."""
+    folder = write(tmp_path / "models", "wrong", sequence_config(f"direct {{ }} {controls()}") + sample(GIVEN | wrong))
+    server = start([], "--exit-on-error=false", repository=folder, wait=False)
+    server.wait_until_ready("/v2/health/live")
+    eventually(f"the reason says {expected!r}", 20, lambda: expected in str(server.index()))
+
+
+@pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+def test_a_model_sees_the_controls_that_a_sample_gives(tmp_path):
+    """START is 5 and READY 0, as given; the server makes END."""
+    folder = write(
+        tmp_path / "models",
+        "seen",
+        f"""backend: "python" max_batch_size: 2
+input [ {{ name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }} ] output [ {{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+sequence_batching {{ direct {{ }} {controls()} }} parameters {{ key: "file" value {{ string_value: "{tmp_path}/seen" }} }}
+""" + sample({"IN": ("FP32", 1, ZERO), "START": ("INT32", 1, 'input_data_file: "five"'), "READY": ("BOOL", 1, ZERO)}, 2),
+    )
+    (folder / "seen/warmup").mkdir()
+    (folder / "seen/warmup/five").write_bytes(struct.pack("<i", 5))
+    (folder / "seen/1/model.py").write_text((CODE / "recorded.py").read_text())
+    with Server(tmp_path, [folder], [f"--python={PYTHON}"]):
+        lines = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert [(line["START"], line["READY"], line["END"]) for line in lines] == [([[5]], [[False]], [[2.0]])] * 2
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,15 @@ SCHEDULING_DIFFERENCES = [
     SchedulingDifference(
         "While its instances are busy Triton looks for expired requests every 500 ms only, or when an instance comes "
         "free; here they are answered when they expire.",
-        {"REJECT: answered when it expires": {"answers": [[1], [0]], "pending": [0]}},
+        {
+            "REJECT: answered when it expires": {"answers": [[1], [0]], "pending": [0]},
+            "DELAY and REJECT levels: all late": {"pending": [3, 2, 1, 0]},
+        },
+    ),
+    SchedulingDifference(
+        "While a batch waits for the queue delay, Triton does not look for expired requests that arrived after the first "
+        "one; here they are answered when they expire.",
+        {"REJECT: expires while the one before it waits for company": {"pending": [2, 1, 0]}},
     ),
 ]
 

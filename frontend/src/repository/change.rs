@@ -60,10 +60,17 @@ impl Repository {
         let model = prepared.name.as_str();
         let running = self.table().serving.get(model).cloned().unwrap_or_default();
         let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
-        let wanted = prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
+        let wanted: BTreeMap<u64, Made> =
+            prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
         let mut plan = changes(&made, &wanted, reload);
         for (number, change) in &mut plan {
             let given_up = |serving: &Arc<Serving>| serving.instances().is_some_and(|all| all.any_given_up());
+            if *change == Change::Replace
+                && let Some(runs) = running.get(number).filter(|runs| Some(&runs.made) != wanted.get(number))
+                && let Some(less) = self.change_when_complete(runs, prepared).await
+            {
+                *change = less;
+            }
             if matches!(change, Change::Keep | Change::Describe) && running.get(number).is_some_and(given_up) {
                 *change = Change::Resize;
             }

@@ -11,7 +11,8 @@ use pharos::id::ModelVersion;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
-use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup};
+use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
+use pharos::repository::{Change, Made, changes};
 use pharos::timeline::Instant;
 
 use super::prepare::{Prepared, Version};
@@ -21,7 +22,7 @@ use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::clock;
 use crate::launch::Launch;
 use crate::scheduler::placement::Placement;
-use crate::scheduler::{Driver, placement, settings};
+use crate::scheduler::{Driver, Limits, placement, settings};
 use crate::supervisor::{Instances, Plan, WarmUp};
 use crate::system;
 
@@ -127,7 +128,7 @@ impl Repository {
         let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
         check_initial_states(&config, directory)?;
         let placements = placements(&config, model.version)?;
-        let limits = self.limits.as_ref().map(|limits| limits.register(&placements)).transpose()?;
+        let limits = self.limits.as_ref().map(Limits::registration);
         let series = unserved.series().clone();
         let responses = self.model_cache(model, &config, directory).await;
         if responses.is_some() {
@@ -157,9 +158,28 @@ impl Repository {
         })
     }
 
+    /// What a version with the same files needs if its old and its new configuration are compared when they are complete:
+    /// a client may give the configuration that the server has shown, with more instances. `None` if it must be loaded anew.
+    pub(super) async fn change_when_complete(&self, serving: &Serving, prepared: &Prepared) -> Option<Change> {
+        let number = serving.model.version;
+        let version = prepared.versions.get(&number)?;
+        serving.instances().filter(|_| version.made.files == serving.made.files)?;
+        let launch = self.launch(prepared, version).await.ok()?;
+        let config = self.configure(prepared, (number, version), &launch).await.ok()?;
+        let config = match serving.config.parameters.get("engine") {
+            Some(engine) => config.with_parameter("engine", engine),
+            None => config,
+        };
+        let made = |config: &ModelConfig| BTreeMap::from([(number, Made::new(config, version.made.files))]);
+        match changes(&made(&serving.config), &made(&config), false).remove(&number)? {
+            Change::Keep => Some(Change::Describe),
+            Change::Replace => None,
+            other => Some(other),
+        }
+    }
+
     /// A version under a configuration that says the same about it, apart from its instances: those are started and stopped
-    /// as it says. `None` if that cannot be done in place: resources are known for the whole version, and an instance
-    /// that goes takes the states of its sequences along.
+    /// as it says. `None` if that cannot be done in place: an ensemble has other members.
     ///
     /// # Errors
     /// An instance cannot be started; then all is as it was.
@@ -182,10 +202,6 @@ impl Repository {
             && (version.made.instances != serving.made.instances || instances.any_given_up())
         {
             let placements = placements(config, number)?;
-            let stateful = matches!(config.scheduling, Scheduling::Sequence(_));
-            if self.limits.is_some() || (stateful && instances.loses_any(&placements)) {
-                return Ok(None);
-            }
             let warmups = warmups(config, &serving.directory)?;
             let plan = self.plan((serving.directory.clone(), launch), config, self.threads(&placements), warmups);
             instances.resize(&plan, &placements, driver).await?;
@@ -358,12 +374,13 @@ fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> 
         scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
     };
     let warm_up = |warmup: &Warmup| {
-        let requests = warmup.requests(config, file)?;
+        let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
         let checked = requests.into_iter().map(|mut request| {
             let checked = config.check(&mut request).map_err(|error| error.to_string())?;
             Ok::<_, String>((request, checked))
         });
-        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts: checked.collect::<Result<_, _>>()? })
+        let parts = checked.collect::<Result<_, _>>()?;
+        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts, controls })
     };
     let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
     config.warmups.iter().map(named).collect()

@@ -62,7 +62,8 @@ impl Driver {
         }
         for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
             let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();
-            let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, resumed: resumed.clone() };
+            let resumed_now = resumed.clone();
+            let to_send = ToSend { batch, flags, parts: &parts, steps: &steps, controls: &[], resumed: resumed_now };
             if let Err(error) = link.execute(&self.config, &to_send) {
                 self.send_failed(instance, batch, &error);
             }

@@ -10,7 +10,7 @@
 //! whether the instance still holds its resources and its scheduler still wants them. Whatever the scheduler gives up it
 //! withdraws or releases in the same turn, hence nothing leaks: what is held is in use, or on its way to one that wants it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -34,6 +34,25 @@ pub(crate) struct Limits {
 struct Shared {
     limiter: RateLimiter,
     owners: HashMap<Member, (Weak<Driver>, InstanceId)>,
+    /// How much of each resource the log was last told of, by name and device.
+    logged: BTreeMap<(String, Option<u32>), u32>,
+}
+
+impl Shared {
+    /// Logs how much there is of each resource of which there is another amount than before.
+    fn log_changes(&mut self) {
+        let usage = self.limiter.usage().into_iter();
+        let now: BTreeMap<_, _> = usage.map(|usage| ((usage.name, usage.device), usage.total)).collect();
+        for ((name, device), total) in now.iter().filter(|(key, total)| self.logged.get(*key) != Some(*total)) {
+            let device = device.map_or_else(|| "all".to_owned(), |device| device.to_string());
+            // `Resource: R1\t Count: 3` is how Triton logs it, with the tab escaped.
+            tracing::info!(
+                "rate limiter: Device: {device}, Resource: {name}\\t Count: {total}",
+                name = name.escape_debug()
+            );
+        }
+        self.logged = now;
+    }
 }
 
 /// An instance has been given its resources, and its driver does not know yet.
@@ -45,20 +64,14 @@ pub(super) struct Grant {
 impl Limits {
     /// With these explicit limits.
     pub(crate) fn new(limits: Vec<Limit>) -> Arc<Self> {
-        let shared = Shared { limiter: RateLimiter::new(limits), owners: HashMap::new() };
+        let shared = Shared { limiter: RateLimiter::new(limits), owners: HashMap::new(), logged: BTreeMap::new() };
         Arc::new(Self { state: Mutex::new(shared) })
     }
 
-    /// Takes the instances of a model version; the passive ones never execute and so need nothing.
-    ///
-    /// # Errors
-    /// Why one of them could never execute; Triton's texts.
-    pub(crate) fn register(self: &Arc<Self>, placements: &[Placement]) -> Result<Registration, String> {
-        let active = || placements.iter().zip((0..).map(InstanceId)).filter(|(placement, _)| !placement.passive);
-        let demands: Vec<_> = active().map(|(placement, _)| placement.demand.clone()).collect();
-        let members = self.lock().limiter.register(&demands)?;
-        let members = active().map(|(_, instance)| instance).zip(members).collect();
-        Ok(Registration { limits: self.clone(), members, owner: OnceLock::new(), told_ns: AtomicU64::new(0) })
+    /// A place for the instances of a model version, without any yet.
+    pub(crate) fn registration(self: &Arc<Self>) -> Registration {
+        let (members, owner, told_ns) = Default::default();
+        Registration { limits: self.clone(), members, owner, told_ns }
     }
 
     /// Every resource with what there is of it and what is in use.
@@ -97,7 +110,8 @@ impl Limits {
 /// A model version's place at the rate limiter, for as long as it lives.
 pub(crate) struct Registration {
     limits: Arc<Limits>,
-    members: HashMap<InstanceId, Member>,
+    // Held to look one up, or to change which there are.
+    members: Mutex<HashMap<InstanceId, Member>>,
     owner: OnceLock<Weak<Driver>>,
     /// Nanoseconds of waiting that the metrics have been told of.
     told_ns: AtomicU64,
@@ -107,8 +121,50 @@ impl Registration {
     /// The driver that grants are handed to.
     pub(super) fn bind(&self, driver: &Weak<Driver>) {
         let _ = self.owner.set(driver.clone());
-        let owners = self.members.iter().map(|(instance, member)| (*member, (driver.clone(), *instance)));
-        self.limits.lock().owners.extend(owners);
+    }
+
+    /// Takes more instances, all or none; the passive ones never execute and so need nothing.
+    ///
+    /// # Errors
+    /// Why one of them could never execute; Triton's texts.
+    pub(crate) fn add(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
+        let active = || instances.iter().filter(|(_, placement)| !placement.passive);
+        let demands: Vec<_> = active().map(|(_, placement)| placement.demand.clone()).collect();
+        let owner = self.owner.get().cloned().unwrap_or_default();
+        let mut shared = self.limits.lock();
+        let members = shared.limiter.register(&demands)?;
+        let owners = active().zip(&members).map(|((instance, _), member)| (*member, (owner.clone(), *instance)));
+        shared.owners.extend(owners);
+        shared.log_changes();
+        drop(shared);
+        self.members().extend(active().map(|(instance, _)| *instance).zip(members));
+        Ok(())
+    }
+
+    /// Forgets instances. What they held is free for others.
+    pub(crate) fn remove(&self, instances: &[InstanceId]) {
+        let mut members = self.members();
+        let gone: Vec<Member> = instances.iter().filter_map(|instance| members.remove(instance)).collect();
+        drop(members);
+        self.unregister(&gone);
+    }
+
+    fn unregister(&self, members: &[Member]) {
+        let mut shared = self.limits.lock();
+        shared.limiter.unregister(members);
+        members.iter().for_each(|member| drop(shared.owners.remove(member)));
+        shared.log_changes();
+        drop(shared);
+        let next = self.limits.poll(clock::now());
+        self.limits.deliver(next);
+    }
+
+    fn members(&self) -> MutexGuard<'_, HashMap<InstanceId, Member>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn member(&self, instance: InstanceId) -> Option<Member> {
+        self.members().get(&instance).copied()
     }
 
     fn is_own(&self, grant: &Grant) -> bool {
@@ -116,15 +172,16 @@ impl Registration {
     }
 
     fn tell(&self, instance: InstanceId, tell: impl FnOnce(&mut RateLimiter, Member)) {
-        if let Some(member) = self.members.get(&instance) {
-            tell(&mut self.limits.lock().limiter, *member);
+        if let Some(member) = self.member(instance) {
+            tell(&mut self.limits.lock().limiter, member);
         }
     }
 
     /// How many instances wait for their resources, and how long all have waited since this was last asked.
     fn waiting(&self, now: Instant) -> (usize, Duration) {
+        let members: Vec<Member> = self.members().values().copied().collect();
         let shared = self.limits.lock();
-        let all = self.members.values().map(|member| shared.limiter.waiting(*member, now));
+        let all = members.iter().map(|member| shared.limiter.waiting(*member, now));
         let (count, ns) = all.fold((0, 0), |(count, sum), (waits, ns)| (count + usize::from(waits), sum + ns));
         let told = self.told_ns.fetch_max(ns, Ordering::Relaxed);
         (count, Duration::from_nanos(ns.saturating_sub(told)))
@@ -133,13 +190,8 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let members: Vec<Member> = self.members.values().copied().collect();
-        let mut shared = self.limits.lock();
-        shared.limiter.unregister(&members);
-        members.iter().for_each(|member| drop(shared.owners.remove(member)));
-        drop(shared);
-        let next = self.limits.poll(clock::now());
-        self.limits.deliver(next);
+        let members: Vec<Member> = self.members().drain().map(|(_, member)| member).collect();
+        self.unregister(&members);
     }
 }
 
@@ -215,11 +267,26 @@ impl Driver {
         self.turn_alone(now, |state, effects| {
             let Some(registration) = &self.limits else { return };
             effects.asked = true;
-            let member = registration.members.get(&instance);
-            if member.is_some_and(|member| registration.limits.lock().limiter.holds(*member)) {
+            let member = registration.member(instance);
+            if member.is_some_and(|member| registration.limits.lock().limiter.holds(member)) {
                 state.scheduler.resources_granted(instance, now);
             }
         })
+    }
+
+    /// Makes room for instances at the rate limiter, if it is on.
+    ///
+    /// # Errors
+    /// One of them could never execute.
+    pub(crate) fn admit(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
+        self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
+    }
+
+    /// The rate limiter forgets instances that have been retired.
+    pub(crate) fn dismiss(&self, instances: &[InstanceId]) {
+        if let Some(registration) = &self.limits {
+            registration.remove(instances);
+        }
     }
 
     /// Instances that wait for resources, and how long all have waited since this was last asked; `None` without a rate
@@ -236,11 +303,11 @@ mod tests {
 
     use super::*;
 
-    fn placement(passive: bool) -> Placement {
-        let need = Need { name: "R".to_owned(), device: None, count: 2 };
+    fn placement(count: u32) -> Placement {
+        let need = Need { name: "R".to_owned(), device: None, count };
         Placement {
             name: "m_0".to_owned(),
-            passive,
+            passive: false,
             demand: Demand { resources: vec![need], priority: 1 },
             device: None,
         }
@@ -249,10 +316,13 @@ mod tests {
     #[test]
     fn a_model_that_goes_takes_all_that_it_had_with_it() {
         let limits = Limits::new(Vec::new());
-        let registration = limits.register(&[placement(false), placement(true), placement(false)]).unwrap();
-        let instances = || registration.members.keys().map(|instance| instance.0);
-        assert_eq!((instances().min(), instances().max(), instances().count()), (Some(0), Some(2), 2));
+        let registration = limits.registration();
         registration.bind(&Weak::new());
+        let (active, passive) = (placement(2), Placement { passive: true, ..placement(2) });
+        registration.add(&[(InstanceId(0), &active), (InstanceId(1), &passive), (InstanceId(2), &active)]).unwrap();
+        let mut instances: Vec<u32> = registration.members().keys().map(|instance| instance.0).collect();
+        instances.sort_unstable();
+        assert_eq!(instances, [0, 2]);
         registration.tell(InstanceId(0), |limiter, member| limiter.stage(member, Instant(1)));
         assert!(limits.poll(Instant(2)).is_some_and(|grant| grant.instance == InstanceId(0)));
         registration.tell(InstanceId(2), |limiter, member| limiter.stage(member, Instant(2)));
@@ -265,7 +335,23 @@ mod tests {
     #[test]
     fn passive_instances_need_nothing() {
         let limits = Limits::new(vec![Limit { name: "R".to_owned(), count: 1, device: None }]);
-        assert!(limits.register(&[placement(true)]).is_ok());
-        assert!(limits.register(&[placement(false)]).is_err());
+        let registration = limits.registration();
+        let passive = Placement { passive: true, ..placement(2) };
+        assert!(registration.add(&[(InstanceId(0), &passive)]).is_ok());
+        assert!(registration.add(&[(InstanceId(1), &placement(2))]).is_err());
+    }
+
+    #[test]
+    fn resources_follow_the_instances() {
+        let limits = Limits::new(Vec::new());
+        let registration = limits.registration();
+        let total = || limits.usage().first().map(|usage| usage.total);
+        registration.add(&[(InstanceId(0), &placement(2))]).unwrap();
+        registration.add(&[(InstanceId(1), &placement(8))]).unwrap();
+        assert_eq!(total(), Some(8));
+        registration.remove(&[InstanceId(1)]);
+        assert_eq!(total(), Some(2));
+        registration.remove(&[InstanceId(0), InstanceId(7)]);
+        assert_eq!(total(), None);
     }
 }

@@ -33,6 +33,15 @@ pub(crate) struct OnGpu {
     pub(crate) group: String,
 }
 
+impl Placement {
+    /// Whether an instance that was started here is as good as one that is started there: names count for nothing, as in
+    /// Triton.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let gpu = |placement: &Self| placement.device.as_ref().map(|device| device.number);
+        (self.passive, &self.demand, gpu(self)) == (other.passive, &other.demand, gpu(other))
+    }
+}
+
 /// The instances of all groups in their order. Groups of one name count on: `g_0`, `g_1` and so on. As in Triton a group has
 /// its first instance on each of its GPUs, then its second: with a higher count those that are there keep their places.
 pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {

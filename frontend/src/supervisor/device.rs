@@ -65,11 +65,11 @@ impl Instance {
         let loading = self.outcome.is_some();
         let wanted = Wanted { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
-        tracing::info!(instance = %self.name, "it runs on GPU {} ({})", chosen.number, chosen.uuid);
+        tracing::info!(instance = %self.name(), "it runs on GPU {} ({})", chosen.number, chosen.uuid);
         let share = self.plan.pinned.share();
         if share.each() < LITTLE {
             let mib = share.each() >> 20;
-            tracing::info!(instance = %self.name, "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
+            tracing::info!(instance = %self.name(), "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
                 left for each direction, see --pinned-memory-pool-byte-size");
         }
         Ok(Taken { chosen, share })

@@ -1,6 +1,6 @@
 //! The instances of a model version: started together, and later more or fewer of them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -18,6 +18,9 @@ use crate::wire::SharedLink;
 
 /// How often an instance that is to go is looked at while it executes.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// How often one is looked at on which sequences go on.
+const LOOK_FOR_SEQUENCES: Duration = Duration::from_millis(50);
 
 /// The health of all instances of a version, for each of them.
 #[derive(Clone, Default)]
@@ -37,14 +40,17 @@ impl Roster {
 /// The instances of a model version.
 #[derive(Default)]
 pub(crate) struct Instances {
-    // Held to copy the pointers, or to change which there are.
-    all: Mutex<Vec<Arc<Handle>>>,
+    // Held to copy the pointers, or to change which there are. Shared with the tasks that wait for the ends of sequences.
+    all: Arc<Mutex<Vec<Arc<Handle>>>>,
     roster: Roster,
 }
 
 struct Handle {
     id: InstanceId,
-    placement: Placement,
+    /// The placement that it serves now. Held for a moment.
+    placement: Mutex<Placement>,
+    /// It goes on only until what it has is over.
+    closing: AtomicBool,
     health: Arc<Health>,
     /// Bytes by which loading has made its process grow.
     memory: AtomicU64,
@@ -56,6 +62,20 @@ struct Handle {
 }
 
 impl Handle {
+    fn placement(&self) -> Placement {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It serves this placement from now on.
+    fn assign(&self, placement: Placement) {
+        self.health.rename(&placement.name);
+        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = placement;
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
     /// Its process, if it has one.
     fn pid(&self) -> Option<u32> {
         let pid = self.health.pid.load(Ordering::Relaxed);
@@ -70,6 +90,17 @@ impl Handle {
             let _ = task.await;
         }
     }
+}
+
+/// What must be done to follow other placements.
+#[derive(Default)]
+struct Differences {
+    /// Placements without an instance.
+    new: Vec<Placement>,
+    /// Instances that go on, and where.
+    kept: Vec<(Arc<Handle>, Placement)>,
+    /// Instances without a placement.
+    gone: Vec<Arc<Handle>>,
 }
 
 /// An instance that is being started, and what comes of it.
@@ -106,7 +137,8 @@ impl Instances {
     }
 
     /// Starts the instances of `placements` that are not there yet, and when they are ready stops those that are not among
-    /// them, each when it has executed what it has. Those of both go on as they are.
+    /// them, each when it has executed what it has. Those of both go on as they are. An instance on which sequences have
+    /// begun is stopped when they have ended, which this does not wait for.
     ///
     /// # Errors
     /// The first reason why one could not be started; then all is as it was.
@@ -116,34 +148,34 @@ impl Instances {
         placements: &[Placement],
         driver: &Arc<Driver>,
     ) -> Result<(), String> {
-        let (new, gone) = self.differences(placements);
+        let Differences { new, kept, gone } = self.differences(placements);
         self.add(plan, &new, driver).await?;
+        kept.into_iter().for_each(|(handle, placement)| handle.assign(placement));
         self.remove(&gone, driver).await;
         self.sort(placements);
         Ok(())
     }
 
-    /// Whether following these placements means to stop an instance that runs, or is started again.
-    pub(crate) fn loses_any(&self, placements: &[Placement]) -> bool {
-        self.differences(placements).1.iter().any(|handle| handle.health.state() != GIVEN_UP)
-    }
-
-    /// The placements that have no instance, and the instances that have no placement. One that is not started any more has
-    /// none: in its place a new one is tried.
-    fn differences(&self, placements: &[Placement]) -> (Vec<Placement>, Vec<Arc<Handle>>) {
+    /// Instances stay where they are if possible, else they serve a placement like theirs. One that is not started any more
+    /// serves none: in its place a new one is tried.
+    fn differences(&self, placements: &[Placement]) -> Differences {
         let mut gone = self.handles();
-        let mut new = placements.to_vec();
-        let stays = |handle: &Arc<Handle>, placement: &Placement| {
-            handle.placement == *placement && handle.health.state() != GIVEN_UP
-        };
-        new.retain(|placement| match gone.iter().position(|handle| stays(handle, placement)) {
-            Some(kept) => {
-                gone.remove(kept);
-                false
-            }
-            None => true,
-        });
-        (new, gone)
+        gone.retain(|handle| !handle.is_closing());
+        let (mut new, mut kept) = (placements.to_vec(), Vec::new());
+        let same: fn(&Placement, &Placement) -> bool = |one, other| one == other;
+        for fits in [same, Placement::is_like] {
+            let stays = |handle: &Arc<Handle>, placement: &Placement| {
+                handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement)
+            };
+            new.retain(|placement| match gone.iter().position(|handle| stays(handle, placement)) {
+                Some(position) => {
+                    kept.push((gone.remove(position), placement.clone()));
+                    false
+                }
+                None => true,
+            });
+        }
+        Differences { new, kept, gone }
     }
 
     async fn add(
@@ -153,11 +185,9 @@ impl Instances {
         driver: &Arc<Driver>,
     ) -> Result<Option<Loaded>, String> {
         let first = self.all().iter().map(|handle| handle.id.0 + 1).max().unwrap_or(0);
-        let starting: Vec<Starting> = placements
-            .iter()
-            .zip(first..)
-            .map(|(placement, id)| self.begin(plan, (InstanceId(id), placement), driver))
-            .collect();
+        let numbered: Vec<_> = (first..).map(InstanceId).zip(placements).collect();
+        driver.admit(&numbered)?;
+        let starting: Vec<Starting> = numbered.into_iter().map(|one| self.begin(plan, one, driver)).collect();
         let mut handles = Vec::new();
         let mut outcomes = Vec::new();
         for (handle, outcome) in starting {
@@ -185,12 +215,11 @@ impl Instances {
 
     /// Starts the task of one instance.
     fn begin(&self, plan: &Arc<Plan>, (id, placement): (InstanceId, &Placement), driver: &Arc<Driver>) -> Starting {
-        let health = Arc::new(Health { passive: placement.passive, ..Health::default() });
+        let health = Arc::new(Health::new(&placement.name, placement.passive));
         let (outcome, started) = oneshot::channel();
         let (stop, stopped) = watch::channel(false);
         let instance = Instance {
             id,
-            name: placement.name.clone(),
             placement: placement.clone(),
             plan: plan.clone(),
             driver: driver.clone(),
@@ -200,32 +229,34 @@ impl Instances {
             outcome: Some(outcome),
         };
         let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
-        let (memory, pinned) = Default::default();
-        (Arc::new(Handle { id, placement: placement.clone(), health, memory, pinned, stop, task }), started)
+        let (closing, memory, pinned) = Default::default();
+        let placement = Mutex::new(placement.clone());
+        (Arc::new(Handle { id, placement, closing, health, memory, pinned, stop, task }), started)
     }
 
-    /// Ends these instances, each when it has executed what it has.
+    /// Ends these instances, each when it has executed what it has. Waits for those without sequences.
     async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
         for handle in gone {
+            handle.closing.store(true, Ordering::Relaxed);
             self.roster.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
         }
-        for handle in gone {
-            while driver.is_executing(handle.id) {
-                tokio::time::sleep(LOOK).await;
-            }
-            let _ = handle.stop.send(true);
+        let (lasting, short): (Vec<_>, Vec<_>) =
+            gone.iter().cloned().partition(|handle| driver.has_sequences_on(handle.id));
+        for handle in lasting {
+            let (all, driver) = (self.all.clone(), driver.clone());
+            tokio::spawn(async move { end(&all, &[handle], &driver, LOOK_FOR_SEQUENCES).await });
         }
-        for handle in gone {
-            handle.stop().await;
-        }
-        self.all().retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
+        end(&self.all, &short, driver, LOOK).await;
     }
 
     /// Shows the instances in the order of the placements.
     fn sort(&self, placements: &[Placement]) {
-        let place = |handle: &Arc<Handle>| placements.iter().position(|placement| *placement == handle.placement);
-        self.all().sort_by_key(place);
+        let place = |handle: &Arc<Handle>| {
+            let own = handle.placement();
+            placements.iter().position(|placement| !handle.is_closing() && *placement == own).unwrap_or(usize::MAX)
+        };
+        self.all().sort_by_cached_key(place);
     }
 
     /// Bytes by which loading has made all processes together grow, and how many they have registered with the drivers of
@@ -237,19 +268,17 @@ impl Instances {
 
     /// What each does.
     pub(crate) fn states(&self) -> Vec<Doing> {
-        let doing = |handle: &Arc<Handle>| Doing {
-            id: handle.id,
-            name: handle.placement.name.clone(),
-            state: handle.health.state(),
-            pid: handle.pid(),
-            gpu: handle.placement.device.as_ref().map(|device| device.number),
+        let doing = |handle: &Arc<Handle>| {
+            let Placement { name, device, .. } = handle.placement();
+            let gpu = device.map(|device| device.number);
+            Doing { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
         };
         self.all().iter().map(doing).collect()
     }
 
     /// Whether one of them is not started any more.
     pub(crate) fn any_given_up(&self) -> bool {
-        self.all().iter().any(|handle| handle.health.state() == GIVEN_UP)
+        self.all().iter().any(|handle| handle.health.state() == GIVEN_UP && !handle.is_closing())
     }
 
     /// What each does, and since when it has been lost: from the first of a row of losses on, until it is ready again.
@@ -260,7 +289,7 @@ impl Instances {
     /// How many are ready for requests now.
     pub(crate) fn ready(&self) -> usize {
         let all = self.all();
-        let active = all.iter().filter(|handle| !handle.health.passive);
+        let active = all.iter().filter(|handle| !handle.health.passive && !handle.is_closing());
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
     }
 
@@ -276,7 +305,7 @@ impl Instances {
 
     /// Every instance by name, with the id of its process if it has one.
     pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
-        self.all().iter().map(|handle| (handle.placement.name.clone(), handle.pid())).collect()
+        self.all().iter().map(|handle| (handle.placement().name, handle.pid())).collect()
     }
 
     /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
@@ -302,6 +331,23 @@ impl Instances {
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Handle>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Waits until retired instances have nothing to do, looking every `look`, then ends them and forgets them.
+async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, look: Duration) {
+    for handle in gone {
+        while !driver.is_retired(handle.id) {
+            tokio::time::sleep(look).await;
+        }
+        let _ = handle.stop.send(true);
+    }
+    for handle in gone {
+        handle.stop().await;
+    }
+    let ids: Vec<InstanceId> = gone.iter().map(|handle| handle.id).collect();
+    driver.dismiss(&ids);
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
 }
 
 /// What is told of several instances: the engine of the first, the memory of all.

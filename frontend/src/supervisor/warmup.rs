@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::error::InferError;
-use pharos::infer::InferRequest;
+use pharos::infer::{InferInput, InferRequest};
 use pharos::model::Checked;
 use pharos::supervisor::Supervisor;
 use pharos::timeline::Instant;
@@ -23,6 +23,8 @@ pub(crate) struct WarmUp {
     /// How often.
     pub(crate) count: u32,
     pub(crate) parts: Vec<(InferRequest, Checked)>,
+    /// The control inputs that the model's configuration gives.
+    pub(crate) controls: Vec<InferInput>,
 }
 
 impl WarmUp {
@@ -77,8 +79,8 @@ impl Instance {
         let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
         let since = clock::now();
         let parts = warm_up.parts(since);
-        let to_send =
-            ToSend { batch: WARM_UP + u64::from(over), flags: 0, parts: &parts, steps: &[], resumed: Vec::new() };
+        let (batch, controls) = (WARM_UP + u64::from(over), &warm_up.controls);
+        let to_send = ToSend { batch, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
         match running.link.execute(&self.driver.config, &to_send) {
             Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
             Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),

@@ -32,6 +32,8 @@ pub(crate) struct ToSend<'a> {
     pub(crate) parts: &'a [Arc<Part>],
     /// For a model with sequences: one for each of its requests, `None` for padding. Empty: each is a sequence of its own.
     pub(crate) steps: &'a [Option<SequenceStep>],
+    /// Control inputs of the whole batch that are not made of `steps`: a warm-up's.
+    pub(crate) controls: &'a [InferInput],
     /// The requests that have been executed before and have had responses.
     pub(crate) resumed: Vec<Resumed>,
 }
@@ -55,7 +57,8 @@ impl Link {
         let mut gathered = Gathered::default();
         let all = self.gather_given(config, parts, &mut gathered);
         let all = all.and_then(|()| self.gather_made(config, parts, &mut gathered));
-        if let Err(error) = all.and_then(|()| self.gather_controls(config, (parts, &steps), &mut gathered)) {
+        let all = all.and_then(|()| self.gather_controls(config, (to_send, &steps), &mut gathered));
+        if let Err(error) = all {
             self.arenas.inputs.release(&gathered.blocks);
             return Err(error);
         }
@@ -160,9 +163,10 @@ impl Link {
     fn gather_controls(
         &self,
         config: &ModelConfig,
-        (parts, steps): (&[Arc<Part>], &[Option<SequenceStep>]),
+        (to_send, steps): (&ToSend<'_>, &[Option<SequenceStep>]),
         gathered: &mut Gathered,
     ) -> Result<(), InferError> {
+        let parts = to_send.parts;
         let controls = config.controls();
         if controls.is_empty() {
             return Ok(());
@@ -181,9 +185,12 @@ impl Link {
         let mut shape = vec![i64::try_from(parts.len()).unwrap_or(i64::MAX)];
         shape.extend(config.batches().then_some(1));
         for (position, control) in (config.first_control()..).zip(controls) {
-            let data = control.make(places.clone());
             let block = InputBlock { shape: shape.clone(), ..block_of(position, control.datatype) };
-            self.gather(block, std::iter::once(data.as_slice()), gathered)?;
+            let given = to_send.controls.iter().find(|given| given.name == control.name);
+            match given {
+                Some(given) => self.gather(block, given.tensor.data.pieces().iter().map(|piece| &**piece), gathered)?,
+                None => self.gather(block, std::iter::once(control.make(places.clone()).as_slice()), gathered)?,
+            }
         }
         Ok(())
     }

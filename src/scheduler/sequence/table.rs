@@ -92,11 +92,16 @@ struct Slots {
     owners: Vec<Option<Number>>,
     /// Those of `owners` that nobody owns.
     free: BTreeSet<u32>,
+    /// Sequences that have slots keep them; no other gets one.
+    closing: bool,
 }
 
 impl Slots {
     /// The smallest free slot of `most`.
     fn first_free(&self, most: u32) -> Option<u32> {
+        if self.closing {
+            return None;
+        }
         let fresh = u32::try_from(self.owners.len()).ok().filter(|fresh| *fresh < most);
         self.free.first().copied().or(fresh)
     }
@@ -176,7 +181,8 @@ impl Table {
     /// Slots that are owned, and all.
     pub(super) fn slots(&self) -> (usize, u64) {
         let used = self.instances.values().map(|slots| slots.owners.len() - slots.free.len()).sum();
-        (used, self.instances.len() as u64 * u64::from(self.capacity))
+        let open = self.instances.values().filter(|slots| !slots.closing).count();
+        (used, open as u64 * u64::from(self.capacity))
     }
 
     /// The owners of an instance's slots, as far as they were ever used.
@@ -369,6 +375,13 @@ impl Table {
     /// An instance with free slots only.
     pub(super) fn join(&mut self, instance: InstanceId) {
         self.instances.entry(instance).or_default();
+    }
+
+    /// No sequence gets a slot of the instance any more.
+    pub(super) fn close_instance(&mut self, instance: InstanceId) {
+        if let Some(slots) = self.instances.get_mut(&instance) {
+            slots.closing = true;
+        }
     }
 
     /// The instance is gone with its slots. Gives the sequences that it had, the oldest first; they have no place.

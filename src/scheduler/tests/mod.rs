@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::sim::{Event, Outcome, Record, Sim};
 use super::*;
 
+mod delayed;
 mod limited;
 mod properties;
 pub(super) mod random;
@@ -246,18 +247,6 @@ fn a_request_shortens_its_timeout_only_where_there_is_one_and_it_may() {
 }
 
 #[test]
-fn a_delayed_request_is_served_after_all_others() {
-    let queue_policy =
-        QueuePolicy { default_timeout_us: 30_000, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
-    let mut sim = sim(Settings { queue_policy, ..Settings::default() });
-    (1..3).for_each(|number| sim.at(ms(0), Event::Arrive(ticket(number))));
-    (3..5).for_each(|number| sim.at(ms(90), Event::Arrive(ticket(number))));
-    sim.service = vec![ms(100), ms(1)];
-    sim.run();
-    assert_eq!(sim.batches().collect::<Vec<_>>(), [[1], [3], [4], [2]]);
-}
-
-#[test]
 fn a_cancelled_request_is_answered_at_once_and_never_sent() {
     let mut sim = sim(batching(2, &[], 0));
     (1..6).for_each(|number| sim.at(ms(0), Event::Arrive(ticket(number))));
@@ -456,9 +445,9 @@ fn every_batch_says_why_it_goes_now() {
     assert_eq!(first_reason(preferring, &[1, 1], 0, false), SendReason::Preferred);
     let queue_policy =
         QueuePolicy { default_timeout_us: 5, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
-    for max_queue_delay_us in [0, 3, 10] {
+    for (max_queue_delay_us, reason) in [(0, SendReason::Idle), (3, SendReason::Delay), (5, SendReason::Delay)] {
         let late = Settings { max_batch_size: 4, max_queue_delay_us, queue_policy, ..Settings::default() };
-        assert_eq!(first_reason(late, &[1, 1], 5, false), SendReason::Timeout, "delay {max_queue_delay_us}");
+        assert_eq!(first_reason(late, &[1, 1], 5, false), reason, "delay {max_queue_delay_us}");
     }
 }
 

@@ -40,22 +40,42 @@ impl Reference {
 
     fn expire(&mut self, now: Instant) {
         loop {
-            let due = |item: &Item| item.deadline.filter(|deadline| *deadline <= now);
+            let due = |item: &Item| item.deadline.filter(|deadline| *deadline <= now && !self.delays(item));
             let first = (0..self.queue.len())
                 .filter_map(|index| Some((due(&self.queue[index])?, self.queue[index].ticket.request, index)))
                 .min();
             let Some((_, request, index)) = first else { return };
-            let mut item = self.queue.remove(index);
-            match self.settings.policy(item.level).timeout_action {
-                TimeoutAction::Reject => {
-                    self.actions.push_back(Action::Reject { request, reason: RejectReason::Timeout });
-                }
-                TimeoutAction::Delay => {
-                    item.delayed = true;
-                    item.deadline = None;
-                    self.queue.push(item);
-                }
+            self.queue.remove(index);
+            self.actions.push_back(Action::Reject { request, reason: RejectReason::Timeout });
+        }
+    }
+
+    fn delays(&self, item: &Item) -> bool {
+        self.settings.policy(item.level).timeout_action == TimeoutAction::Delay
+    }
+
+    /// The index of the first late request that the walk comes to.
+    fn late(&self, now: Instant) -> Option<usize> {
+        let max = self.settings.max_batch_size.max(1);
+        let mut items = 0;
+        for (index, item) in self.queue.iter().enumerate() {
+            if self.delays(item) && item.deadline.is_some_and(|deadline| deadline <= now) {
+                return Some(index);
             }
+            items += item.ticket.batch_size.max(1);
+            if index > 0 && (items > max || item.ticket.shape_key != self.queue[0].ticket.shape_key) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Serves the late requests that the walk comes to after the others of their levels.
+    fn delay(&mut self, now: Instant) {
+        while let Some(index) = self.late(now) {
+            let item = self.queue.remove(index);
+            self.queue.push(Item { delayed: true, deadline: None, ..item });
+            self.queue.sort_by_key(|item| (item.level, item.delayed));
         }
     }
 
@@ -94,7 +114,7 @@ impl Reference {
         match best {
             _ if !idle && !complete => None,
             Some(best) if !waited => Some(best),
-            _ if complete || waited || first.delayed || delay == Duration::ZERO => Some(taken),
+            _ if complete || waited || delay == Duration::ZERO => Some(taken),
             _ => None,
         }
     }
@@ -110,6 +130,7 @@ impl Reference {
             if in_flight >= self.settings.max_in_flight() {
                 return;
             }
+            self.delay(now);
             let Some(count) = self.count(in_flight == 0, now) else { return };
             self.sent += 1;
             let sent = self.sent;
@@ -189,7 +210,8 @@ impl Scheduler for Reference {
         let idle = self.instances.iter().any(|known| known.1 == 0);
         let delay = Duration::from_micros(self.settings.max_queue_delay_us);
         let oldest = self.queue.iter().map(|item| item.queued).min().filter(|_| idle).map(|oldest| oldest + delay);
-        self.queue.iter().filter_map(|item| item.deadline).chain(oldest).min()
+        let woken = |item: &&Item| idle || !self.delays(item);
+        self.queue.iter().filter(woken).filter_map(|item| item.deadline).chain(oldest).min()
     }
 
     fn poll_action(&mut self, now: Instant) -> Option<Action> {
