@@ -24,7 +24,8 @@ FILES = {
     "good.yaml": "model_metrics:\n  counter:\n  - name: a\n    unit: ms\n    dimensions: [Level]\n",
     "list.json": "[1]",
     "number.json": '{"0": 1}',
-    "two.py": "class A:\n    def handle(self, data, context): pass\n    def initialize(self, context): pass\nclass B(A): pass\n",
+    "two.py": "class A:\n    def handle(self, data, context): pass\n    def initialize(self, context): pass\n"
+    "class B(A): pass\n",
     "lacks.py": "class A:\n    def initialize(self, context): pass\n",
 }
 
