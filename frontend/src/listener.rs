@@ -31,7 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch as channel};
 use tower::Service;
 
-pub use self::bind::bind;
+pub use self::bind::{bind, check};
 pub use self::tls::{Tls, TlsFiles};
 
 use self::connection::Accepted;

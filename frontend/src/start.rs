@@ -14,6 +14,7 @@ use pharos::metrics::cache;
 use pharos::metrics::catalog::{Mode, listing};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
 use crate::engine::{self, Engine, Unfinished};
@@ -113,18 +114,12 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
     let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
-    let home = match plan {
-        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners)?),
-        None => None,
-    };
+    let mut home = plan.map(|plan| Home::new(plan, &engine, life)).transpose()?;
     let loaded = tokio::select! {
-        loaded = engine.load() => report(loaded.map_err(|error| error.to_string())?, options),
+        loaded = load(&engine, options, home.as_mut()) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && !ends.seen {
-        if let Some(home) = &home {
-            home.started();
-        }
         tracing::info!("ready");
         ends.next().await;
     }
@@ -145,6 +140,16 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
             "Exit timeout expired. Exiting immediately. {requests} requests were not answered, {sequences} sequences not \
              finished"
         )),
+    }
+}
+
+/// Loads the models, and with TorchServe's endpoints what is registered at the start. Gives the tasks of the ports that
+/// this opens.
+async fn load(engine: &Engine, options: &Options, home: Option<&mut Home>) -> Result<Vec<JoinHandle<()>>, String> {
+    report(engine.load().await.map_err(|error| error.to_string())?, options)?;
+    match home {
+        Some(home) => home.start().await,
+        None => Ok(Vec::new()),
     }
 }
 

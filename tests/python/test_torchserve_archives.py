@@ -204,12 +204,16 @@ def test_archives_of_every_form_and_place(tmp_path):
             (f"{base}/to/far.mar", "again"),
         ):
             asked = {"model_name": "again"} if name == "again" else {}
+            if asked:
+                # Both URLs end in the same name, under which the archive is in the store.
+                assert server.register(url, **asked)[0] == 500
+                assert server.ask("/models/far", method="DELETE", at="management")[0] == 200
             assert server.register(url, **asked)[0] == 200, url
             assert server.predict(name) == (200, "far" if name == "again" else name)
         for url, status, part in (
             (f"{base}/private/far.mar", 400, "does not match any allowed URL(s)"),
-            (f"{base}/to/private/far.mar", 400, "does not match any allowed URL(s)"),
-            (f"{base}/none.mar", 404, "Model not found"),
+            (f"{base}/to/private/other.mar", 400, "does not match any allowed URL(s)"),
+            (f"{base}/none.mar", 400, "Failed to download archive from"),
             ("file:///etc/passwd", 400, "does not match any allowed URL(s)"),
             ("/etc", 400, "does not match any allowed URL(s)"),
             ("../file.mar", 404, "Relative path is not allowed in url: ../file.mar"),
@@ -249,8 +253,8 @@ HOSTILE = {
     "slip.tar.gz": (tarred(files("hostile") | {"../slipped": "x"}), "is outside the archive"),
     "bomb.mar": (boasting(), "becomes larger than"),
     "cut.mar": (zipped(files("hostile"))[:-30], "broken zip file"),
-    "text.mar": (b"no archive", "neither a zip file (.mar) nor a .tar.gz"),
-    "empty.mar": (b"", "neither a zip file (.mar) nor a .tar.gz"),
+    "text.mar": (b"no archive", "Model name is not defined."),
+    "empty.mar": (b"", "Model name is not defined."),
     "manifest.mar": (zipped({"MAR-INF/MANIFEST.json": "{"}), "its manifest cannot be read"),
     "lsp.mar": (zipped({"MAR-INF/MANIFEST.json": manifest("l").replace('"python"', '"LSP"')}), "its runtime is 'LSP'"),
     "yaml.mar": (zipped(files("hostile", yaml="a: [\n")), "model-config.yaml cannot be used"),
@@ -264,13 +268,26 @@ def test_hostile_archives_are_refused_and_the_others_served(tmp_path):
     with TorchServe(tmp_path, archives, "default_workers_per_model=1\n", ["--models", "all"]) as server:
         server.ready("echo")
         for name, (_, part) in HOSTILE.items():
-            assert any(name in line and part in line for line in server.console().splitlines()), (name, server.console())
+            # What is no archive is one without files: at the start its file's name is the model's.
+            at_start = "names no handler" if part == "Model name is not defined." else part
+            assert any(name in line and at_start in line for line in server.console().splitlines()), (name, server.console())
             status, text = server.register(name)
             assert (status, part in json.loads(text)["message"]) == (400, True), text
         assert server.predict("echo", "still there") == (200, "still there")
         kept = list((tmp_path / "tmp").glob("pharos-torchserve-*/models/*"))
         assert len(kept) == 1, kept
         assert not list(tmp_path.rglob("slipped")) and not Path("/tmp/slipped").exists()
+
+
+def test_a_file_that_is_no_archive_has_the_default_manifest(tmp_path):
+    """As in TorchServe: with a name and a handler of the request it is registered; the handler is one of `ts` or installed."""
+    with TorchServe(tmp_path, {"text.mar": b"no archive"}, "default_workers_per_model=1\n") as server:
+        told = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
+        assert told[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in told[1], told
+        described = json.loads(server.ask("/models/bare", at="management")[1])[0]
+        assert (described["modelUrl"], described["runtime"], described["minWorkers"]) == ("text.mar", "python", 0)
+        status, text = server.register("text.mar", model_name="other", handler="service:handle")
+        assert status == 500 and "Failed to start workers for model other version: 1.0" in text
 
 
 def test_what_the_yaml_says_is_what_is_served(tmp_path):
@@ -337,7 +354,8 @@ def wheel(folder: Path) -> Path:
 
 
 def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
-    """Beside the handler, for that model only; what cannot be installed is the archive's fault."""
+    """Beside the handler, of a directory in a place of the server's, for that model only; what cannot be installed is the
+    archive's fault."""
     if subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode:
         pytest.skip(f"{PYTHON} has no pip")
     source = "import pharos_tried\ndef handle(data, context):\n    return [pharos_tried.WORD] * len(data) if data else None\n"
@@ -346,9 +364,17 @@ def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
     without = files("bad", source, **asking) | {"requirements.txt": f"{tmp_path}/none-1.0-py3-none-any.whl\n"}
     outside = files("out", source, requirementsFile="../r.txt")
     archives = {"good.mar": zipped(with_wheel), "bad.mar": zipped(without), "out.mar": zipped(outside)}
+    own = tmp_path / "on/store/own"
+    for name, text in (files("own", source, **asking) | {"requirements.txt": f"{wheel(tmp_path)}\n"}).items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(text)
+    before = sorted(path.relative_to(own) for path in own.rglob("*"))
     with TorchServe(tmp_path / "on", archives, "install_py_dep_per_model=true\n") as server:
-        assert server.register("good.mar")[0] == 200, server.console()
-        assert server.predict("good") == (200, "installed")
+        for name in ("good.mar", "own"):
+            assert server.register(name)[0] == 200, server.console()
+            assert server.predict(name.removesuffix(".mar")) == (200, "installed")
+        found = sorted(path.relative_to(own) for path in own.rglob("*") if "__pycache__" not in path.parts)
+        assert found == before, "the user's directory stays as it was"
         status, text = server.register("bad.mar")
         assert (status, "Custom pip package installation failed for model bad" in text) == (400, True), text
         assert "is outside the archive" in server.register("out.mar")[1]

@@ -140,9 +140,15 @@ DIFFERENCES = [
         ('"OK"', '"OK"', '"OK"', "handle of 2.0", '"OK"', "Cannot remove default version for model later"),
     ),
     Difference(
-        ("register: everything",),
-        "Which Python runs a worker is not said by `runtime`: a description has the archive's.",
-        ("registered with 1 initial workers", '\\"batchSize\\": 3', "answer of 1.0", "unregistered"),
+        ("register wrongly: startup_timeout",),
+        "After TorchServe's sentence stands why; the model is always gone.",
+        ("Failed to start workers for model later version: 1.0: startup_timeout is 0 s", "Model not found: later"),
+    ),
+    Difference(
+        ("register wrongly: scaled below 0",),
+        "The number is told, not a place in a list of Java's; the model stays as it was.",
+        ("registered with 0 initial workers", "max_worker cannot be less than min_worker.", "Model not found: absent")
+        + ('"status": 500', "Workers scaled to 1 for model: later", "unregistered"),
     ),
     Difference(
         ("register: unknown host",),

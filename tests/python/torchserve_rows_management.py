@@ -105,6 +105,32 @@ MANAGEMENT = [
         managed("/models/zipped", "DELETE"),
     ),
     one(
+        "register wrongly: startup_timeout",
+        managed("/models?url=later.mar&startup_timeout=0&initial_workers=1", "POST", b""),
+        managed("/models/later", "DELETE"),
+    ),
+    one(
+        "register wrongly: an empty url",
+        managed("/models?url=", "POST", b""),
+        managed("/models", "POST", '{"url": ""}', headers=JSON),
+        Grpc("RegisterModel", {"url": ""}),
+    ),
+    one(
+        "register wrongly: negative workers",
+        managed("/models?url=later.mar&initial_workers=-1", "POST", b""),
+        managed("/models/later"),
+        managed("/models/later", "DELETE"),
+    ),
+    one(
+        "register wrongly: scaled below 0",
+        managed("/models?url=later.mar&initial_workers=0", "POST", b""),
+        managed("/models/later?min_worker=1&max_worker=-1", "PUT", b""),
+        managed("/models/absent?min_worker=-1", "PUT", b""),
+        managed("/models/later?min_worker=-1", "PUT", b""),
+        Grpc("ScaleWorker", {"model_name": "later", "min_worker": -1, "synchronous": True}),
+        managed("/models/later", "DELETE"),
+    ),
+    one(
         "register: wrong",
         managed("/models", "POST", b""),
         managed("/models?url=absent.mar", "POST", b""),

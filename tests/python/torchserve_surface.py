@@ -34,6 +34,7 @@ MODULES = (
     "ts.metrics.metric_encoder",
     "ts.metrics.metric_type_enum",
     "ts.metrics.metrics_store",
+    "ts.metrics.process_memory_metric",
     "ts.metrics.unit",
     "ts.protocol.otf_message_handler",
     "ts.torch_handler.base_handler",

@@ -14,6 +14,18 @@ const BACKLOG: u32 = 4096;
 /// # Errors
 /// Somebody else listens there, or the address is not this machine's.
 pub fn bind(address: SocketAddr, shared: bool) -> io::Result<TcpListener> {
+    bound(address, shared)?.listen(BACKLOG)
+}
+
+/// Whether an address can be bound now. No connection is accepted meanwhile.
+///
+/// # Errors
+/// As [`bind`].
+pub fn check(address: SocketAddr) -> io::Result<()> {
+    bound(address, false).map(drop)
+}
+
+fn bound(address: SocketAddr, shared: bool) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // A server that was just stopped leaves connections behind that keep the port for a minute.
     socket.set_reuseaddr(true)?;
@@ -21,5 +33,5 @@ pub fn bind(address: SocketAddr, shared: bool) -> io::Result<TcpListener> {
         socket.set_reuseport(true)?;
     }
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    Ok(socket)
 }

@@ -1,5 +1,5 @@
-//! TorchServe's endpoints beside the others: opened with them, filled with models once the engine is there, and remembered in
-//! snapshots.
+//! TorchServe's endpoints beside the others: models are registered first, then a snapshot is written, then the ports open. Each
+//! later change is written to a snapshot too.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,52 +15,73 @@ use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, Settings, S
 pub(super) struct Home {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
+    /// What [`Home::start`] opens the ports with; `None` once they are open.
+    start: Option<Start>,
 }
 
 impl Home {
-    /// Opens the listeners.
-    pub(super) fn open(
-        plan: &Plan,
-        engine: &Engine,
-        life: Life,
-        listeners: &mut Vec<JoinHandle<()>>,
-    ) -> Result<Self, String> {
+    /// Prepares the endpoints. No port is open yet; addresses that are in use are reported now, before models load.
+    ///
+    /// # Errors
+    /// An address cannot be used.
+    pub(super) fn new(plan: &Plan, engine: &Engine, life: Life) -> Result<Self, String> {
         plan.begin();
+        torchserve::check_addresses(&plan.settings)?;
+        let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
         let start = Start {
             engine: engine.clone(),
             settings: plan.settings.clone(),
-            repository: plan.repository.clone(),
+            registry: registry.clone(),
             life,
             access: Some(Arc::new(log::answered_line)),
         };
-        let (registry, tasks) = torchserve::serve(start)?;
-        listeners.extend(tasks);
-        Ok(Self { registry, settings: plan.settings.clone() })
+        Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }
 
-    /// Says so, as those who wait for it expect; registers the models of the start, and remembers each change from then on.
-    pub(super) fn started(&self) {
+    /// Registers the models of the start, writes their snapshot, opens the ports, and prints the line that scripts wait for.
+    /// Workers may still load their models then. Gives the tasks of the ports.
+    ///
+    /// # Errors
+    /// A snapshot cannot be restored, or a port cannot be opened.
+    pub(super) async fn start(&mut self) -> Result<Vec<JoinHandle<()>>, String> {
+        self.registry.load_at_start().await?;
+        let mut changes = self.registry.changes();
+        changes.mark_unchanged();
+        let (registry, settings) = (self.registry.clone(), self.settings.clone());
+        write(&settings, Kind::Startup, &registry).await;
+        let tasks = match self.start.take() {
+            Some(start) => torchserve::serve(start)?,
+            None => Vec::new(),
+        };
         println!("Model server started.");
         let _ = std::io::stdout().flush();
-        let (registry, settings) = (self.registry.clone(), self.settings.clone());
         tokio::spawn(async move {
-            // What cannot be registered is told there.
-            drop(registry.load_at_start().await);
-            let mut changes = registry.changes();
-            changes.mark_unchanged();
-            save(&settings, Kind::Startup, &registry);
             while changes.changed().await.is_ok() {
-                save(&settings, Kind::Snapshot, &registry);
+                write(&settings, Kind::Snapshot, &registry).await;
             }
         });
+        Ok(tasks)
     }
 
-    /// The last snapshot; and the tokens, which are good for nothing any more.
+    /// Ends the wait for workers, writes the last snapshot and removes the tokens, which are no longer valid. A server whose start was not finished has
+    /// neither: its models are not all registered, and a snapshot of them would replace a complete one.
     pub(super) fn stopping(&self) {
+        if self.start.is_some() {
+            return;
+        }
+        self.registry.stop_waiting();
         save(&self.settings, Kind::Shutdown, &self.registry);
         if let Some(token) = &self.settings.token {
             let _ = std::fs::remove_file(&token.file);
         }
+    }
+}
+
+/// Writes a snapshot of what is registered, on a thread that may block.
+async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
+    let (settings, registry) = (settings.clone(), registry.clone());
+    if let Err(error) = tokio::task::spawn_blocking(move || save(&settings, kind, &registry)).await {
+        tracing::error!("no snapshot can be written: {error}");
     }
 }
 

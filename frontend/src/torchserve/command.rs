@@ -13,7 +13,7 @@ use super::configuration::Configuration;
 use super::pid::{self, PidFile};
 use super::settings::Noted;
 use super::workplace::Workplace;
-use super::{Settings, options};
+use super::{Settings, options, snapshot};
 use crate::cli::{Options, TorchServe};
 use crate::system::{self, Devices, Roots};
 
@@ -91,6 +91,7 @@ pub fn run(arguments: &TorchServe) -> Result<Step, String> {
     // What is wrong is told here, where somebody reads it.
     let (settings, _) = Settings::new(configuration.properties, Vec::new(), PathBuf::new())?;
     check_store(&settings)?;
+    snapshot::check(&settings)?;
     options::options(&settings, &arguments.options)?;
     background().map(|()| Step::Done)
 }
@@ -111,6 +112,7 @@ fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, St
     notes.extend(more);
     settings.snapshots = !arguments.no_config_snapshots;
     check_store(&settings)?;
+    snapshot::check(&settings)?;
     let (arguments, more) = options::options(&settings, &arguments.options)?;
     notes.extend(more);
     let mut given = vec![OsString::from("pharos")];

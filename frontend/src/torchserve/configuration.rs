@@ -1,5 +1,6 @@
-//! Where the configuration comes from: the file, `TS_*` variables of the environment, and the command line, the later over
-//! the earlier.
+//! Where the configuration comes from: the file, the command line, and `TS_*` variables of the environment, the later over
+//! the earlier. As in TorchServe, variables override the command line too: `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps the
+//! tokens where a script passes `--disable-token-auth`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -40,8 +41,8 @@ impl Configuration {
             }
             found.note(false, format!("configured by '{shown}'"));
         }
-        found.take_variables(variables);
         found.take_arguments(arguments);
+        found.take_variables(variables);
         Ok(found)
     }
 
@@ -78,13 +79,19 @@ impl Configuration {
         self.properties.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
-    /// Variables of the environment count if the file says so. One counts in any case.
+    /// Variables of the environment are read if the file says so; one is read in any case.
     fn take_variables(&mut self, variables: Variables<'_>) {
         if self.get("enable_envvars_config").is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
             for key in KEYS.iter().filter(|key| key.variable) {
-                if let Some(value) = variables(&variable(key.name)) {
-                    self.set(key.name, value.to_string_lossy().into_owned());
+                let name = variable(key.name);
+                let Some(value) = variables(&name).map(|value| value.to_string_lossy().into_owned()) else { continue };
+                if self.get(key.name).is_some_and(|before| before != value) {
+                    self.note(
+                        false,
+                        format!("{name} overrides what the command line or the file says about {}", key.name),
+                    );
                 }
+                self.set(key.name, value);
             }
         }
         if variables("TS_OPEN_INFERENCE_PROTOCOL").is_some_and(|value| value == "oip") {
@@ -144,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_wins_over_variables_and_those_over_the_file() {
+    fn variables_override_the_command_line_and_that_overrides_the_file() {
         let folder = folder("order");
         let file = folder.join("config.properties");
         fs::write(
@@ -169,6 +176,16 @@ mod tests {
         arguments.models = vec!["a=a.mar".to_owned(), "b.mar".to_owned()];
         let read = Configuration::read(&arguments, &variables).unwrap();
         assert_eq!((read.get("model_store"), read.get("load_models")), (Some("/mine"), Some("a=a.mar,b.mar")));
+        (arguments.disable_token_auth, arguments.enable_model_api) = (true, true);
+        let strict = |name: &str| match name {
+            "TS_DISABLE_TOKEN_AUTHORIZATION" | "TS_ENABLE_MODEL_API" => Some(OsString::from("false")),
+            "TS_MODEL_STORE" => Some("/variable".into()),
+            "HERE" => Some("/there".into()),
+            _ => None,
+        };
+        let read = Configuration::read(&arguments, &strict).unwrap();
+        let keys = ["disable_token_authorization", "enable_model_api", "model_store"];
+        assert_eq!(keys.map(|key| read.get(key)), [Some("false"), Some("false"), Some("/variable")]);
         fs::write(&file, "job_queue_size=1\n").unwrap();
         assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), Some("1"));
         fs::write(&file, "inference_address=http://$$NOWHERE$$\n").unwrap();

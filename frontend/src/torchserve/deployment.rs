@@ -16,6 +16,8 @@ pub struct Asked {
     pub model_name: Option<String>,
     /// In place of the archive's handler.
     pub handler: Option<String>,
+    /// In place of the archive's runtime.
+    pub runtime: Option<String>,
     /// Requests in a batch.
     pub batch_size: Option<u32>,
     /// Milliseconds that a batch waits for more requests.
@@ -65,6 +67,8 @@ pub struct Deployment {
     pub archive: Arc<Archive>,
     /// `MODULE`, `MODULE:FUNCTION` or the name of one that is built in.
     pub handler: String,
+    /// `python` or `python3`, which is only reported: `--python` says which interpreter runs.
+    pub runtime: String,
     /// Requests in a batch.
     pub batch_size: u32,
     /// Milliseconds.
@@ -128,6 +132,7 @@ impl Deployment {
         Ok(Self {
             name,
             handler,
+            runtime: asked.runtime.clone().unwrap_or_else(|| archive.runtime.clone()),
             batch_size: asked.batch_size.or(yaml.batch_size).or(said.batch_size).unwrap_or(1).max(1),
             max_batch_delay: (asked.max_batch_delay.or(yaml.max_batch_delay).or(said.max_batch_delay))
                 .unwrap_or(BATCH_DELAY),
@@ -141,12 +146,10 @@ impl Deployment {
                 said.response_timeout,
                 settings.default_response_timeout,
             ),
-            startup_timeout: timeout(
-                asked.startup_timeout,
-                yaml.startup_timeout,
-                said.startup_timeout,
-                settings.default_startup_timeout,
-            ),
+            // As in TorchServe 0 can be asked for, with which no worker starts.
+            startup_timeout: asked.startup_timeout.unwrap_or_else(|| {
+                timeout(None, yaml.startup_timeout, said.startup_timeout, settings.default_startup_timeout)
+            }),
             max_retry_timeout: yaml.max_retry_timeout.unwrap_or(RETRY_TIMEOUT),
             client_timeout: yaml.client_timeout.unwrap_or(0),
             use_job_ticket: yaml.use_job_ticket.unwrap_or(false),
@@ -168,13 +171,14 @@ impl Deployment {
             name: self.model_name.clone(),
             version: self.archive.version.clone(),
             default_version,
-            mar_name: Some(self.archive.url.clone()),
+            mar_name: Some(self.archive.mar_name()),
             min_workers: Some(self.min_workers),
             max_workers: Some(self.max_workers),
             batch_size: Some(self.batch_size),
             max_batch_delay: Some(self.max_batch_delay),
             response_timeout: Some(self.response_timeout),
             startup_timeout: Some(self.startup_timeout),
+            runtime_type: Some(self.runtime.clone()),
         }
     }
 

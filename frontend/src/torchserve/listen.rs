@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,27 +26,44 @@ pub struct Start {
     pub engine: Engine,
     /// What the configuration says.
     pub settings: Arc<Settings>,
-    /// The repository of the engine, which is the endpoints' own.
-    pub repository: PathBuf,
+    /// The models.
+    pub registry: Arc<Registry>,
     /// Says when to stop.
     pub life: Life,
     /// Where lines about requests go.
     pub access: Option<AccessSink>,
 }
 
-/// Opens the listeners and serves on them; there are no models yet.
+/// Checks that every address can be bound, without opening a port: what is in use is known before models load.
+///
+/// # Errors
+/// An address cannot be bound; the text names it and the key that chooses another.
+pub fn check_addresses(settings: &Settings) -> Result<(), String> {
+    let rest = doors(settings).into_iter().map(|(address, doors)| {
+        let what = name_of(doors);
+        (format!("the {what} API"), format!("{what}_address"), address)
+    });
+    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
+    let grpc = grpc.map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address));
+    for (what, key, address) in rest.chain(grpc) {
+        let checked = listener::check(address.socket);
+        checked.map_err(|error| cannot_listen((&what, &key), address.socket, &error))?;
+    }
+    Ok(())
+}
+
+/// Opens the listeners and serves on them. Gives their tasks.
 ///
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
-pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), String> {
-    let Start { engine, settings, repository, life, access } = start;
-    let registry = Registry::new(engine.clone(), settings.clone(), repository);
+pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
+    let Start { engine, settings, registry, life, access } = start;
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let shared = Arc::new(Shared {
         engine: engine.with_aliases(registry.clone()),
         quiet: engine.with_aliases(Arc::new(Quiet)),
-        registry: registry.clone(),
+        registry,
         tokens: tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
@@ -58,7 +74,7 @@ pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), Strin
         tasks.push(rest(&shared, (address, doors), &life)?);
     }
     tasks.extend(grpc_ports(&shared, &life)?);
-    Ok((registry, tasks))
+    Ok(tasks)
 }
 
 /// Each address once, with all that it serves.
@@ -83,12 +99,17 @@ fn doors(settings: &Settings) -> Vec<(Address, Doors)> {
     all
 }
 
-fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -> Result<JoinHandle<()>, String> {
-    let what = match doors {
+/// What a listener is called in messages and keys.
+fn name_of(doors: Doors) -> &'static str {
+    match doors {
         Doors { inference: true, .. } => "inference",
         Doors { management: true, .. } => "management",
         _ => "metrics",
-    };
+    }
+}
+
+fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -> Result<JoinHandle<()>, String> {
+    let what = name_of(doors);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(shared, label, (address, Speaks::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
@@ -142,9 +163,13 @@ fn connections(
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {
-    let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {key} chooses another place");
+    let unusable = |error: io::Error| cannot_listen((what, key), wanted, &error);
     let listener = listener::bind(wanted, false).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
     tracing::info!("{what} on {bound}");
     Ok(listener)
+}
+
+fn cannot_listen((what, key): (&str, &str), wanted: SocketAddr, error: &io::Error) -> String {
+    format!("{what} cannot listen on {wanted}: {error}; {key} chooses another place")
 }

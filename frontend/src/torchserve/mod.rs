@@ -39,7 +39,7 @@ pub use archive::{Archive, Unpacked, open};
 pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
 #[cfg(not(test))]
-pub use listen::{Start, serve};
+pub use listen::{Start, check_addresses, serve};
 pub use refused::Refused;
 pub use registry::Registry;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};

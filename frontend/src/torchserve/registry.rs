@@ -5,17 +5,19 @@
 
 mod describe;
 mod health;
+mod phase;
 mod start;
 mod version;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use tokio::sync::{Mutex, watch};
 
-use super::{Asked, Deployment, Refused, Settings};
+use super::archive::{self, Kept};
+use super::{Archive, Asked, Deployment, Refused, Settings};
 use crate::engine::{Aliases, Engine};
 
 pub use describe::{Listed, Listing, ModelDescription};
@@ -126,10 +128,20 @@ impl Registry {
 
     /// Opens an archive and makes it a version of a model; its workers do not run yet.
     async fn add(self: &Arc<Self>, url: &str, asked: Asked) -> Result<Arc<Version>, Refused> {
-        let (settings, place) = (self.settings.clone(), url.to_owned());
-        let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place)).await;
+        let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
+        let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place, &wanted)).await;
         let archive =
             opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
+        let kept = archive.kept.clone();
+        let added = self.enter(archive, asked).await;
+        if added.is_err() {
+            forget(kept).await;
+        }
+        added
+    }
+
+    /// Makes an archive a version of a model.
+    async fn enter(self: &Arc<Self>, archive: Archive, asked: Asked) -> Result<Arc<Version>, Refused> {
         let _turn = self.turn.lock().await;
         let name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         let text = archive.version.clone();
@@ -224,7 +236,18 @@ impl Registry {
             models.retain(|_, model| !model.versions.is_empty());
         }
         version.stop(self).await;
+        // Another version may have been registered by the name of the file.
+        let kept = version.deployment().archive.kept.clone().filter(|kept| !self.uses(kept.path()));
+        forget(kept).await;
         self.changed();
+    }
+
+    /// Whether the archive of a version is this file.
+    fn uses(&self, path: &Path) -> bool {
+        let is = |deployment: &Deployment| {
+            archive::local_path(&self.settings, &deployment.archive.mar_name()).as_deref() == Some(path)
+        };
+        self.deployments().iter().any(|(deployment, _)| is(deployment))
     }
 
     /// Makes a version the one that requests without a version mean.
@@ -267,6 +290,11 @@ impl Registry {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
         Ok(model.versions.values().cloned().collect())
+    }
+
+    /// Requests no longer wait for workers that have not come: the server ends.
+    pub fn stop_waiting(&self) {
+        self.read().values().flat_map(|model| model.versions.values()).for_each(|version| version.stop_waiting());
     }
 
     /// The one model that was registered at the start, if it is one.
@@ -320,6 +348,15 @@ impl Aliases for Quiet {
 
     fn counts(&self) -> bool {
         false
+    }
+}
+
+/// Removes the file that was fetched into the model store for an archive that is not registered any more.
+async fn forget(kept: Option<Kept>) {
+    if let Some(kept) = kept
+        && let Err(error) = tokio::task::spawn_blocking(move || kept.remove()).await
+    {
+        tracing::warn!("an archive in the model store was not removed: {error}");
     }
 }
 

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value, json};
 
-use super::{ModelProperties, Settings};
+use super::{ModelProperties, Settings, archive};
 use crate::clock;
 
 /// Why a snapshot is written.
@@ -93,6 +93,34 @@ fn write_at(
     Ok(path)
 }
 
+/// Checks that the archives of the snapshot that is to be restored are there.
+///
+/// # Errors
+/// One is not there; the text names it and says what to do.
+pub(super) fn check(settings: &Settings) -> Result<(), String> {
+    for ModelProperties { name, version, mar_name, .. } in &settings.snapshot {
+        let Some(mar_name) = mar_name else {
+            return Err(refused(name, &format!("model_snapshot has no marName for version {version}")));
+        };
+        let Some(path) = archive::local_path(settings, mar_name) else { continue };
+        if !path.exists() {
+            let shown = path.display();
+            let why =
+                format!("Model archive file for model {name}, version {version} not found in model store ('{shown}')");
+            return Err(refused(name, &why));
+        }
+    }
+    Ok(())
+}
+
+/// The refusal to start without a model of the snapshot.
+pub(super) fn refused(model: &str, why: &str) -> String {
+    format!(
+        "the snapshot is not restored, since model {model} cannot be registered: {why}. Put the archive back, or remove the \
+         model from model_snapshot, or start with --ncs and a configuration without model_snapshot"
+    )
+}
+
 /// Names, below them versions, below them properties.
 fn tree(models: &[ModelProperties]) -> Value {
     let mut tree = Map::new();
@@ -111,6 +139,9 @@ fn tree(models: &[ModelProperties]) -> Value {
             if let Some(value) = value {
                 said.insert(key.to_owned(), json!(value));
             }
+        }
+        if let Some(runtime) = &model.runtime_type {
+            said.insert("runtimeType".to_owned(), json!(runtime));
         }
         let versions = tree.entry(model.name.clone()).or_insert_with(|| json!({}));
         if let Value::Object(versions) = versions {
@@ -161,6 +192,7 @@ mod tests {
             max_batch_delay: Some(50),
             response_timeout: Some(60),
             startup_timeout: Some(61),
+            runtime_type: Some("python3".to_owned()),
         };
         let models = [model("a \"b\"", "1.0"), model("a \"b\"", "2.0"), model("c", "1.0")];
         let path = write_at(&settings, (&folder, 1_795_189_648_123), Kind::Startup, &models).unwrap();

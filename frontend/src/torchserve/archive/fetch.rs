@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,7 +25,7 @@ const MOST_BYTES: u64 = 64 << 30;
 ///
 /// # Errors
 /// It cannot be had; the text names the URL.
-pub(super) fn fetch(url: &str, file: &Path, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+pub(super) fn fetch(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
     let fetching = follow(url, file, allowed);
     match Handle::try_current() {
         Ok(runtime) => runtime.block_on(fetching),
@@ -41,7 +40,7 @@ fn failed(url: &str, why: &str) -> Refused {
     Refused::download(format!("Failed to download archive from: {url}: {why}"))
 }
 
-async fn follow(url: &str, file: &Path, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
     let client = client::new().map_err(|why| failed(url, &why))?;
     let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("it is no URL: {error}")))?;
     for _ in 0..=REDIRECTS {
@@ -54,9 +53,6 @@ async fn follow(url: &str, file: &Path, allowed: impl Fn(&str) -> Result<(), Ref
             place = next.and_then(|next| joined(&place, next)).ok_or_else(|| failed(url, "it leads nowhere"))?;
             allowed(&place.to_string())?;
             continue;
-        }
-        if answer.status().as_u16() == 404 {
-            return Err(Refused::not_found(format!("Model not found at: {url}")));
         }
         if !answer.status().is_success() {
             return Err(failed(url, &format!("HTTP status {}", answer.status())));
@@ -78,9 +74,8 @@ fn joined(place: &Uri, next: &str) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-async fn write(mut body: hyper::body::Incoming, path: &Path) -> Result<(), String> {
-    let unwritable = |error: std::io::Error| format!("'{}' cannot be written: {error}", path.display());
-    let mut file = File::create(path).map_err(unwritable)?;
+async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
+    let unwritable = |error: std::io::Error| format!("the archive cannot be written: {error}");
     let mut left = MOST_BYTES;
     loop {
         let frame = timeout(SILENCE, body.frame()).await.map_err(|_| "the answer stopped".to_owned())?;

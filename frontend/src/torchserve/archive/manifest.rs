@@ -18,11 +18,12 @@ const MOST_BYTES: u64 = 1 << 20;
 /// The configuration where the manifest names none.
 const CONFIGURATION: &str = "model-config.yaml";
 
-/// The archive that these files are.
+/// The archive that these files are. Without a manifest it is called like its file; one without any files must be `named` by
+/// whoever registers it.
 ///
 /// # Errors
 /// The manifest or the configuration cannot be used; the text names the archive.
-pub(super) fn read(url: &str, files: Unpacked) -> Result<Archive, Refused> {
+pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, Refused> {
     let refuse = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     let manifest = manifest(files.path()).map_err(refuse)?;
     let runtime = text(manifest.as_ref(), "/runtime").unwrap_or("python").to_owned();
@@ -35,8 +36,8 @@ pub(super) fn read(url: &str, files: Unpacked) -> Result<Archive, Refused> {
     }
     let model_name = match (model("modelName"), &manifest) {
         (Some(name), _) => name,
-        (None, None) => name_of(url),
-        (None, Some(_)) => return Err(refuse("Model name is not defined.".to_owned())),
+        (None, None) if named || !is_empty(files.path()) => name_of(url),
+        (None, _) => return Err(refuse("Model name is not defined.".to_owned())),
     };
     let version = match (model("modelVersion"), &manifest) {
         (Some(version), _) => version,
@@ -53,8 +54,15 @@ pub(super) fn read(url: &str, files: Unpacked) -> Result<Archive, Refused> {
         url: url.to_owned(),
         runtime,
         directory: Arc::new(files),
+        packages: None,
+        stored: None,
+        kept: None,
         yaml,
     })
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn manifest(directory: &Path) -> Result<Option<Value>, String> {

@@ -37,7 +37,7 @@ impl Place {
     }
 
     fn open(&self, url: &str) -> Result<Archive, Refused> {
-        open(&self.settings, url)
+        open(&self.settings, url, &Asked::default())
     }
 
     /// What is left of unpacked archives.
@@ -137,7 +137,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     check("none.mar", 404, "Model not found at: none.mar");
     check("../secret.mar", 404, "Relative path is not allowed in url: ../secret.mar");
     check("file:///nowhere/../etc/m.mar", 404, "Relative path is not allowed");
-    check("", 400, "url");
+    check("", 404, "empty url");
     check(
         "http://models.example/m.mar",
         400,
@@ -147,7 +147,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     check("/etc", 400, "Given URL /etc does not match");
     check("file:///nowhere/m.mar", 400, "Failed to download archive from: file:///nowhere/m.mar");
     fs::write(place.store("m.mar"), "text").unwrap();
-    check("m.mar", 400, "The archive 'm.mar' cannot be used: it is neither a zip file (.mar) nor a .tar.gz");
+    check("m.mar", 400, "Model name is not defined.");
     fs::write(place.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();
     check("m.mar", 400, "broken zip file");
     mar(&place.store("m.mar"), &[]);

@@ -1,4 +1,5 @@
-//! Unpacks archives into a directory: zip and tar, with gzip or without, told apart by their first bytes.
+//! Unpacks archives into a directory: zip and tar, with gzip or without, told apart by their first bytes. A file of any other
+//! kind has nothing in it, as in TorchServe.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -26,7 +27,13 @@ pub(super) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), 
         [b'P', b'K', ..] => unzip(reader, &mut pieces)?,
         [0x1f, 0x8b, ..] => untar(MultiGzDecoder::new(reader), &mut pieces)?,
         _ if start.get(257..262) == Some(b"ustar") => untar(reader, &mut pieces)?,
-        _ => return Err("it is neither a zip file (.mar) nor a .tar.gz".to_owned()),
+        _ => {
+            let shown = file.display();
+            tracing::warn!(
+                "'{shown}' is neither a zip file (.mar) nor a .tar.gz: it is used as an archive without files"
+            );
+            return Ok(());
+        }
     }
     if pieces.count() == 0 { Err("there is nothing in it".to_owned()) } else { Ok(()) }
 }

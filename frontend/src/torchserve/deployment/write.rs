@@ -109,7 +109,7 @@ fn instances(deployment: &Deployment) -> Vec<String> {
 }
 
 fn parameters(deployment: &Deployment) -> Vec<(&'static str, String)> {
-    vec![
+    let mut all = vec![
         ("handler", deployment.handler.clone()),
         ("model_name", deployment.model_name.clone()),
         ("model_version", deployment.archive.version.clone()),
@@ -120,7 +120,13 @@ fn parameters(deployment: &Deployment) -> Vec<(&'static str, String)> {
         ("response_timeout", deployment.response_timeout.to_string()),
         ("startup_timeout", deployment.startup_timeout.to_string()),
         ("max_retry_timeout", deployment.max_retry_timeout.to_string()),
-    ]
+    ];
+    if let Some(packages) = &deployment.archive.packages {
+        let path = packages.path();
+        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        all.push(("packages", whole.to_string_lossy().into_owned()));
+    }
+    all
 }
 
 /// A text of the text format.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
+use pharos::infer::InferRequest;
 use pharos::timeline::Instant;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -19,7 +20,7 @@ use crate::engine::{Responses, Streamed};
 use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::form::Part;
 use crate::torchserve::registry::{InFlight, Version};
-use crate::torchserve::rest::{Shared, end_of, enter, first_of};
+use crate::torchserve::rest::{Shared, end_of, enter, first_of, loaded};
 use crate::torchserve::{Refused, failure as prediction};
 
 /// The service.
@@ -34,15 +35,25 @@ pub(super) struct Call {
     asked_version: String,
     version: Arc<Version>,
     sequence_id: Option<String>,
-    responses: Responses,
+    stage: Stage,
     /// An answer has come.
     begun: bool,
     received: Instant,
     _entered: InFlight,
 }
 
+/// How far a prediction has come.
+enum Stage {
+    /// The first worker loads the model.
+    Waits(Box<InferRequest>),
+    /// The engine has the request.
+    Runs(Responses),
+    /// Nothing comes any more.
+    Ended,
+}
+
 impl Call {
-    /// Sends a request on its way.
+    /// Sends a request on its way; while the first worker loads the model, with the first look for an answer.
     ///
     /// # Errors
     /// There is no such model, no worker of it, or the request is none.
@@ -80,20 +91,28 @@ impl Call {
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
-        match shared.engine.stream(request) {
-            Ok(responses) => Ok(Self {
-                shared,
-                model,
-                asked_version,
-                version,
-                sequence_id,
-                responses,
-                begun: false,
-                received,
-                _entered: entered,
-            }),
-            Err(error) => Err(status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))),
+        let stage = match version.is_loading() {
+            true => Stage::Waits(Box::new(request)),
+            false => Stage::Runs(shared.engine.stream(request).map_err(|error| {
+                status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))
+            })?),
+        };
+        let begun = false;
+        Ok(Self { shared, model, asked_version, version, sequence_id, stage, begun, received, _entered: entered })
+    }
+
+    /// Waits until the engine has the request.
+    async fn run(&mut self) -> Result<(), Status> {
+        let Stage::Waits(_) = &self.stage else { return Ok(()) };
+        let called = (self.model.as_str(), self.asked_version.as_str());
+        loaded(&self.shared, called, (&self.version, self.received)).await.map_err(|refused| status(&refused))?;
+        if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
+            match self.shared.engine.stream(*request) {
+                Ok(responses) => self.stage = Stage::Runs(responses),
+                Err(error) => return Err(self.failed(&error).await),
+            }
         }
+        Ok(())
     }
 
     /// The sequence that the client has named.
@@ -113,10 +132,14 @@ impl Call {
 
     /// The next part, and whether it is the last; `None` after that.
     async fn next(&mut self) -> Option<(Result<PredictionResponse, Status>, bool)> {
+        if let Err(status) = self.run().await {
+            return Some((Err(status), true));
+        }
+        let Stage::Runs(responses) = &mut self.stage else { return None };
         let begun = std::mem::replace(&mut self.begun, true);
         let streamed = match begun {
-            true => self.responses.next().await,
-            false => match first_of(&mut self.responses, &self.version, self.received).await {
+            true => responses.next().await,
+            false => match first_of(responses, &self.version, self.received).await {
                 Ok(streamed) => streamed,
                 Err(error) => return Some((Err(self.failed(&error).await), true)),
             },

@@ -77,7 +77,8 @@ struct Worker {
     start_time: String,
     status: &'static str,
     memory_usage: u64,
-    pid: u32,
+    /// -1: there is no process yet.
+    pid: i64,
     gpu: bool,
     gpu_usage: String,
 }
@@ -112,7 +113,7 @@ impl Registry {
     pub fn describe(&self, version: &Version) -> ModelDescription {
         let deployment = version.deployment();
         let yaml = &deployment.archive.yaml;
-        let waiting = self.engine.waiting(&version.called);
+        let waiting = self.engine.waiting(&version.called) + version.waiting();
         let gpus = match &deployment.device {
             Device::Cpu => None,
             Device::Gpu(ids) => Some(ids.clone()),
@@ -122,12 +123,17 @@ impl Registry {
             let usage = |number| gpu_usage(number, self.engine.gpu(number).as_ref());
             worker(&shown, first, shown.gpu.map(usage))
         };
+        let mut workers: Vec<Worker> = self.engine.workers(&version.called).into_iter().map(worker).collect();
+        if workers.is_empty() {
+            let on_gpu = gpus.is_some();
+            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
+        }
         let sequence = deployment.sequence;
         ModelDescription {
             model_name: version.name.clone(),
             model_version: version.text.clone(),
             model_url: deployment.archive.url.clone(),
-            runtime: deployment.archive.runtime.clone(),
+            runtime: deployment.runtime.clone(),
             min_workers: deployment.min_workers,
             max_workers: deployment.max_workers,
             batch_size: deployment.batch_size,
@@ -149,13 +155,27 @@ impl Registry {
             max_num_sequence: sequence.map_or(0, |sequence| sequence.most),
             max_sequence_job_queue_size: sequence.map_or(0, |sequence| sequence.queue),
             loaded_at_startup: deployment.at_start,
-            workers: self.engine.workers(&version.called).into_iter().map(worker).collect(),
+            workers,
             job_queue_status: JobQueueStatus {
                 remaining_capacity: u64::from(deployment.queue).saturating_sub(waiting),
                 pending_requests: waiting,
             },
             customized_metadata: None,
         }
+    }
+}
+
+/// A worker that has not loaded its model yet, or is to be started again.
+fn coming(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
+    let asked = Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
+    Worker {
+        id: id.to_string(),
+        start_time: format!("{asked:.3}"),
+        status: "UNLOADING",
+        memory_usage: 0,
+        pid: -1,
+        gpu: on_gpu,
+        gpu_usage: if on_gpu { "failed to obtained gpu usage" } else { "N/A" }.to_owned(),
     }
 }
 
@@ -168,7 +188,7 @@ fn worker(shown: &WorkerShown, first: u32, gpu_usage: Option<String>) -> Worker 
         start_time: format!("{started:.3}"),
         status: if shown.state == Some(InstanceState::Ready) { "READY" } else { "UNLOADING" },
         memory_usage: shown.resident_bytes,
-        pid: shown.pid.unwrap_or(0),
+        pid: shown.pid.map_or(-1, i64::from),
         gpu: gpu_usage.is_some(),
         gpu_usage: gpu_usage.unwrap_or_else(|| "N/A".to_owned()),
     }

@@ -1,30 +1,31 @@
-//! What is registered when the server starts: a snapshot, else the models that the settings name. An archive that cannot be
-//! used hides no other.
+//! What is registered when the server starts: all models of a snapshot, else the models that the settings name. Of the latter
+//! an archive that cannot be used hides no other.
 
 use std::sync::Arc;
 
 use super::{Asked, Registry};
-use crate::torchserve::{LoadModels, ModelProperties};
+use crate::torchserve::{LoadModels, ModelProperties, snapshot};
 
 /// What an archive's file may end with.
 const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
 impl Registry {
-    /// Registers what is to be there at the start. The workers start in the background. Gives what could not be registered,
-    /// and why.
-    pub async fn load_at_start(self: &Arc<Self>) -> Vec<(String, String)> {
-        let mut failed = Vec::new();
+    /// Registers what is to be there at the start. The workers start in the background.
+    ///
+    /// # Errors
+    /// A model of a snapshot cannot be registered. The server must not go on without it: its next snapshot would have lost
+    /// the model. Models that `load_models` names are logged and left out.
+    pub async fn load_at_start(self: &Arc<Self>) -> Result<(), String> {
         let mut defaults = Vec::new();
         for (url, asked, default) in self.at_start() {
+            let named = asked.model_name.clone().unwrap_or_default();
             match self.add(&url, asked).await {
                 Ok(version) => {
                     version.keep_starting(self);
                     defaults.extend(default.then(|| (version.name.clone(), version.text.clone())));
                 }
-                Err(refused) => {
-                    tracing::error!("{url} is not registered: {refused}");
-                    failed.push((url, refused.message));
-                }
+                Err(refused) if self.restores() => return Err(snapshot::refused(&named, &refused.message)),
+                Err(refused) => tracing::error!("{url} is not registered: {refused}"),
             }
         }
         for (name, version) in defaults {
@@ -32,14 +33,19 @@ impl Registry {
                 tracing::warn!("{refused}");
             }
         }
-        failed
+        Ok(())
+    }
+
+    /// Whether a snapshot says what is registered at the start.
+    fn restores(&self) -> bool {
+        !self.settings.snapshot.is_empty()
     }
 
     /// URLs, what is said about them, and whether a default version is named so.
     fn at_start(&self) -> Vec<(String, Asked, bool)> {
         let settings = &self.settings;
         let asked = |name: Option<String>| Asked { model_name: name, at_start: true, ..Asked::default() };
-        if !settings.snapshot.is_empty() {
+        if self.restores() {
             return settings.snapshot.iter().filter_map(of_snapshot).collect();
         }
         match &settings.load_models {
@@ -73,13 +79,11 @@ impl Registry {
 }
 
 fn of_snapshot(said: &ModelProperties) -> Option<(String, Asked, bool)> {
-    let Some(url) = said.mar_name.clone() else {
-        tracing::error!("the snapshot names no archive for model {} version {}", said.name, said.version);
-        return None;
-    };
+    let url = said.mar_name.clone()?;
     let asked = Asked {
         model_name: Some(said.name.clone()),
         handler: None,
+        runtime: said.runtime_type.clone(),
         batch_size: said.batch_size,
         max_batch_delay: said.max_batch_delay,
         initial_workers: said.min_workers,

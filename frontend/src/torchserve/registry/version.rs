@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::health::Health;
+use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
 use crate::clock;
 
@@ -23,6 +24,9 @@ pub struct Version {
     // Replaced as a whole.
     deployment: RwLock<Arc<Deployment>>,
     pub(super) health: Mutex<Health>,
+    progress: Progress,
+    /// When its workers were last told to start, in milliseconds since 1970.
+    asked_ms: AtomicU64,
     // Held while workers are started or stopped: a later wish waits for the one before.
     turn: tokio::sync::Mutex<()>,
     /// Changes with each wish; one that is overtaken is not tried again.
@@ -42,12 +46,18 @@ impl Drop for InFlight {
 
 impl Version {
     pub(super) fn new(name: String, text: String, deployment: Deployment) -> Self {
+        let progress = Progress::default();
+        if deployment.min_workers > 0 {
+            progress.begin();
+        }
         Self {
             name,
             text,
             called: deployment.name.clone(),
             deployment: RwLock::new(Arc::new(deployment)),
             health: Mutex::default(),
+            progress,
+            asked_ms: AtomicU64::new(clock::wall_ms()),
             turn: tokio::sync::Mutex::new(()),
             wishes: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
@@ -64,8 +74,37 @@ impl Version {
         let deployment = self.deployment();
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let entered = InFlight(self.clone());
-        let idle = before < deployment.min_workers as usize;
+        let idle = before < deployment.min_workers as usize && !self.is_loading();
         (!deployment.use_job_ticket || idle).then_some(entered)
+    }
+
+    /// Whether its first worker still loads the model.
+    pub fn is_loading(&self) -> bool {
+        self.progress.is_loading()
+    }
+
+    /// Waits until its workers have loaded the model, or are not to come. `None`: as many requests wait as may.
+    pub async fn loaded(&self) -> Option<()> {
+        let _place = self.progress.wait(self.deployment().queue as usize)?;
+        self.progress.settled().await;
+        Some(())
+    }
+
+    /// Requests that wait for the first worker.
+    pub(super) fn waiting(&self) -> u64 {
+        self.progress.waiting()
+    }
+
+    /// Ends the wait for workers that have not come.
+    pub(super) fn stop_waiting(&self) {
+        if self.is_loading() {
+            self.progress.set(Phase::Stopped);
+        }
+    }
+
+    /// When its workers were last told to start, in milliseconds since 1970.
+    pub(super) fn asked_ms(&self) -> u64 {
+        self.asked_ms.load(Ordering::Relaxed)
     }
 
     pub(super) fn resize(&self, min: u32, max: u32) {
@@ -78,13 +117,17 @@ impl Version {
     /// # Errors
     /// Why the model cannot be loaded.
     pub(super) async fn start(&self, registry: &Registry) -> Result<(), String> {
-        let wish = self.wish();
-        self.try_to_start(registry, wish).await.unwrap_or(Ok(()))
+        let wish = self.wish_to_start();
+        let started = self.try_to_start(registry, wish).await.unwrap_or(Ok(()));
+        if started.is_err() {
+            self.given_up(registry);
+        }
+        started
     }
 
     /// The same without waiting for it; a model that cannot be loaded is tried again, for as long as its configuration says.
     pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
-        let (wish, version, registry) = (self.wish(), self.clone(), registry.clone());
+        let (wish, version, registry) = (self.wish_to_start(), self.clone(), registry.clone());
         tokio::spawn(async move {
             let began = clock::now();
             let patience = Duration::from_secs(version.deployment().max_retry_timeout.into());
@@ -95,7 +138,8 @@ impl Version {
                 let (name, text) = (&version.name, &version.text);
                 if clock::now() - began >= patience {
                     tracing::error!("model {name} version {text} is not started again: {}", reason.trim());
-                    return version.health().give_up();
+                    version.health().give_up();
+                    return version.given_up(&registry);
                 }
                 tracing::warn!("model {name} version {text} is started again in {pause} s: {}", reason.trim());
                 tokio::time::sleep(Duration::from_secs(pause)).await;
@@ -112,7 +156,13 @@ impl Version {
         self.health().begin();
         let deployment = self.deployment();
         if deployment.min_workers == 0 {
-            return Some(unload(registry, &self.called).await);
+            let unloaded = unload(registry, &self.called).await;
+            self.progress.set(Phase::Stopped);
+            return Some(unloaded);
+        }
+        self.progress.begin();
+        if deployment.startup_timeout == 0 {
+            return Some(Err("startup_timeout is 0 s, in which no worker can start".to_owned()));
         }
         let (written, repository) = (deployment.clone(), registry.repository.clone());
         let written = tokio::task::spawn_blocking(move || written.write(&repository)).await;
@@ -121,12 +171,22 @@ impl Version {
             return Some(Err(format!("its configuration cannot be written: {error}")));
         }
         let loaded = registry.engine.load_model(&self.called, Vec::new()).await;
+        if loaded.is_ok() {
+            self.progress.set(Phase::Loaded);
+        }
         Some(loaded.map_err(|error| error.message))
+    }
+
+    /// Starting workers is not tried again. Those that were there before go on.
+    fn given_up(&self, registry: &Registry) {
+        let serves = !registry.engine.worker_states(&self.called).is_empty();
+        self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
     /// Ends all workers, and removes what was written of it.
     pub(super) async fn stop(&self, registry: &Registry) {
         self.wish();
+        self.stop_waiting();
         let _turn = self.turn.lock().await;
         if let Err(reason) = unload(registry, &self.called).await {
             tracing::warn!("model {} version {} is not unloaded: {reason}", self.name, self.text);
@@ -136,6 +196,14 @@ impl Version {
         if let Ok(Err(error)) = removed {
             tracing::warn!("what was written of model {} version {} stays: {error}", self.name, self.text);
         }
+    }
+
+    fn wish_to_start(&self) -> u64 {
+        if self.deployment().min_workers > 0 {
+            self.asked_ms.store(clock::wall_ms(), Ordering::Relaxed);
+            self.progress.begin();
+        }
+        self.wish()
     }
 
     fn wish(&self) -> u64 {

@@ -4,7 +4,7 @@ use axum::response::Response;
 use pharos::error::InferError;
 use serde_json::Value;
 
-use super::predict::end_of;
+use super::predict::{end_of, loaded};
 use super::{Asked, Shared, answer};
 use crate::clock;
 use crate::torchserve::beside::{self, Wish};
@@ -51,6 +51,7 @@ async fn own_words(
         return Err(Refused { status: 503, kind: "ServiceUnavailableException", message });
     }
     let since = clock::now();
+    loaded(shared, (model, ""), (version, since)).await?;
     headers.insert("describe".to_owned(), Value::from("True"));
     let wish = Wish { headers, describe: true, explain: false };
     let answered = async {

@@ -70,7 +70,8 @@ impl Registration {
     /// There is no archive, or something that is not built.
     pub(in crate::torchserve) fn wanted(self) -> Result<(String, Wanted), Refused> {
         let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
-        if let Some(runtime) = self.runtime.filter(|runtime| !matches!(runtime.as_str(), "python" | "python3" | "")) {
+        let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
+        if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
             return Err(Refused::bad_request(format!("Invalid RuntimeType value: {runtime}")));
         }
         if self.s3_sse_kms == Some(true) {
@@ -83,11 +84,16 @@ impl Registration {
         let wanted = Wanted {
             model_name: text(self.model_name),
             handler: text(self.handler),
+            runtime,
             batch_size: number(self.batch_size, 1),
             max_batch_delay: number(self.max_batch_delay, 0),
-            initial_workers: number(self.initial_workers, 0),
+            initial_workers: number(self.initial_workers.map(|workers| workers.max(0)), 0),
             response_timeout: number(self.response_timeout, 1),
-            startup_timeout: number(self.startup_timeout, 1),
+            // -1 stands for the default; other numbers that no worker can start within count as 0.
+            startup_timeout: number(
+                self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
+                0,
+            ),
             ..Wanted::default()
         };
         Ok((url, wanted))
@@ -147,19 +153,20 @@ fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::E
 
 /// `PUT /models/M[/V]`.
 pub(super) async fn scale(shared: &Shared, asked: &Asked, named: (&str, &str)) -> Result<Response, Refused> {
-    let number = |name: &str| match asked.number(name) {
-        Some(number) if number < 0 => {
-            Err(Refused::bad_request(format!("{name} is {number}; whole numbers from 0 on are allowed")))
-        }
-        number => Ok(number.map(|number| u32::try_from(number).unwrap_or(u32::MAX))),
-    };
-    let min = number("min_worker")?.unwrap_or(1);
-    let max = number("max_worker")?.unwrap_or(min);
+    let min = asked.number("min_worker").unwrap_or(1);
+    let max = asked.number("max_worker").unwrap_or(min);
     let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let of_query = asked.query("model_version").unwrap_or_default();
     let (model, version) = named;
     let version = if version.is_empty() { &of_query } else { version };
-    Ok(answer::done(shared.registry.scale(model, version, Scale { min, max, wait }).await?))
+    if min < 0 && max >= min {
+        shared.registry.find(model, version)?;
+        let message = format!("min_worker is {min}; whole numbers from 0 on are allowed");
+        return Err(Refused { status: 500, kind: "IndexOutOfBoundsException", message });
+    }
+    let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
+    let scale = Scale { min: number(min), max: number(max), wait };
+    Ok(answer::done(shared.registry.scale(model, version, scale).await?))
 }
 
 /// `DELETE /models/M[/V]`.

@@ -37,7 +37,7 @@ use crate::slow::{Pace, Paced};
 
 pub(super) use describe::descriptions;
 pub(super) use manage::Registration;
-pub(super) use predict::{end_of, enter, first_of};
+pub(super) use predict::{end_of, enter, first_of, loaded};
 
 /// Tensors behind the JSON of the v2 protocol.
 const BINARY: &str = "inference-header-content-length";

@@ -48,6 +48,7 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
     }
     let called = (model.as_str(), target.version.as_str());
     let entered = enter(shared, called, &version)?;
+    loaded(shared, called, (&version, asked.received)).await?;
     let request = request(shared, asked, called, (&parts, wish(asked, &target)), &version)?;
     let answered = async {
         let mut responses = shared.engine.stream(request)?;
@@ -78,10 +79,7 @@ pub(in crate::torchserve) async fn first_of(
         return Ok(responses.next().await);
     }
     let left = limit.saturating_sub(clock::now() - received);
-    tokio::time::timeout(left, responses.next()).await.map_err(|_| {
-        let text = format!("there was no answer within {} ms", limit.as_millis());
-        InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, text)
-    })
+    tokio::time::timeout(left, responses.next()).await.map_err(|_| too_late(limit))
 }
 
 /// Lets a request in if there is a worker for it, or will be.
@@ -101,6 +99,39 @@ pub(in crate::torchserve) fn enter(
         return Err(refuse(""));
     }
     found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket lets no request wait"))
+}
+
+/// Waits for the first worker of a version while it loads the model, for as long as `clientTimeoutInMills` allows. What the
+/// request meets after that, the engine says.
+///
+/// # Errors
+/// As many requests wait as may, or the time is over.
+pub(in crate::torchserve) async fn loaded(
+    shared: &Shared,
+    (model, version): (&str, &str),
+    (found, received): (&Version, Instant),
+) -> Result<(), Refused> {
+    if !found.is_loading() {
+        return Ok(());
+    }
+    let limit = Duration::from_millis(found.deployment().client_timeout.into());
+    let waited = match limit.is_zero() {
+        true => found.loaded().await,
+        false => {
+            let left = limit.saturating_sub(clock::now() - received);
+            let waited = tokio::time::timeout(left, found.loaded()).await;
+            waited.map_err(|_| failure::refused(&too_late(limit), (model, version), || End::Died))?
+        }
+    };
+    waited.ok_or_else(|| {
+        shared.engine.refused_by_name(model, version);
+        failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
+    })
+}
+
+fn too_late(limit: Duration) -> InferError {
+    let text = format!("there was no answer within {} ms", limit.as_millis());
+    InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, text)
 }
 
 /// The parts of a request.

@@ -59,6 +59,8 @@ pub struct ModelProperties {
     pub response_timeout: Option<u32>,
     /// Seconds for loading the model.
     pub startup_timeout: Option<u32>,
+    /// `python` or `python3`.
+    pub runtime_type: Option<String>,
 }
 
 /// What the JSON object of `key` says: names, below them versions, below them properties. What cannot be used is told to
@@ -101,6 +103,10 @@ fn properties(
     for (key, value) in said {
         match key.as_str() {
             "defaultVersion" => properties.default_version = value.as_bool().unwrap_or(false),
+            "runtimeType" => match value.as_str() {
+                Some(runtime @ ("python" | "python3")) => properties.runtime_type = Some(runtime.to_owned()),
+                _ => warn(format!("{key} is {value}; allowed are \"python\" and \"python3\"; it is ignored")),
+            },
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
             _ => match (number_field(&mut properties, key), number(value)) {
                 (Some(field), Some(number)) => *field = Some(number),
@@ -114,7 +120,7 @@ fn properties(
 }
 
 /// What TorchServe writes there too; nothing here depends on it.
-const NO_EFFECT: [&str; 9] = [
+const NO_EFFECT: [&str; 8] = [
     "parallelLevel",
     "parallelType",
     "deviceType",
@@ -122,7 +128,6 @@ const NO_EFFECT: [&str; 9] = [
     "jobQueueSize",
     "clientTimeoutInMills",
     "maxRetryTimeoutInSec",
-    "runtimeType",
     "useJobTicket",
 ];
 

@@ -48,7 +48,7 @@ class TritonPythonModel:
         self.batch = config.get("max_batch_size", 0)
         self.decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self.iterative = _iterative(config.get("sequence_batching"))
-        _enter(self.settings.directory)
+        _enter(self.settings.directory, self.settings.packages)
         self.service = self._load(int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None)
         self.exchange, self.context = exchange, self.service.context
         self.inbox = exchange.Inbox(_only(config, "input"), self.context, self.settings.decode_input_request)
@@ -252,13 +252,14 @@ def _iterative(sequences):
     return bool(sequences and sequences.get("iterative_sequence"))
 
 
-def _enter(directory):
-    """Handlers find their files and modules where TorchServe has them: in the working directory, and first on the path. What
-    they log is printed."""
+def _enter(directory, packages):
+    """Handlers find their files and modules where TorchServe has them: in the working directory, and first on the path, with
+    the installed requirements of the archive next. What they log is printed."""
     os.chdir(directory)
-    sys.path.insert(0, directory)
+    first = [directory, *([packages] if packages else [])]
+    sys.path[:0] = first
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([directory, torchserve.HOME, *([before] if before else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*first, torchserve.HOME, *([before] if before else [])])
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
 
 

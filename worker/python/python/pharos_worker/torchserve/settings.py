@@ -55,6 +55,8 @@ class Settings:
     envelope: str = ""
     limit_max_image_pixels: bool = True
     decode_input_request: bool = True
+    packages: str = ""
+    """Where what the archive requires is installed, if not beside its files."""
 
 
 def of(version, config):
@@ -74,6 +76,7 @@ def of(version, config):
         envelope=files.parameter(config, "torchserve_envelope"),
         limit_max_image_pixels=files.switch(config, "torchserve_limit_max_image_pixels", True),
         decode_input_request=files.switch(config, "torchserve_decode_input_request", True),
+        packages=files.parameter(config, "torchserve_packages"),
     )
 
 

@@ -6,8 +6,11 @@ import threading
 import time
 from dataclasses import dataclass
 
+from ts.utils import available
+
 HANDLER_METHODS = ["preprocess", "inference", "postprocess"]
 _LOOK_S = 0.5
+__getattr__ = available.attribute_of(__name__, {"PROFILER_AVAILABLE"})
 
 
 @dataclass

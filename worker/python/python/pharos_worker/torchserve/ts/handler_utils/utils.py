@@ -6,14 +6,16 @@ import os
 
 def import_class(class_name, module_prefix=None):
     """The class of a name such as `package.module.Class`, of a package if one is given."""
-    module, _, name = (class_name or "").rpartition(".")
+    if not class_name:
+        raise ImportError("class name is not defined")
+    module, _, name = class_name.rpartition(".")
     path = ".".join(part for part in (module_prefix, module) if part)
-    if not name or not path:
-        raise ImportError(f"'{class_name}' is no name of a class with its module, such as 'package.module.Class'")
+    if not path:
+        raise ImportError(f"module name is not defined. '{class_name}' needs one, such as 'package.module.Class'")
     try:
         return getattr(importlib.import_module(path), name)
     except AttributeError:
-        raise ImportError(f"the module '{path}' has no class '{name}'") from None
+        raise ImportError(f"class:{name} not found in module:{path}.") from None
 
 
 def send_intermediate_predict_response(ret, req_id_map, message, code, context):

@@ -45,7 +45,7 @@ class MetricCacheAbstract(abc.ABC):
     def add_size(self, name, value, idx=None, unit="MB", dimensions=None, metric_type=MetricTypes.GAUGE):
         """Records a size, in `MB`, `kB`, `GB` or `B`."""
         if unit not in SIZES:
-            raise ValueError(f"The unit for size based metric is one of {list(SIZES)}")
+            raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
         self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
 
     def add_percent(self, name, value, idx=None, dimensions=None, metric_type=MetricTypes.GAUGE):

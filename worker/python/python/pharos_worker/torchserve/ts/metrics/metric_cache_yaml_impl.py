@@ -34,7 +34,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
 
     def initialize_cache(self):
         if "model_metrics" not in self._definition:
-            raise errors.MetricsCacheKeyError("'model_metrics' key not found in yaml file")
+            raise errors.MetricsCacheKeyError("'model_metrics' key not found in yaml file: 'model_metrics'")
         section = self._definition["model_metrics"]
         if not section:
             raise errors.MetricsCacheValueError("Missing `model_metrics` specification")

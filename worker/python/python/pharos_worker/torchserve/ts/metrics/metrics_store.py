@@ -31,7 +31,7 @@ class MetricsStore:
     def add_size(self, name, value, idx=None, unit="MB", dimensions=None):
         """Adds a size, in `MB`, `kB`, `GB` or `B`."""
         if unit not in SIZES:
-            raise ValueError(f"The unit for size based metric is one of {list(SIZES)}")
+            raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
         self._add_or_update(name, value, self._get_req(idx), unit, dimensions=dimensions)
 
     def add_percent(self, name, value, idx=None, dimensions=None):

@@ -10,9 +10,11 @@ import os
 import time
 
 from ts.handler_utils.timer import timed
+from ts.utils import available
 from ts.utils.util import check_valid_pt2_backend, list_classes_from_module, load_label_mapping
 
 logger = logging.getLogger(__name__)
+__getattr__ = available.attribute_of(__name__, available.ALL)
 
 
 def setup_ort_session(model_pt_path, map_location):

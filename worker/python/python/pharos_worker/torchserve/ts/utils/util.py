@@ -71,14 +71,17 @@ def load_label_mapping(mapping_file_path):
     with open(mapping_file_path, encoding="utf-8") as file:
         mapping = json.load(file)
     if not isinstance(mapping, dict):
-        raise Exception(f"'{mapping_file_path}' must hold one JSON object, of class to label")
+        raise Exception(f'index->name JSON mapping should be in "class": "label" format. The file is {mapping_file_path}')
     names = mapping.get("object_type_names")
     if isinstance(names, list):
         return {str(number): name for number, name in enumerate(names)}
     labels = {key: value[-1] if isinstance(value, list) else value for key, value in mapping.items()}
     for key, label in labels.items():
         if not isinstance(label, str):
-            raise Exception(f"'{mapping_file_path}': the label of '{key}' is {label!r}; it must be a text or a list of texts")
+            raise Exception(
+                f"labels in index->name mapping must be either str or List[str]; that of '{key}' is {label!r}, in "
+                f"{mapping_file_path}"
+            )
     return labels
 
 
@@ -86,9 +89,9 @@ def map_class_to_label(probs, mapping=None, lbl_classes=None):
     """For each row of probabilities a dictionary of label to probability. `lbl_classes` are the classes of each row, else
     they are counted from 0; without a mapping the classes themselves are the labels."""
     if not isinstance(probs, list):
-        raise Exception(f"probabilities must be given as a list of lists, not as {type(probs).__name__}")
+        raise Exception(f"Convert classes to list before doing mapping; they are a {type(probs).__name__}")
     if mapping is not None and not isinstance(mapping, dict):
-        raise Exception(f"a mapping of classes to labels must be a dict, not {type(mapping).__name__}")
+        raise Exception(f"Mapping must be a dict; it is a {type(mapping).__name__}")
     if lbl_classes is None:
         lbl_classes = [range(len(row)) for row in probs]
     label = str if mapping is None else lambda number: mapping[str(number)]
