@@ -13,6 +13,7 @@ mod controls;
 mod doubtful;
 mod draft;
 pub mod envelope;
+mod json;
 mod lexer;
 mod normalize;
 pub mod onnx;

@@ -272,7 +272,7 @@ def test_workers_of_other_builds_and_models_that_fail(place):
         assert outcome["refused"] == ("UNAVAILABLE", "ModuleNotFoundError: No module named 'torch'")
         assert "is not this server's (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
         assert HELP in outcome["other"][1]
-        assert outcome["dies"] == ("UNAVAILABLE", "the worker process ended: exit status 5")
+        assert outcome["dies"] == ("UNAVAILABLE", "Stub process 'dies_0' is not healthy. The worker process ended: exit status 5")
 
 
 def test_auto_complete(place):

@@ -219,6 +219,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
     is_python |= launch::PYTHON.contains(&draft.backend()) && !draft.needs_no_answer();
     if settings.auto_complete && is_python {
+        draft.check_name(model).map_err(|error| error.to_string())?;
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
         let devices = settings.devices.clone();

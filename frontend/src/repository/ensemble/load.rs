@@ -134,7 +134,9 @@ pub(in crate::repository) fn hopeless(dependencies: &Dependencies, known: &State
         return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
     }
     let circle = dependencies.circle(ensemble)?;
-    Some(format!("circular dependency between ensembles: {}", circle.join(" -> ")))
+    let [.., last, first] = circle.as_slice() else { return None };
+    let whole = if circle.len() > 3 { format!(": {}", circle.join(" -> ")) } else { String::new() };
+    Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
 }
 
 /// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
