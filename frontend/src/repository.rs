@@ -21,7 +21,7 @@ mod scan;
 mod serving;
 mod source;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -138,8 +138,11 @@ pub(crate) struct Table {
     unloading: BTreeMap<ModelVersion, u64>,
     /// Unloads so far.
     unloads: u64,
-    /// Models that are being unloaded and that no repository has: they will be forgotten.
+    /// Models that are being unloaded and that no repository has.
     nowhere: BTreeSet<String>,
+    /// Models that were unloaded and that no repository had then, the oldest first. The index leaves them out; requests to
+    /// them have no available versions.
+    gone: VecDeque<String>,
 }
 
 impl Table {
@@ -231,7 +234,7 @@ impl Repository {
         };
         let all = self.list_aside().await?;
         let names = match &self.settings.at_start {
-            AtStart::All => all,
+            AtStart::All => all.into_keys().collect(),
             AtStart::Named(names) => self.of_names(names).await?,
         };
         self.change(|table| {
@@ -327,9 +330,14 @@ impl Repository {
 
     /// What the repository index shows: every model that is known, or that is in a repository now. Reads directories.
     pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        let mut states = self.table().states.clone();
+        let table = self.table();
+        let mut states = table.states.clone();
         match self.sources.list() {
-            Ok(names) => names.iter().for_each(|name| states.add(name)),
+            Ok(found) => {
+                table.gone.iter().filter(|name| !found.contains_key(*name)).for_each(|name| states.remove(name));
+                found.keys().for_each(|name| states.add(name));
+                found.iter().filter(|(_, times)| **times > 1).for_each(|(name, _)| states.mark_duplicate(name));
+            }
             Err(error) => tracing::error!("the index has only models that are known: {error}"),
         }
         let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };

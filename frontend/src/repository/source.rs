@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::{fs, io};
 
 use pharos::metrics::cache::Cache;
-use pharos::repository::Stamp;
+use pharos::repository::{DUPLICATE, Stamp};
 
 use super::objects::Objects;
 use super::scan;
@@ -155,23 +155,27 @@ impl Sources {
         Ok(Self { all, namespaces: false })
     }
 
+    fn sources(&self) -> impl Iterator<Item = &dyn Source> {
+        self.all.iter().map(|source| &**source)
+    }
+
     /// Whether models are to be told apart by their repositories.
     pub(crate) fn with_namespaces(self, namespaces: bool) -> Self {
         Self { namespaces, ..self }
     }
 
-    /// The names of all models, by name, each once.
+    /// All models by name, each with the number of repositories that have it.
     ///
     /// # Errors
     /// A repository cannot be listed; the text names it.
-    pub(crate) fn list(&self) -> io::Result<Vec<String>> {
-        let mut all = Vec::new();
+    pub(crate) fn list(&self) -> io::Result<BTreeMap<String, usize>> {
+        let mut all = BTreeMap::new();
         for source in self.all.iter() {
             let names = source.list().map_err(|error| unreadable(&source.name(), &error))?;
-            all.extend(names.into_iter().map(|name| self.called(&**source, name)));
+            for name in names {
+                *all.entry(self.called(&**source, name)).or_default() += 1;
+            }
         }
-        all.sort_unstable();
-        all.dedup();
         Ok(all)
     }
 
@@ -188,6 +192,24 @@ impl Sources {
             }
         }
         Ok(all)
+    }
+
+    /// Says at start which places are models themselves, and that there are no models. Blocks.
+    pub(crate) fn announce(&self, found: usize) {
+        for source in self.all.iter() {
+            if let Some(model) = source.is_model() {
+                tracing::info!(%model, "'{}' is a model, not a directory of models", source.name());
+            }
+        }
+        if found == 0 {
+            let names: Vec<String> = self.all.iter().map(|source| format!("'{}'", source.name())).collect();
+            tracing::warn!(
+                "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \
+                 its configuration in NAME/config.pbtxt; a directory that holds one model file, such as model.onnx, is \
+                 served too",
+                names.join(", ")
+            );
+        }
     }
 
     /// The server ends.
@@ -211,21 +233,25 @@ impl Sources {
             return local.ok_or_else(|| format!("model '{name}' is not in '{}'", source.name()));
         }
         let (known, others): (Vec<_>, Vec<_>) =
-            self.all.iter().filter(|_| !self.namespaces).partition(|source| source.has(model));
-        let several = || format!("model '{model}' is in more than one repository");
+            self.sources().filter(|_| !self.namespaces).partition(|source| source.has(model));
+        let several = |sources: &[&dyn Source]| {
+            let names: Vec<String> = sources.iter().map(|source| format!("'{}'", source.name())).collect();
+            Err(format!("{DUPLICATE}: {}", names.join(", ")))
+        };
         if known.len() > 1 {
-            return Err(several());
+            return several(&known);
         }
         for asked in [known, others] {
-            let mut found = None;
+            let mut found: Option<(&dyn Source, Local)> = None;
             for source in asked {
                 let local = source.local(model).map_err(|error| unreadable(&source.name(), &error).to_string())?;
-                if local.is_some() && found.is_some() {
-                    return Err(several());
+                let Some(local) = local else { continue };
+                if let Some((other, _)) = &found {
+                    return several(&[*other, source]);
                 }
-                found = found.or(local);
+                found = Some((source, local));
             }
-            if let Some(found) = found {
+            if let Some((_, found)) = found {
                 return Ok(found);
             }
         }
