@@ -79,6 +79,8 @@ pub struct Settings {
     pub repositories: Vec<cli::Place>,
     /// Models of the same name may be in several of them, and are told apart by those.
     pub namespaces: bool,
+    /// The name of the model where a repository is one itself.
+    pub model_name: Option<String>,
     /// Where copies of what stores have are kept; in temporary directories if nowhere.
     pub cache_directory: Option<PathBuf>,
     /// How workers are started.
@@ -191,7 +193,7 @@ impl Repository {
         metrics: Arc<str>,
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
-        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref(), &cache)?;
+        let sources = Sources::new(&settings, &cache)?;
         let sources = sources.with_namespaces(settings.namespaces);
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
@@ -233,6 +235,8 @@ impl Repository {
             Mode::None | Mode::Explicit => Look::new(),
         };
         let all = self.list_aside().await?;
+        let (sources, found) = (self.sources.clone(), all.len());
+        tokio::task::spawn_blocking(move || sources.announce(found)).await.map_err(io::Error::other)?;
         let names = match &self.settings.at_start {
             AtStart::All => all.into_keys().collect(),
             AtStart::Named(names) => self.of_names(names).await?,

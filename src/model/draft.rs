@@ -68,6 +68,11 @@ impl Draft {
         Ok(Self { proto: proto::from_dynamic(&message)?, doubtful: Vec::new() })
     }
 
+    /// The model's name as the configuration says it; empty if it does not.
+    pub fn name(&self) -> &str {
+        &self.proto.name
+    }
+
     /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
     pub fn model_file(&self) -> &str {
         &self.proto.default_model_filename

@@ -36,6 +36,7 @@ pub use config::{
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Completion, Draft};
+pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};

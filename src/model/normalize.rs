@@ -39,6 +39,22 @@ const BACKENDS: [Known; 8] = [
     known("builtin", "", &[], &[]),
 ];
 
+/// The name under which a backend looks for a model file of this name: the name itself, or the usual one of files that end
+/// as it does; `None` for a file of any other kind.
+pub fn usual_model_file(name: &str) -> Option<String> {
+    let is_usual =
+        |row: &&Known| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
+    if BACKENDS.iter().any(|row| is_usual(&row)) {
+        return Some(name.to_owned());
+    }
+    let (_, ending) = name.rsplit_once('.')?;
+    let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
+    let has_ending = |file: &&&str| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending);
+    // Any program may end in `.py`.
+    let found = files.find_map(|row| row.files.iter().find(has_ending)).filter(|_| ending != "py");
+    found.map(|file| (*file).to_owned())
+}
+
 /// The most instances of one group: past it a slip of the pen, not a machine.
 pub(super) const MAX_INSTANCES: u32 = 4096;
 
