@@ -8,6 +8,7 @@
 mod asked;
 mod autocomplete;
 mod check;
+mod completing_code;
 mod config;
 mod controls;
 mod doubtful;
@@ -30,6 +31,7 @@ mod warmup;
 
 pub use asked::Place;
 pub use check::Checked;
+pub use completing_code::may_complete;
 pub use config::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
     SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
