@@ -15,6 +15,9 @@ pub use plan::{Change, Made, Stamp, changes};
 /// The reason of a version that was unloaded on purpose.
 pub const UNLOADED: &str = "unloaded";
 
+/// The reason of a model that several repositories have.
+pub const DUPLICATE: &str = "model appears in two or more repositories";
+
 /// The versions to run, ascending, given those that are present in the model's directory.
 pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     let mut versions = present.to_vec();
@@ -159,6 +162,11 @@ impl States {
         self.entry(model).failure = reason.into();
     }
 
+    /// Several repositories have the model, so that it cannot be loaded: the index shows this in place of its versions.
+    pub fn mark_duplicate(&mut self, model: &str) {
+        *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), ..ModelStatus::default() };
+    }
+
     /// The model is not wanted any more: versions that serve finish what they have, those that were loading are given up,
     /// and it is forgotten if no version of it is known.
     pub fn withdraw(&mut self, model: &str) {
@@ -255,7 +263,8 @@ impl States {
                     .filter(|(_, status)| !ready || status.state == State::Ready)
                     .map(|(&version, status)| entry(Some(version), Some(status.state), &status.reason)),
             );
-            if model.versions.is_empty() && !ready {
+            // Triton shows a model that several repositories have in both forms of the index.
+            if model.versions.is_empty() && (!ready || model.failure == DUPLICATE) {
                 let state = (!model.failure.is_empty()).then_some(State::Unavailable);
                 entries.push(entry(None, state, &model.failure));
             }

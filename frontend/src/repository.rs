@@ -21,7 +21,7 @@ mod scan;
 mod serving;
 mod source;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -79,6 +79,8 @@ pub struct Settings {
     pub repositories: Vec<cli::Place>,
     /// Models of the same name may be in several of them, and are told apart by those.
     pub namespaces: bool,
+    /// The name of the model where a repository is one itself.
+    pub model_name: Option<String>,
     /// Where copies of what stores have are kept; in temporary directories if nowhere.
     pub cache_directory: Option<PathBuf>,
     /// How workers are started.
@@ -138,8 +140,11 @@ pub(crate) struct Table {
     unloading: BTreeMap<ModelVersion, u64>,
     /// Unloads so far.
     unloads: u64,
-    /// Models that are being unloaded and that no repository has: they will be forgotten.
+    /// Models that are being unloaded and that no repository has.
     nowhere: BTreeSet<String>,
+    /// Models that were unloaded and that no repository had then, the oldest first. The index leaves them out; requests to
+    /// them have no available versions.
+    gone: VecDeque<String>,
 }
 
 impl Table {
@@ -188,7 +193,7 @@ impl Repository {
         metrics: Arc<str>,
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
-        let sources = Sources::new(&settings.repositories, settings.cache_directory.as_deref(), &cache)?;
+        let sources = Sources::new(&settings, &cache)?;
         let sources = sources.with_namespaces(settings.namespaces);
         let limits = settings.rate_limits.clone().map(Limits::new);
         let responses = settings.response_cache.as_ref();
@@ -230,8 +235,10 @@ impl Repository {
             Mode::None | Mode::Explicit => Look::new(),
         };
         let all = self.list_aside().await?;
+        let (sources, found) = (self.sources.clone(), all.len());
+        tokio::task::spawn_blocking(move || sources.announce(found)).await.map_err(io::Error::other)?;
         let names = match &self.settings.at_start {
-            AtStart::All => all,
+            AtStart::All => all.into_keys().collect(),
             AtStart::Named(names) => self.of_names(names).await?,
         };
         self.change(|table| {
@@ -327,9 +334,14 @@ impl Repository {
 
     /// What the repository index shows: every model that is known, or that is in a repository now. Reads directories.
     pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
-        let mut states = self.table().states.clone();
+        let table = self.table();
+        let mut states = table.states.clone();
         match self.sources.list() {
-            Ok(names) => names.iter().for_each(|name| states.add(name)),
+            Ok(found) => {
+                table.gone.iter().filter(|name| !found.contains_key(*name)).for_each(|name| states.remove(name));
+                found.keys().for_each(|name| states.add(name));
+                found.iter().filter(|(_, times)| **times > 1).for_each(|(name, _)| states.mark_duplicate(name));
+            }
             Err(error) => tracing::error!("the index has only models that are known: {error}"),
         }
         let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };

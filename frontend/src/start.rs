@@ -297,6 +297,7 @@ fn settings(
                 true => repository::AtStart::All,
                 false => repository::AtStart::Named(options.models.load_model.clone()),
             },
+            model_name: options.models.model_name.clone(),
             config_name: options.models.config_name.clone(),
             load_threads: options.models.load_thread_count as usize,
             load_retries: options.models.load_retry_count,

@@ -168,7 +168,7 @@ impl Instance {
             }
             Action::ReportFailed { reason } => {
                 match self.outcome.take() {
-                    Some(outcome) => drop(outcome.send(Err(reason.to_string()))),
+                    Some(outcome) => drop(outcome.send(Err(self.why_ended(&reason)))),
                     None => tracing::error!(instance = %self.name(), "it has kept dying and is not restarted any more"),
                 }
                 self.health.broken.store(true, Ordering::Relaxed);
@@ -322,8 +322,10 @@ impl Instance {
             }
         };
         self.health.pid.store(0, Ordering::Relaxed);
-        let doing = over.warming.map(|warming| format!(", while it executed {}", warming.what()));
-        machine.exited(how + &doing.unwrap_or_default(), clock::now());
+        if let Some(warming) = over.warming {
+            machine.load_failed(warming.failure(self.why_ended(&LossReason::Exited(how.clone()))), clock::now());
+        }
+        machine.exited(how, clock::now());
     }
 
     /// What is wrong with the interpreter of a worker that ended before it had loaded its model.

@@ -39,7 +39,7 @@ impl Draft {
     /// # Errors
     /// What the model is cannot be told, or contradicts itself or its directory.
     pub fn resolve(mut self, completion: &Completion<'_>) -> Result<Self, ConfigError> {
-        normalize::name(&mut self.proto, completion)?;
+        normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
         normalize::version_policy(&mut self.proto);
         Ok(self)

@@ -1,11 +1,10 @@
 //! A model configuration as somebody wrote it, and its way to a checked one.
 
 use prost::Message;
-use prost_reflect::DynamicMessage;
 
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
-use super::{ConfigError, ModelConfig, autocomplete, doubtful, normalize, proto, text, validate};
+use super::{ConfigError, ModelConfig, autocomplete, doubtful, json, normalize, proto, text, validate};
 
 /// A configuration that has the right form and may lack or contradict anything else.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -58,16 +57,20 @@ impl Draft {
         Ok(Self { proto: proto::from_dynamic(&message)?, doubtful })
     }
 
-    /// Reads the JSON mapping of protobuf, field names in either style, 64-bit integers as numbers or strings.
+    /// Reads the JSON mapping of protobuf, as leniently as protobuf does.
     ///
     /// # Errors
-    /// One line with what was wrong and its line and column.
+    /// One line, `model configuration JSON:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum
+    /// value.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
-        let wrong = |error: serde_json::Error| ConfigError::new(format!("model configuration JSON: {error}"));
-        let mut reader = serde_json::Deserializer::from_str(json);
-        let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader).map_err(wrong)?;
-        reader.end().map_err(wrong)?;
+        let located = |error: TextError| ConfigError::new(error.locate(json, "model configuration JSON"));
+        let message = json::parse(json, &proto::descriptor()).map_err(located)?;
         Ok(Self { proto: proto::from_dynamic(&message)?, doubtful: Vec::new() })
+    }
+
+    /// The model's name as the configuration says it; empty if it does not.
+    pub fn name(&self) -> &str {
+        &self.proto.name
     }
 
     /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
@@ -96,12 +99,20 @@ impl Draft {
         Ok(Self { proto, doubtful: Vec::new() })
     }
 
+    /// Checks that a configuration that names its model names it as its directory does.
+    ///
+    /// # Errors
+    /// It has another name.
+    pub fn check_name(&self, directory: &str) -> Result<(), ConfigError> {
+        normalize::check_name(&self.proto, directory)
+    }
+
     /// Fills in what the model file, its directory and the defaults say, and checks the whole.
     ///
     /// # Errors
     /// The first thing that is missing, wrong or contradicted by the model file; Triton's text where it has one.
     pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
-        normalize::name(&mut self.proto, completion)?;
+        normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
         let of_onnx = |_: &&ModelSignature| matches!(self.proto.backend.as_str(), "onnxruntime" | "tract");
         if let Some(signature) = completion.signature.filter(of_onnx) {
@@ -113,6 +124,7 @@ impl Draft {
         normalize::defaults(&mut self.proto, completion);
         let mut config = validate::config(self.proto)?;
         validate::placement(&config, completion)?;
+        normalize::check_name(&config.proto, completion.directory)?;
         config.doubtful = self.doubtful;
         config.doubtful.extend(doubtful::of(&config));
         Ok(config)

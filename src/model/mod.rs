@@ -8,11 +8,13 @@
 mod asked;
 mod autocomplete;
 mod check;
+mod completing_code;
 mod config;
 mod controls;
 mod doubtful;
 mod draft;
 pub mod envelope;
+mod json;
 mod lexer;
 mod normalize;
 pub mod onnx;
@@ -29,12 +31,14 @@ mod warmup;
 
 pub use asked::Place;
 pub use check::Checked;
+pub use completing_code::may_complete;
 pub use config::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
     SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Completion, Draft};
+pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};

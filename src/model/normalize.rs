@@ -39,18 +39,38 @@ const BACKENDS: [Known; 8] = [
     known("builtin", "", &[], &[]),
 ];
 
+/// The name under which a backend looks for a model file of this name: the name itself, or the usual one of files that end
+/// as it does; `None` for a file of any other kind.
+pub fn usual_model_file(name: &str) -> Option<String> {
+    let is_usual =
+        |row: &&Known| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
+    if BACKENDS.iter().any(|row| is_usual(&row)) {
+        return Some(name.to_owned());
+    }
+    let (_, ending) = name.rsplit_once('.')?;
+    let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
+    let has_ending = |file: &&&str| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending);
+    // Any program may end in `.py`.
+    let found = files.find_map(|row| row.files.iter().find(has_ending)).filter(|_| ending != "py");
+    found.map(|file| (*file).to_owned())
+}
+
 /// The most instances of one group: past it a slip of the pen, not a machine.
 pub(super) const MAX_INSTANCES: u32 = 4096;
 
 /// Triton's default for `max_sequence_idle_microseconds`.
 const SEQUENCE_IDLE_US: u64 = 1_000_000;
 
-/// The directory names the model; a configuration may repeat that name but not choose another.
-pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
-    let directory = completion.directory;
+/// The directory names a model whose configuration does not.
+pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
     if config.name.is_empty() {
-        config.name = directory.to_owned();
-    } else if config.name != directory {
+        config.name = completion.directory.to_owned();
+    }
+}
+
+/// The directory names the model: a configuration may repeat that name but not choose another.
+pub(super) fn check_name(config: &proto::ModelConfig, directory: &str) -> Result<(), ConfigError> {
+    if config.name != directory {
         return Err(ConfigError::new(format!(
             "unexpected directory name '{directory}' for model '{}', directory name must equal model name",
             config.name
@@ -64,11 +84,14 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
     if config.platform == "ensemble" {
         return match config.backend.as_str() {
             "" => Ok(()),
-            other => Err(pair("ensemble", other)),
+            _ => Err(ConfigError::new(format!(
+                "Ensemble model '{}' must have platform type 'ensemble' and empty backend type",
+                config.name
+            ))),
         };
     }
     if config.backend.is_empty() {
-        config.backend = missing_backend(config, completion)?.to_owned();
+        config.backend = missing_backend(config, completion)?;
     }
     check_pair(config)?;
     let here = |backend: &str| completion.backends.is_empty() || completion.backends.contains(&backend);
@@ -105,25 +128,32 @@ fn has_archive(completion: &Completion<'_>) -> bool {
     completion.files.iter().any(|name| name.ends_with(ARCHIVE))
 }
 
-fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<&'static str, ConfigError> {
+fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<String, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         let unexpected = || format!("unexpected platform type '{}' for {}", config.platform, config.name);
-        return row.map(|row| row.backend).ok_or_else(|| ConfigError::new(unexpected()));
+        return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
     }
     let named = config.default_model_filename.as_str();
     let row = BACKENDS.iter().find(|row| row.files.iter().any(|file| named == *file || is_there(file, completion)));
     let by_ending = || BACKENDS.iter().find(|row| row.endings.iter().any(|ending| named.ends_with(ending)));
     let by_archive = || BACKENDS.iter().find(|row| row.endings.contains(&ARCHIVE) && has_archive(completion));
-    row.or_else(by_ending).or_else(by_archive).map(|row| row.backend).ok_or_else(|| {
+    let by_file = row.or_else(by_ending).or_else(by_archive).map(|row| row.backend);
+    by_file.or_else(|| backend_of_name(completion.directory)).map(str::to_owned).ok_or_else(|| {
         let mut files: Vec<&str> = BACKENDS.iter().flat_map(|row| row.files).copied().collect();
         files.dedup();
         ConfigError::new(format!(
-            "must specify 'platform' or 'backend' for '{}': its version directories hold none of {}",
+            "must specify 'platform' or 'backend' for '{}': its version directories hold none of {}, and its name does not \
+             have the form NAME.BACKEND",
             config.name,
             files.join(", ")
         ))
     })
+}
+
+/// The backend of a model that is named `NAME.BACKEND`.
+fn backend_of_name(model: &str) -> Option<&str> {
+    model.split_once('.').map(|(_, backend)| backend).filter(|backend| !backend.is_empty())
 }
 
 fn check_pair(config: &proto::ModelConfig) -> Result<(), ConfigError> {

@@ -182,9 +182,12 @@ pub(super) fn batch_inputs(proto: &proto::ModelConfig) -> Result<Vec<BatchInput>
 /// Checks and converts `batch_output`.
 pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutput>, ConfigError> {
     let convert = |raw: &proto::BatchOutput| {
-        for target in &raw.target_name {
+        for (number, target) in raw.target_name.iter().enumerate() {
             if proto.output.iter().all(|output| output.name != *target) {
-                return error(format!("unknown target output name '{target}' of a batch output for {}", proto.name));
+                return error(format!("unknown target output name '{target}' for {}", proto.name));
+            }
+            if raw.target_name.iter().take(number).any(|other| other == target) {
+                return error(format!("target output name '{target}' can only be specified once for {}", proto.name));
             }
         }
         let source = source(proto, ("output", raw.kind().as_str_name()), &raw.source_input)?;

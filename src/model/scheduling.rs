@@ -16,7 +16,7 @@ pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Res
         Some(SchedulingChoice::DynamicBatching(raw)) => Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?),
         Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, proto, max_batch_size)?),
         Some(SchedulingChoice::EnsembleScheduling(raw)) => {
-            let steps = raw.step.iter().map(|step| ensemble_step(step, name)).collect::<Result<_, _>>()?;
+            let steps = raw.step.iter().enumerate().map(|step| ensemble_step(step, name)).collect::<Result<_, _>>()?;
             Scheduling::Ensemble { steps, max_inflight_requests: raw.max_inflight_requests }
         }
     })
@@ -154,7 +154,10 @@ fn parameter<'a>(model: &'a proto::ModelConfig, name: &str) -> Option<&'a str> {
     model.parameters.get(name).map(|parameter| parameter.string_value.trim())
 }
 
-fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {
+fn ensemble_step(
+    (number, raw): (usize, &proto::model_ensembling::Step),
+    name: &str,
+) -> Result<EnsembleStep, ConfigError> {
     let missing = match raw {
         step if step.model_name.is_empty() => "model_name",
         step if step.input_map.is_empty() => "input_map",
@@ -169,7 +172,7 @@ fn ensemble_step(raw: &proto::model_ensembling::Step, name: &str) -> Result<Ense
             });
         }
     };
-    error(format!("must specify '{missing}' in step of ensemble '{name}'"))
+    error(format!("must specify '{missing}' in step {number} of ensemble '{name}'"))
 }
 
 /// The version that a step names; `None` for the latest. One that is left out is 0, which is no version for Triton either.

@@ -235,7 +235,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn message_type(message: &DynamicMessage) -> MessageDescriptor {
+pub(super) fn message_type(message: &DynamicMessage) -> MessageDescriptor {
     prost_reflect::ReflectMessage::descriptor(message)
 }
 
@@ -300,7 +300,7 @@ fn integer(text: &str) -> Option<i128> {
     i128::from_str_radix(digits, radix).ok()
 }
 
-fn range(kind: &Kind) -> String {
+pub(super) fn range(kind: &Kind) -> String {
     match kind {
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => format!("int32: {} to {}", i32::MIN, i32::MAX),
         Kind::Uint32 | Kind::Fixed32 => format!("uint32: 0 to {}", u32::MAX),
@@ -309,11 +309,11 @@ fn range(kind: &Kind) -> String {
     }
 }
 
-fn short(full_name: &str) -> &str {
+pub(super) fn short(full_name: &str) -> &str {
     full_name.strip_prefix("inference.").unwrap_or(full_name)
 }
 
-fn unknown_name(name: &str, role: &str, mut allowed: Vec<String>) -> String {
+pub(super) fn unknown_name(name: &str, role: &str, mut allowed: Vec<String>) -> String {
     allowed.sort_unstable();
     let nearest = allowed.iter().map(|other| (distance(name, other), other)).min();
     let hint = match nearest {

@@ -379,7 +379,12 @@ fn histogram_buckets(proto: &proto::ModelConfig) -> Result<Vec<(String, Vec<f64>
     let mut all = Vec::new();
     for control in controls {
         let family = control.metric_identifier.as_ref().map_or("", |identifier| identifier.family.as_str());
-        let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else { continue };
+        let Some(MetricOptions::HistogramOptions(options)) = &control.metric_options else {
+            return error(format!("model_metrics: the control of family '{family}' needs 'histogram_options'"));
+        };
+        if options.buckets.is_empty() {
+            return error(format!("model_metrics: the 'histogram_options' of family '{family}' need 'buckets'"));
+        }
         let mut bounds = options.buckets.clone();
         bounds.pop_if(|bound| *bound == f64::INFINITY);
         let ascend = bounds.iter().zip(bounds.iter().skip(1)).all(|(one, next)| one < next);

@@ -20,7 +20,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from peers import Triton
-from repository_tables import EXPLICIT, NONE, POLL, STARTED, ensemble, model
+from repository_tables import EXPLICIT, NONE, POLL, STARTED, TWO, TWO_AT_START, ensemble, model
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden_repository.json"
@@ -32,7 +32,11 @@ MODES = {
     "explicit": (EXPLICIT, ["--model-control-mode=explicit"]),
     "none": (NONE, []),
     "poll": (POLL, ["--model-control-mode=poll", "--repository-poll-secs=1"]),
+    "two": (TWO, ["--model-control-mode=explicit"]),
+    "two at start": (TWO_AT_START, ["--exit-on-error=false", "--strict-readiness=false"]),
 }
+SECOND = "second"
+"""The name of the second repository, beside the first; modes whose names begin with `two` have one."""
 
 
 class World:
@@ -42,9 +46,9 @@ class World:
         self.server, self.repository, self.live_triton = server, repository, live_triton
         self.backend = "python" if live_triton else "builtin"
 
-    def put(self, name, config, versions):
+    def put(self, name, config, versions, repository=None):
         """Writes a model, whole before it appears."""
-        folder = self.repository / name
+        folder = (repository or self.repository) / name
         shutil.rmtree(folder, ignore_errors=True)
         made = Path(tempfile.mkdtemp(dir=self.repository.parent))
         for version in versions:
@@ -52,6 +56,9 @@ class World:
         (made / "config.pbtxt").write_text(self.configuration(name, config))
         made.chmod(0o755)
         made.rename(folder)
+
+    def twin(self, name, config, versions):
+        self.put(name, config, versions, self.repository.parent / SECOND)
 
     def fill(self, folder: Path, is_ensemble=False):
         """Writes a version."""
@@ -121,6 +128,8 @@ class World:
         """What a parameter's value stands for."""
         if isinstance(value, dict) and value:
             return json.dumps(value).replace("BACKEND", self.backend)
+        if isinstance(value, str) and "BACKEND" in value:
+            return value.replace("BACKEND", self.backend)
         if value == "MODEL":
             return base64.b64encode(self.model_file()).decode()
         return value
@@ -190,8 +199,27 @@ class World:
     def await_(self, names, states):
         self.until(f"{names} are {states}: {self.entries(names)}", lambda: self.states(names) == states)
 
+    def gone(self, name):
+        self.until(f"{name} is gone", lambda: self.ready(name, "") != 200)
+
     def path(self, name, version) -> str:
         return f"v2/models/{name}" + (f"/versions/{version}" if version else "")
+
+    def healthy(self) -> int:
+        return self.ask("v2/health/ready")[0]
+
+    def asked(self, name, version) -> dict:
+        """What every request about a model is answered, by request."""
+        row = {"infer": self.infer(name, version)}
+        for what in ("", "/config", "/stats", "/ready"):
+            status, text = self.ask(self.path(name, version) + what)
+            row[f"GET {what}"] = [status, "" if status == 200 else json.loads(text).get("error", "") if text else ""]
+        named = {"model_name": name, "model_version": version}
+        row["ModelInfer"] = self.call("ModelInfer", service_pb2.ModelInferRequest(**named))
+        for what in ("Metadata", "Config", "Statistics"):
+            request = getattr(service_pb2, f"Model{what}Request")(name=name, version=version)
+            row[f"Model{what}"] = self.call(f"Model{what}", request)
+        return row
 
     def ready(self, name, version) -> int:
         return self.ask(f"{self.path(name, version)}/ready")[0]
@@ -244,8 +272,20 @@ def label(step) -> str:
 
 def prepare(world: World, mode: str):
     """The repository that a mode begins with."""
-    if mode != "explicit":
+    if mode.startswith("two"):
+        (world.repository.parent / SECOND).mkdir()
+    if mode not in ("explicit", "two"):
         world.put("one", model(), [1])
+    if mode == "two at start":
+        world.put("both", model(), [1])
+        world.twin("both", model(), [1, 2])
+        world.put("over", ensemble("over", "one", "both"), [1])
+
+
+def options_of(mode: str, repository: Path) -> list:
+    """The command line options of a mode, in addition to the repository."""
+    second = [f"--model-repository={repository.parent / SECOND}"] if mode.startswith("two") else []
+    return MODES[mode][1] + second
 
 
 def started(world: World):
@@ -258,13 +298,13 @@ def started(world: World):
 def ask_triton(folder: Path, wanted, rows: dict, save=None):
     """What a real Triton makes of the scenarios that are wanted, or of all; `save` is given what there is after each."""
     save = save or write_golden
-    for mode, (scenarios, options) in MODES.items():
+    for mode, (scenarios, _) in MODES.items():
         for name, steps in scenarios.items():
             if wanted and name not in wanted:
                 continue
             own = folder / name.replace(" ", "_")
             (own / "models").mkdir(parents=True)
-            triton = Triton(own / "models", own / "log", options=options)
+            triton = Triton(own / "models", own / "log", options=options_of(mode, own / "models"))
             world = World(triton, own / "models", True)
             prepare(world, mode)
             try:

@@ -12,7 +12,11 @@ and with what. Those that ask give a row of the answers.
 | `grpc_load ...`, `grpc_unload ...`, `grpc_index REPOSITORY` | gRPC | code and error |
 | `index NAMES READY` | waits until nothing is loading or unloading, then the entries of these models | entries |
 | `ready NAME VERSION`, `infer NAME VERSION`, `field NAME FIELD`, `count NAME`, `versions NAME` | asks the model | answers |
+| `twin NAME CONFIG VERSIONS` | writes a model into the second repository | no |
+| `asked NAME VERSION` | asks for all about a model over HTTP and gRPC | statuses, codes and errors |
+| `healthy` | asks whether the server is ready | status |
 | `await NAMES STATES` | waits until the index has these states | no |
+| `gone NAME` | waits until the model serves no longer | no |
 """
 
 import sys
@@ -60,8 +64,33 @@ def override(function="identity", batch=8, **more) -> dict:
 
 
 ALL = "version_policy { all {} }\n"
+SPECIFIC = "version_policy { specific { versions: [ 1, 2, 9 ] } }\n"
 FILE = "file:1/model.py"
 ODD_NAMES = ["%20", "%20%20", "a%2Fb", "..%2Fx", "..", "%2E%2E", "%20..%20", ".", "...", "..my_model", "model..1", "a%5Cb", "n" * 300, "unknown"]
+
+REST = (
+    "'input':[{name:'INPUT0',data_type:'TYPE_FP32',dims:['-1']}],output:{name:'OUTPUT0',dataType:11,dims:-1,},"
+    "instanceGroup:[{kind:'kind_cpu'},],parameters:{function:{string_value:'\\u0069dentit\\y'}}"
+)
+LENIENT = [
+    "{backend:'BACKEND',max_batch_size:3,REST}",
+    "{\"backend\":'BACKEND',maxBatchSize:'3',REST,}",
+    "{backend:'BACKEND',max_batch_size:4.0,REST,optimization:{eager_batching:'true'}}",
+    "{backend:'BACKEND',max_batch_size:1,max_batch_size:5e0,REST,sequence_batching:null,model_warmup:[null]}",
+    "{backend:'BACKEND',max_batch_size:6,REST,metric_tags:{key:'new\nline'}}",
+]
+"""Configurations in JSON that is none, and that Triton takes."""
+STRICT = [
+    f"{{backend:'BACKEND',REST,{json}}}"
+    for json in [
+        ",", "max_batch_size:' 4'", "max_batch_size:'4.0'", "max_batch_size:4.5", "max_batch_size:0x4", "max_batch_size:+4",
+        "max_batch_size:04", "max_batch_size:3000000000", "max_batch_size:true", "max_batch_size:[4]", "max_batch_size 4",
+        "optimization:{eager_batching:1}", "optimization:{eager_batching:True}", "runtime:5", "runtime:word", "Max_Batch_Size:4",
+        "metric_tags:{a-b:'c'}", "metric_tags:{5:'c'}", "metric_tags:{a:'b',a:'c'}", "instance_group:[{kind:'KIND_NONE'}]",
+        "dynamic_batching:{},sequence_batching:{}", "no_such_field:1", "runtime:'\\ud800'", "/* comment */",
+    ]
+]  # fmt: skip
+"""Configurations that Triton does not take."""
 
 EXPLICIT = {
     "names": [
@@ -191,6 +220,14 @@ EXPLICIT = {
         ("field", "ov", "max_batch_size"),
         ("count", "ov"),
     ],
+    "lenient JSON": [
+        ("put", "js", model(), [1]),
+        *(("load", "js", {"config": json.replace("REST", REST)}) for json in LENIENT),
+        ("field", "js", "max_batch_size"),
+        ("field", "js", "metric_tags"),
+        *(("load", "js", {"config": json.replace("REST", REST)}) for json in STRICT),
+        ("field", "js", "max_batch_size"),
+    ],
     "file override": [
         ("put", "fo", model(extra=CPU + ALL), [1, 3]),
         ("load", "fo", {}),
@@ -216,6 +253,11 @@ EXPLICIT = {
         ("index", ["fo_new"], False),
         ("load", "fo_new", {}),
         ("index", ["fo_new"], False),
+        *(
+            ("load", "fo_slash", {"config": override(), f"file:{slashes}1/model.py": "MODEL"})
+            for slashes in ("/", "//")
+        ),
+        ("infer", "fo_slash", ""),
         ("grpc_load", "fo_grpc", {"config": ("json_param", override()), FILE: ("model_param", "")}),
         ("infer", "fo_grpc", ""),
         ("unload", "fo_grpc", {}),
@@ -263,6 +305,64 @@ EXPLICIT = {
         ("load", "ver", {}),
         ("index", ["ver"], False),
         ("infer", "ver", ""),
+    ],
+    "missing versions": [
+        ("put", "mis", model(extra=CPU + SPECIFIC), [1, 2]),
+        ("load", "mis", {}),
+        ("index", ["mis"], False),
+        ("healthy",),
+        ("infer", "mis", ""),
+        ("infer", "mis", "9"),
+        ("drop", "mis/2"),
+        ("load", "mis", {}),
+        ("index", ["mis"], False),
+        ("healthy",),
+        ("infer", "mis", ""),
+        ("infer", "mis", "2"),
+        ("drop", "mis/1"),
+        ("load", "mis", {}),
+        ("index", ["mis"], False),
+        ("healthy",),
+        ("version", "mis", 9),
+        ("load", "mis", {}),
+        ("index", ["mis"], False),
+        ("healthy",),
+    ],
+    "after an unload": [
+        *(("asked", "un", version) for version in ("", "1")),
+        ("put", "un", model(), [1]),
+        ("asked", "un", ""),
+        ("load", "un", {}),
+        ("unload", "un", {}),
+        ("index", ["un"], False),
+        *(("asked", "un", version) for version in ("", "1", "2")),
+        ("load", "un", {}),
+        ("drop", "un"),
+        ("unload", "un", {}),
+        ("index", ["un"], False),
+        *(("asked", "un", version) for version in ("", "1", "2")),
+        ("load", "un", {}),
+        ("index", ["un"], False),
+        ("asked", "un", ""),
+        ("put", "un", model(), [1]),
+        ("index", ["un"], False),
+        ("load", "un", {}),
+        ("index", ["un"], False),
+        ("infer", "un", ""),
+        ("load", "un_given", {"config": override(), FILE: "MODEL"}),
+        ("unload", "un_given", {}),
+        ("index", ["un_given"], False),
+        *(("asked", "un_given", version) for version in ("", "1")),
+        ("put", "un_bare", model(), []),
+        ("load", "un_bare", {}),
+        ("asked", "un_bare", ""),
+        ("put", "un_bad", "max_batch_size: what", [1]),
+        ("load", "un_bad", {}),
+        ("asked", "un_bad", ""),
+        ("put", "un_failed", model(function="no such function"), [1]),
+        ("load", "un_failed", {}),
+        ("infer", "un_failed", ""),
+        ("infer", "un_failed", "1"),
     ],
     "a reload that fails": [
         ("put", "bad", model(), [1]),
@@ -418,7 +518,82 @@ POLL = {
         ("put", "half", "", []),
         ("sleep", 2.5),
         ("index", ["half"], False),
-    ]
+    ],
+    "poll versions": [
+        ("put", "named", model(extra=CPU + SPECIFIC), [1, 2]),
+        ("put", "all", model(extra=CPU + ALL), [1, 2, 3]),
+        ("await", ["named", "all"], ["READY"] * 5),
+        ("healthy",),
+        ("drop", "named/2"),
+        ("drop", "all/2"),
+        ("await", ["named", "all"], ["READY", "UNAVAILABLE", "READY", "READY", "UNAVAILABLE"]),
+        ("index", ["named", "all"], False),
+        ("infer", "named", ""),
+        ("infer", "all", "1"),
+        ("healthy",),
+        ("drop", "named/1"),
+        ("drop", "all/1"),
+        ("drop", "all/3"),
+        ("sleep", 2.5),
+        ("index", ["named", "all"], False),
+        ("infer", "named", ""),
+        ("infer", "all", ""),
+        ("drop", "all"),
+        ("gone", "all"),
+        ("index", ["all"], False),
+        ("asked", "all", ""),
+        ("asked", "all", "3"),
+    ],
+}
+
+TWO = {
+    "two repositories": [
+        ("put", "dup", model(), [1]),
+        ("load", "dup", {}),
+        ("twin", "dup", model(), [1, 2]),
+        ("index", ["dup"], False),
+        ("index", ["dup"], True),
+        ("ready", "dup", ""),
+        ("healthy",),
+        ("load", "dup", {}),
+        ("index", ["dup"], False),
+        ("ready", "dup", ""),
+        ("ready", "dup", "1"),
+        ("infer", "dup", ""),
+        ("count", "dup"),
+        ("healthy",),
+        ("unload", "dup", {}),
+        ("index", ["dup"], False),
+        ("infer", "dup", ""),
+        ("load", "dup", {}),
+        ("index", ["dup"], False),
+        ("drop", "../second/dup"),
+        ("index", ["dup"], False),
+        ("load", "dup", {}),
+        ("index", ["dup"], False),
+        ("put", "new", model(), [1]),
+        ("twin", "new", model(), [2]),
+        ("index", ["new"], False),
+        ("load", "new", {}),
+        ("index", ["new"], False),
+        ("asked", "new", ""),
+        ("put", "over", ensemble("over", "new", "dup"), [1]),
+        ("load", "over", {}),
+        ("index", ["over"], False),
+        ("load", "new", {"config": override(batch=16)}),
+        ("load", "new", {"config": override(batch=16), FILE: "MODEL"}),
+        ("index", ["new"], False),
+        ("infer", "new", ""),
+    ],
+}
+
+TWO_AT_START = {
+    "two at start": [
+        ("index", ["one", "both", "over"], False),
+        ("infer", "one", ""),
+        ("asked", "both", ""),
+        ("asked", "over", ""),
+    ],
 }
 
 STARTED = {

@@ -25,6 +25,10 @@ IO = {
 HELP = "--force-reinstall ./worker/python, in the server's source tree"
 
 
+PLAIN = "class TritonPythonModel:\n    pass\n"
+COMPLETING = PLAIN + "    def auto_complete_config(config): pass\n"
+
+
 class Place:
     """A repository, environments, and what the stand-in is told, in a folder."""
 
@@ -34,12 +38,12 @@ class Place:
         for path in (self.repository, self.told, self.backends):
             path.mkdir()
 
-    def model(self, name: str, config='backend: "python"', versions=(1,), environment=None, **told) -> Path:
+    def model(self, name: str, config='backend: "python"', versions=(1,), environment=None, code=COMPLETING, **told) -> Path:
         """A model with a `model.py`; without a configuration file if `config` is None."""
         for version in versions:
             directory = self.repository / name / str(version)
             directory.mkdir(parents=True)
-            (directory / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+            (directory / "model.py").write_text(code)
         if environment is not None:
             config += f'\nparameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
         if config is not None:
@@ -272,7 +276,7 @@ def test_workers_of_other_builds_and_models_that_fail(place):
         assert outcome["refused"] == ("UNAVAILABLE", "ModuleNotFoundError: No module named 'torch'")
         assert "is not this server's (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
         assert HELP in outcome["other"][1]
-        assert outcome["dies"] == ("UNAVAILABLE", "the worker process ended: exit status 5")
+        assert outcome["dies"] == ("UNAVAILABLE", "Stub process 'dies_0' is not healthy. The worker process ended: exit status 5")
 
 
 def test_auto_complete(place):
@@ -308,6 +312,23 @@ def test_auto_complete(place):
         log = server.log.read_text()
         assert "auto-complete: hello" in log and "auto-complete: careful" in log and 'model=bare' in log
         assert not list(Path("/tmp").glob(f"pharos-complete-{server.process.pid}-*")), "nothing is left of the answers"
+
+
+def test_code_without_auto_complete_is_started_once(place):
+    """Nothing is asked of a class that can have no such method. One that has it is asked even if nothing is missing: it may
+    add a scheduler, as with a real Triton 2.51."""
+    whole = 'backend: "python" max_batch_size: 4' + "".join(
+        f' {side} {{ name: "{name}" data_type: TYPE_FP32 dims: 4 }}' for side, name in [("input", "IN"), ("output", "OUT")]
+    )
+    place.model("plain", config=whole, code=PLAIN, versions=(1, 2))
+    place.model("bare", config=None, code=PLAIN)
+    place.model("inherits", config=whole, code=PLAIN.replace(":", "(Base):", 1), answer={})
+    place.model("adds", config=whole, answer={"dynamic_batching": {}})
+    with place.server() as server:
+        check_ready(server, "plain", "bare", "inherits", "adds")
+        asked = {model: ["question" in run for run in place.runs(model)] for model in ("plain", "bare", "inherits", "adds")}
+        assert asked == {"plain": [False], "bare": [False], "inherits": [True, False], "adds": [True, False]}
+        assert "dynamic_batching" in config(server, "adds") and "dynamic_batching" not in config(server, "plain")
 
 
 def test_auto_complete_that_fails(place):

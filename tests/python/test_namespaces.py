@@ -182,7 +182,7 @@ def test_without_namespaces_one_name_is_one_model(tmp_path):
     worlds.put("b", "only")
     with worlds.server:
         status, text = worlds.any.load("same", {})
-        assert status == 500 and "'same' is in more than one repository" in text
+        assert status == 500 and "model appears in two or more repositories" in text
         assert worlds.any.load("only", {}) == [200, ""] and worlds.any.infer("only", "")[0] == 200
         labels = [dict(pairs) for name, pairs in worlds.server.scrape() if name.startswith("nv_inference")]
         assert labels and not any("namespace" in pairs for pairs in labels)

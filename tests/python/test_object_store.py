@@ -486,7 +486,7 @@ def test_in_two_places(store, between, serve, tmp_path):
     near = copy_models(tmp_path / "near", ["identity_fp32"])
     server = serve([near, between.url()], EXPLICIT)
     status, error = load(server, "identity_fp32")
-    assert status == 500 and "model 'identity_fp32' is in more than one repository" in error
+    assert status == 500 and "model appears in two or more repositories" in error
 
 
 def test_namespaces(store, between, serve, tmp_path):

@@ -510,10 +510,13 @@ def test_files_that_are_given_go_with_the_model(serve, tmp_path):
     directories = lambda: sorted((tmp_path / "tmp").iterdir())  # noqa: E731
     config = {"backend": "builtin", "max_batch_size": 8, **tensors()}
     before = {path for path in tmp_path.rglob("*") if "logs" not in str(path)}
-    escapes = ["../x", "1/../../x", "/etc/pharos-escape", "..", "", "1/..", "/", "1/", "n" * 300, "1/" + "n/" * 3000 + "x", "1\0x"]
+    escapes = ["../x", "1/../../x", "/../x", "..", "", "1/..", "/", "1/", "n" * 300, "1/" + "n/" * 3000 + "x", "1\0x"]
     for path in escapes:
         status, text = world.load("m", {"config": config, f"file:{path}": "eA=="})
         assert status == 500 and "must be a path in the model's directory" in text, (path, text)
+    # A slash before the path means the model's directory, which has no version then.
+    status, text = world.load("m", {"config": config, "file:/etc/pharos-escape": "eA=="})
+    assert status == 400 and "at least one version must be available" in text
     assert {path for path in tmp_path.rglob("*") if "logs" not in str(path)} == before
     assert not Path("/etc/pharos-escape").exists()
     for number in range(3):

@@ -9,7 +9,7 @@ import pytest
 
 import repositories
 from peers import missing
-from repositories import MODES, World, prepare, started
+from repositories import MODES, World, options_of, prepare, started
 from repository_tables import STARTED
 from server import Server, eventually
 
@@ -43,10 +43,34 @@ def versions(name, **states) -> list:
 
 
 TOO_LARGE = "ensemble {} allows maximum batch size 8, but it contains model en_c which only allows maximum batch size to be 3"
-NINE = versions("ver", v1="unloaded", v2="READY", v3="unloaded", v9="version 9 has no directory in 'REPOSITORY/ver'")
 INSIDE = "must be a path in the model's directory such as 1/model.onnx"
 UNREADY = Any(400, "Invalid value for 'ready': expected a boolean")
 NOT_BOOL = Any(500, "attempt to access JSON non-boolean as boolean")
+
+def unknown(name) -> dict:
+    """What is asked about a model that is not known: an unknown model is 400 here, as in Triton's specification."""
+    text = f"Request for unknown model: '{name}' is not found"
+    over_http = {f"GET {what}": [400, text] for what in ("", "/config")}
+    over_grpc = {f"Model{what}": ["INVALID_ARGUMENT", text] for what in ("Infer", "Metadata", "Config")}
+    return about(name) | {"infer": [400, text]} | over_http | over_grpc
+
+
+def never_served(name) -> dict:
+    """What is asked about a model that could not be loaded at start, which is known here."""
+    text = f"Request for unknown model: '{name}' has no available versions"
+    over_http = {f"GET {what}": [404, text] for what in ("", "/config")}
+    over_grpc = {f"Model{what}": ["NOT_FOUND", text] for what in ("Infer", "Metadata", "Config")}
+    return about(name) | {"infer": [404, text]} | over_http | over_grpc
+
+
+def about(name) -> dict:
+    """What does not depend on why a model does not serve."""
+    text = f"requested model '{name}' is not available"
+    return {
+        "GET /stats": [400, text], "GET /ready": [400, "Model version not ready"],
+        "ModelStatistics": ["INVALID_ARGUMENT", text],
+    }  # fmt: skip
+
 
 DIFFERENCES = {
     "names": {
@@ -65,6 +89,18 @@ DIFFERENCES = {
     },
     # An unknown model is 400 here, as in Triton's specification.
     "life": {3: Any(400, "Request for unknown model: 'life' is not found")},
+    "after an unload": {0: unknown("un"), 1: unknown("un"), 2: unknown("un"), 30: unknown("un_bad")},
+    "two repositories": {23: unknown("new")},
+    # A model that could not be loaded at start is known here, and the index has the reason.
+    "two at start": {
+        0: [
+            {"name": "both", "state": "UNAVAILABLE", "reason": "model appears in two or more repositories"},
+            entry("one", "1", "READY"),
+            entry("over", "1", "UNAVAILABLE", "ensemble over contains models that are not available or ambiguous: both"),
+        ],
+        2: never_served("both"),
+        3: never_served("over"),
+    },
     "parameters": {
         "post v2/repository/models/par/load []": Any(500, "failed to parse the request JSON buffer"),
         # Which was not loaded by what was no request.
@@ -88,11 +124,9 @@ DIFFERENCES = {
     },
     # Triton makes a file of what it can of such names; the longest end it.
     "escapes": {
-        **{at: Any(500, INSIDE) for at in (2, 8, 9, 10, 11)},
+        **{at: Any(500, INSIDE) for at in (8, 9, 10, 11)},
         12: Any(400, "the value of 'file:1/model.py' is not base64"),
     },
-    # A version that is wanted and is not there is in the index with that reason.
-    "versions": {19: NINE, 21: NINE},
     # What serves is in the index, even if its directory is gone.
     "a reload that fails": {16: versions("bad", v1="READY"), 18: versions("bad", v1="READY"), 27: [{"name": "bare"}]},
     # The index tells why an ensemble does not serve.
@@ -128,9 +162,9 @@ def normal(row):
 
 def ours(folder, mode: str, name: str) -> list:
     """What this server makes of a scenario."""
-    scenarios, options = MODES[mode]
+    scenarios, _ = MODES[mode]
     (folder / "models").mkdir()
-    server = Server(folder, [folder / "models"], options)
+    server = Server(folder, [folder / "models"], options_of(mode, folder / "models"))
     world = World(server, folder / "models", False)
     prepare(world, mode)
     with server:

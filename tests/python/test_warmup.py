@@ -149,9 +149,9 @@ sequence_batching {{ direct {{ }} {controls()} }} parameters {{ key: "file" valu
 @pytest.mark.parametrize(
     ("function", "text", "expected"),
     [
-        ("fail", warmup("zero_data: true"), "warmup 'first': requested failure"),
-        ("crash", warmup('input_data_file: "crash"'), "killed by signal 6, while it executed warmup 'first'"),
-        ("hang", warmup('input_data_file: "crash"'), "warmup 'first' did not finish within 1 s"),
+        ("fail", warmup("zero_data: true"), "failed to run warmup sample 'first': requested failure"),
+        ("crash", warmup('input_data_file: "crash"'), "failed to run warmup sample 'first': the worker process ended: killed by signal 6"),
+        ("hang", warmup('input_data_file: "crash"'), "failed to run warmup sample 'first': it did not finish within 1 s"),
         ("identity", warmup("zero_data: true", batch=5), "batch_size 5 is more than the model's maximum of 4"),
         ("identity", warmup("zero_data: true", tensor="X"), "unexpected inference input 'X'"),
         ("identity", warmup("zero_data: true", datatype="INT32"), "data-type is 'INT32', but model 'wrong' expects 'FP32'"),

@@ -15,6 +15,10 @@ pub struct Models {
     /// gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH. May be given several times
     #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "PLACE", required = true, env = "PHAROS_MODEL_REPOSITORY", help_heading = MODELS)]
     pub repositories: Vec<Places>,
+    /// The name of the model, where a repository is no directory of models but holds the files of one model; without it
+    /// the name in its config.pbtxt, or that of the directory
+    #[arg(id = "model-name", long = "model-name", value_name = "NAME", env = "PHAROS_MODEL_NAME", value_parser = model_name, help_heading = MODELS)]
+    pub model_name: Option<String>,
     /// Keep what is fetched from object stores here, also for the next start; a temporary directory if this is not given
     #[arg(id = "repository-cache-directory", long = "repository-cache-directory", value_name = "DIR", env = "PHAROS_REPOSITORY_CACHE_DIRECTORY", help_heading = MODELS)]
     pub cache_directory: Option<PathBuf>,
@@ -105,6 +109,10 @@ fn control_mode(text: &str) -> Result<ControlMode, String> {
         "explicit" => Ok(ControlMode::Explicit),
         _ => Err("allowed are none, poll and explicit".to_owned()),
     }
+}
+
+fn model_name(text: &str) -> Result<String, String> {
+    pharos::repository::check_model_name(text).map(|()| text.to_owned())
 }
 
 /// The name of a file without its ending.

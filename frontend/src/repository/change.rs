@@ -58,6 +58,7 @@ impl Repository {
         failing: Failing,
     ) -> Result<(), String> {
         let model = prepared.name.as_str();
+        warn_of_missing(prepared);
         let running = self.table().serving.get(model).cloned().unwrap_or_default();
         let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
         let wanted: BTreeMap<u64, Made> =
@@ -90,7 +91,6 @@ impl Repository {
                 self.withdraw_failed(model, &failed);
             }
         }
-        self.note_missing(prepared);
         if failed.is_empty() { Ok(()) } else { Err(in_tritons_words(&failed)) }
     }
 
@@ -194,20 +194,13 @@ impl Repository {
         });
         gone.into_iter().for_each(|serving| self.retire(serving, Ending::Failed));
     }
+}
 
-    /// Versions that are wanted and have no directory are in the index with that reason.
-    fn note_missing(&self, prepared: &Prepared) {
-        if prepared.missing.is_empty() {
-            return;
-        }
-        let model = prepared.name.as_str();
-        self.change(|table| {
-            for version in &prepared.missing {
-                let place = prepared.local.path().display();
-                let reason = format!("version {version} has no directory in '{place}'");
-                table.states.set(model, *version, State::Unavailable, reason);
-            }
-        });
+/// Warns about versions that the policy names and that have no directory; the other versions serve.
+fn warn_of_missing(prepared: &Prepared) {
+    let (model, place) = (&prepared.name, prepared.local.path().display());
+    for version in &prepared.missing {
+        tracing::warn!(%model, "version {version} is specified in 'version_policy', but '{place}' has no such directory");
     }
 }
 

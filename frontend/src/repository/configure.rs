@@ -54,6 +54,10 @@ impl Repository {
         launch: &Launch,
         asked: &Asked,
     ) -> Result<ModelConfig, String> {
+        let (reader, code) = (asked.clone(), version.directory.clone());
+        if !tokio::task::spawn_blocking(move || reader.may_answer(&code)).await.unwrap_or(true) {
+            return asked.unanswered().map_err(|error| error.to_string());
+        }
         let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (directory, above) = (whole(&version.directory), whole(prepared.local.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());

@@ -186,6 +186,7 @@ impl Repository {
                 table.states.add(&wanted.name);
                 table.wanted.insert(wanted.name.clone());
                 if let Ok(prepared) = prepared {
+                    table.remember(&wanted.name);
                     match &prepared.plan {
                         Some(plan) => table.dependencies.insert(&wanted.name, plan.members()),
                         None => table.dependencies.remove(&wanted.name),
@@ -220,8 +221,8 @@ impl Repository {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                // Who asked has been told why; the model is as it was.
-                Mode::Explicit if bare => {
+                // The answer has the reason; the model is as it was.
+                Mode::Explicit if bare && !matches!(unprepared, Unprepared::NoVersion(_)) => {
                     table.states.remove(name);
                     table.wanted.remove(name);
                 }
@@ -339,7 +340,7 @@ impl Repository {
             let lock = self.locks.of(name);
             lock.unload();
             let _held = lock.held().await;
-            if self.list_aside().await.is_ok_and(|names| !names.contains(name)) {
+            if self.list_aside().await.is_ok_and(|names| !names.contains_key(name)) {
                 self.change(|table| {
                     table.nowhere.insert(name.clone());
                 });
@@ -365,7 +366,7 @@ impl Repository {
                 gone.push((serving, Ending::Unloaded(table.begin_unload(model, number))));
             }
             if gone.is_empty() && table.nowhere.remove(model) {
-                table.states.remove(model);
+                table.forget(model);
             }
         });
         gone.into_iter().for_each(|(serving, ending)| self.retire(serving, ending));

@@ -43,7 +43,7 @@ impl Given {
 }
 
 /// A directory that did not exist before and that nobody else can enter.
-fn new_directory(number: &AtomicU64) -> io::Result<PathBuf> {
+pub(super) fn new_directory(number: &AtomicU64) -> io::Result<PathBuf> {
     loop {
         let number = number.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("pharos-{}-{number}", std::process::id()));

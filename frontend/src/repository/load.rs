@@ -8,7 +8,9 @@ use std::sync::{Arc, Weak};
 
 use pharos::classification;
 use pharos::id::ModelVersion;
+use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
+use pharos::metrics::catalog::Kind;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
@@ -329,6 +331,10 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
 pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
     for doubt in &config.doubtful {
         tracing::warn!(%model, "{doubt}");
+    }
+    let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(|metric| metric.kind() == Kind::Histogram);
+    for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {
+        tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server");
     }
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
     if model.namespace().is_some() {

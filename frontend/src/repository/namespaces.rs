@@ -116,7 +116,8 @@ impl Repository {
         let table = self.table();
         let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
         let forsaken = table.wanted.iter().filter(|called| {
-            let free = !table.named.contains(*called) && !table.given.contains_key(*called) && !there.contains(called);
+            let free =
+                !table.named.contains(*called) && !table.given.contains_key(*called) && !there.contains_key(*called);
             free && names.contains(bare_name(called))
         });
         let forsaken: Vec<String> = forsaken.cloned().collect();

@@ -114,8 +114,8 @@ impl Repository {
             .unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// The names of all models, asked for on a thread for what blocks.
-    pub(super) async fn list_aside(&self) -> io::Result<Vec<String>> {
+    /// [`Sources::list`](super::Sources::list) on a thread for what blocks.
+    pub(super) async fn list_aside(&self) -> io::Result<BTreeMap<String, usize>> {
         let sources = self.sources.clone();
         tokio::task::spawn_blocking(move || sources.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }

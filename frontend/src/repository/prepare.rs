@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
-use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, onnx};
+use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_complete, onnx};
 use pharos::repository::{self, Made, Stamp};
 
 use super::given::Given;
@@ -63,6 +63,21 @@ impl Asked {
 
     /// What the code of a version has answered, completed and checked.
     pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
+        self.complete(self.draft.clone().answered(answer, self.gpus())?)
+    }
+
+    /// The configuration of a version whose code adds nothing.
+    pub(super) fn unanswered(&self) -> Result<ModelConfig, ConfigError> {
+        self.complete(self.draft.clone())
+    }
+
+    /// Whether the code of the version in this directory may add something. Blocks.
+    pub(super) fn may_answer(&self, version: &Path) -> bool {
+        let code = || scan::read_text(&version.join(self.draft.model_file()));
+        self.draft.backend() != "python" || code().map_or(true, |code| may_complete(&code))
+    }
+
+    fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
         let completion = Completion {
             directory: &self.directory,
             files: &self.files,
@@ -72,7 +87,7 @@ impl Asked {
             unusable_gpus: self.devices.unusable(),
             ..Completion::default()
         };
-        self.draft.clone().answered(answer, self.gpus())?.complete(&completion)
+        draft.complete(&completion)
     }
 }
 
@@ -219,6 +234,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
     is_python |= launch::PYTHON.contains(&draft.backend()) && !draft.needs_no_answer();
     if settings.auto_complete && is_python {
+        draft.check_name(model).map_err(|error| error.to_string())?;
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
         let devices = settings.devices.clone();

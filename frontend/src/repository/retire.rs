@@ -1,5 +1,6 @@
 //! The end of what served: whatever was accepted is answered, sequences come to their ends, then the workers stop.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
+use pharos::repository::State;
 use tokio::time::sleep;
 
 use super::serving::Executor;
@@ -15,6 +17,9 @@ use super::{Repository, Serving, Table};
 
 /// How often what is to end is looked at.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The most models that are remembered after they were unloaded and are in no repository.
+const MOST_GONE: usize = 1000;
 
 /// Why a version does not serve any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +63,30 @@ impl Table {
         self.unloads += 1;
         self.unloading.insert(ModelVersion::new(model, version), number);
         number
+    }
+
+    /// A model was unloaded, and no repository has it. Its versions stay known, so that requests get the same answer as for
+    /// any other unloaded model, but not those of more than [`MOST_GONE`] models.
+    pub(super) fn forget(&mut self, model: &str) {
+        let versions = self.states.model(model).map(|status| &status.versions);
+        if self.namespaces || versions.is_none_or(BTreeMap::is_empty) {
+            self.states.remove(model);
+            return;
+        }
+        if versions.is_some_and(|versions| versions.values().any(|version| version.state != State::Unavailable)) {
+            // It is being loaded again.
+            return;
+        }
+        self.remember(model);
+        self.gone.push_back(model.to_owned());
+        if self.gone.len() > MOST_GONE {
+            self.gone.pop_front().iter().for_each(|oldest| self.states.remove(oldest));
+        }
+    }
+
+    /// A model is being loaded, which may have been unloaded before.
+    pub(super) fn remember(&mut self, model: &str) {
+        self.gone.retain(|other| other != model);
     }
 
     /// A version goes, of which requests in flight and sequences may remain: they find it here.
@@ -138,7 +167,7 @@ impl Repository {
             if table.nowhere.contains(&*model.name) && table.unloading.keys().all(|other| other.name != model.name) {
                 table.nowhere.remove(&*model.name);
                 if !table.serving.contains_key(&*model.name) {
-                    table.states.remove(&model.name);
+                    table.forget(&model.name);
                 }
             }
         });

@@ -2,19 +2,22 @@
 //! store somewhere else of which copies are kept here.
 
 mod namespaces;
+mod single;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::{fs, io};
 
 use pharos::metrics::cache::Cache;
-use pharos::repository::Stamp;
+use pharos::repository::{DUPLICATE, Stamp};
 
 use super::objects::Objects;
-use super::scan;
+use super::{Settings, scan};
 use crate::cli::Place;
+use single::Single;
 
 /// A repository.
 pub(crate) trait Source: Debug + Send + Sync {
@@ -41,6 +44,11 @@ pub(crate) trait Source: Debug + Send + Sync {
 
     /// Why it cannot be read at the moment, if that is so and it goes on with what it held before.
     fn trouble(&self) -> Option<String> {
+        None
+    }
+
+    /// The name of the model that it is, if it is no directory of models.
+    fn is_model(&self) -> Option<String> {
         None
     }
 
@@ -97,31 +105,65 @@ impl Drop for Local {
     }
 }
 
-/// A directory whose directories are models.
+/// A directory whose directories are models, or a place that is a model itself.
 #[derive(Debug)]
-pub(crate) struct Directory(pub(crate) PathBuf);
+pub(crate) struct Directory {
+    path: PathBuf,
+    /// The name of the model that the place is.
+    model_name: Option<String>,
+    /// Numbers temporary directories.
+    next: AtomicU64,
+}
+
+impl Directory {
+    pub(crate) fn new(path: PathBuf, model_name: Option<String>) -> Self {
+        Self { path, model_name, next: AtomicU64::new(0) }
+    }
+
+    fn single(&self) -> io::Result<Option<Single>> {
+        Single::find(&self.path, self.model_name.as_deref())
+    }
+}
 
 impl Source for Directory {
     fn name(&self) -> String {
-        self.0.display().to_string()
+        self.path.display().to_string()
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(scan::directories(&self.0)?.into_iter().map(|(name, _)| name).collect())
+        Ok(match self.single()? {
+            Some(single) => vec![single.name],
+            None => scan::directories(&self.path)?.into_iter().map(|(name, _)| name).collect(),
+        })
     }
 
     fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+        if let Some(single) = self.single()? {
+            let stamp = single.stamp();
+            return Ok(vec![(single.name, stamp)]);
+        }
         // Whatever is wrong with a model, it is told when it is loaded.
         let seen = |(name, path): (String, PathBuf)| (name, scan::stamp(&path).unwrap_or_default());
-        Ok(scan::directories(&self.0)?.into_iter().map(seen).collect())
+        Ok(scan::directories(&self.path)?.into_iter().map(seen).collect())
     }
 
     fn has(&self, model: &str) -> bool {
-        !scan::is_hidden(model) && self.0.join(model).is_dir()
+        match self.single() {
+            Ok(Some(single)) => single.name == model,
+            _ => !scan::is_hidden(model) && self.path.join(model).is_dir(),
+        }
+    }
+
+    fn is_model(&self) -> Option<String> {
+        self.single().ok().flatten().map(|single| single.name)
     }
 
     fn local(&self, model: &str) -> io::Result<Option<Local>> {
-        Ok(self.has(model).then(|| Local::lasting(self.0.join(model))))
+        match self.single()? {
+            Some(single) if single.name == model => single.local(&self.next).map(Some),
+            Some(_) => Ok(None),
+            None => Ok(self.has(model).then(|| Local::lasting(self.path.join(model)))),
+        }
     }
 }
 
@@ -136,23 +178,28 @@ pub(crate) struct Sources {
 impl Sources {
     #[cfg(test)]
     pub(crate) fn of_directories(paths: &[PathBuf], namespaces: bool) -> Self {
-        let all = paths.iter().map(|path| Box::new(Directory(path.clone())) as Box<dyn Source>).collect();
+        let all = paths.iter().map(|path| Box::new(Directory::new(path.clone(), None)) as Box<dyn Source>).collect();
         Self { all, namespaces }
     }
 
-    /// Needs the runtime. Copies of stores' models are kept in `copies`, or in directories that go with the server.
+    /// Needs the runtime. Copies of stores' models are kept where the settings say, or in directories that go with the server.
     ///
     /// # Errors
     /// A store cannot be used.
-    pub(crate) fn new(places: &[Place], copies: Option<&Path>, cache: &Arc<Cache>) -> Result<Self, String> {
+    pub(crate) fn new(settings: &Settings, cache: &Arc<Cache>) -> Result<Self, String> {
+        let copies = settings.cache_directory.as_deref();
         let source = |place: &Place| -> Result<Box<dyn Source>, String> {
             Ok(match place {
-                Place::Directory(path) => Box::new(Directory(path.clone())),
+                Place::Directory(path) => Box::new(Directory::new(path.clone(), settings.model_name.clone())),
                 Place::Objects(address) => Box::new(Objects::new(address.clone(), copies, cache.clone())?),
             })
         };
-        let all = places.iter().map(source).collect::<Result<_, _>>()?;
+        let all = settings.repositories.iter().map(source).collect::<Result<_, _>>()?;
         Ok(Self { all, namespaces: false })
+    }
+
+    fn sources(&self) -> impl Iterator<Item = &dyn Source> {
+        self.all.iter().map(|source| &**source)
     }
 
     /// Whether models are to be told apart by their repositories.
@@ -160,18 +207,18 @@ impl Sources {
         Self { namespaces, ..self }
     }
 
-    /// The names of all models, by name, each once.
+    /// All models by name, each with the number of repositories that have it.
     ///
     /// # Errors
     /// A repository cannot be listed; the text names it.
-    pub(crate) fn list(&self) -> io::Result<Vec<String>> {
-        let mut all = Vec::new();
+    pub(crate) fn list(&self) -> io::Result<BTreeMap<String, usize>> {
+        let mut all = BTreeMap::new();
         for source in self.all.iter() {
             let names = source.list().map_err(|error| unreadable(&source.name(), &error))?;
-            all.extend(names.into_iter().map(|name| self.called(&**source, name)));
+            for name in names {
+                *all.entry(self.called(&**source, name)).or_default() += 1;
+            }
         }
-        all.sort_unstable();
-        all.dedup();
         Ok(all)
     }
 
@@ -188,6 +235,24 @@ impl Sources {
             }
         }
         Ok(all)
+    }
+
+    /// Says at start which places are models themselves, and that there are no models. Blocks.
+    pub(crate) fn announce(&self, found: usize) {
+        for source in self.all.iter() {
+            if let Some(model) = source.is_model() {
+                tracing::info!(%model, "'{}' is a model, not a directory of models", source.name());
+            }
+        }
+        if found == 0 {
+            let names: Vec<String> = self.all.iter().map(|source| format!("'{}'", source.name())).collect();
+            tracing::warn!(
+                "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \
+                 its configuration in NAME/config.pbtxt; a directory that holds one model file, such as model.onnx, is \
+                 served too",
+                names.join(", ")
+            );
+        }
     }
 
     /// The server ends.
@@ -211,21 +276,25 @@ impl Sources {
             return local.ok_or_else(|| format!("model '{name}' is not in '{}'", source.name()));
         }
         let (known, others): (Vec<_>, Vec<_>) =
-            self.all.iter().filter(|_| !self.namespaces).partition(|source| source.has(model));
-        let several = || format!("model '{model}' is in more than one repository");
+            self.sources().filter(|_| !self.namespaces).partition(|source| source.has(model));
+        let several = |sources: &[&dyn Source]| {
+            let names: Vec<String> = sources.iter().map(|source| format!("'{}'", source.name())).collect();
+            Err(format!("{DUPLICATE}: {}", names.join(", ")))
+        };
         if known.len() > 1 {
-            return Err(several());
+            return several(&known);
         }
         for asked in [known, others] {
-            let mut found = None;
+            let mut found: Option<(&dyn Source, Local)> = None;
             for source in asked {
                 let local = source.local(model).map_err(|error| unreadable(&source.name(), &error).to_string())?;
-                if local.is_some() && found.is_some() {
-                    return Err(several());
+                let Some(local) = local else { continue };
+                if let Some((other, _)) = &found {
+                    return several(&[*other, source]);
                 }
-                found = found.or(local);
+                found = Some((source, local));
             }
-            if let Some(found) = found {
+            if let Some((_, found)) = found {
                 return Ok(found);
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pharos::error::InferError;
 use pharos::infer::{InferInput, InferRequest};
 use pharos::model::Checked;
-use pharos::supervisor::Supervisor;
+use pharos::supervisor::{LossReason, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::Done;
 
@@ -51,16 +51,20 @@ pub(super) struct Warming {
 }
 
 impl Warming {
-    /// What is executed, for messages.
-    pub(super) fn what(&self) -> String {
-        format!("warmup '{}'", self.name)
+    /// Why the instance cannot be loaded, in Triton's words.
+    pub(super) fn failure(&self, why: impl std::fmt::Display) -> String {
+        failure(&self.name, why)
     }
 
     /// What is wrong if it takes longer than a batch may.
     pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<String> {
         let over = now - self.since >= limit;
-        over.then(|| format!("{} did not finish within {} s", self.what(), limit.as_secs_f64()))
+        over.then(|| self.failure(format!("it did not finish within {} s", limit.as_secs_f64())))
     }
+}
+
+fn failure(sample: &str, why: impl std::fmt::Display) -> String {
+    format!("failed to run warmup sample '{sample}': {why}")
 }
 
 /// The run of a warm-up has an error among its responses.
@@ -71,6 +75,16 @@ pub(super) fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
 }
 
 impl Instance {
+    /// Why the instance cannot be loaded. For a Python process that ended it begins with Triton's words.
+    pub(super) fn why_ended(&self, reason: &LossReason) -> String {
+        match reason {
+            LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
+                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name)
+            }
+            _ => reason.to_string(),
+        }
+    }
+
     /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
     pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
         let mut runs =
@@ -83,7 +97,7 @@ impl Instance {
         let to_send = ToSend { batch, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
         match running.link.execute(&self.driver.config, &to_send) {
             Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
-            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warm_up.name), since),
+            Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
         }
     }
 
@@ -95,7 +109,7 @@ impl Instance {
         link.inputs_lent(done);
         match recorded.and(warming.failed.map_or(Ok(()), Err)) {
             Ok(()) => self.warm_up(warming.over + 1, machine, running),
-            Err(error) => machine.load_failed(format!("warmup '{}': {error}", warming.name), clock::now()),
+            Err(error) => machine.load_failed(failure(&warming.name, error), clock::now()),
         }
     }
 }

@@ -230,7 +230,7 @@ fn backends_and_platforms_are_matched() {
             "",
             &["weights.bin"],
             &[],
-            "must specify 'platform' or 'backend' for 'm': its version directories hold none of model.onnx, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj",
+            "must specify 'platform' or 'backend' for 'm': its version directories hold none of model.onnx, model.pt, model.pt2, model.py, model.joblib, model.pkl, model.json, model.ubj, and its name does not have the form NAME.BACKEND",
         ),
     ] {
         let got = check(source, files, backends).unwrap_or_else(|error| error.to_string());
@@ -417,10 +417,13 @@ fn ensembles_are_plans_and_nothing_else() {
             format!("{good} instance_group {{ kind: KIND_CPU }}"),
             "instance group should not be specified for ensemble 'e'",
         ),
-        (format!("{good} backend: 'builtin'"), "unexpected 'platform' and 'backend' pair, got:ensemble, builtin"),
+        (
+            format!("{good} backend: 'builtin'"),
+            "Ensemble model 'e' must have platform type 'ensemble' and empty backend type",
+        ),
         (
             format!("{io} ensemble_scheduling {{ step {{ model_name: 'x' }} }}"),
-            "must specify 'input_map' in step of ensemble 'e'",
+            "must specify 'input_map' in step 0 of ensemble 'e'",
         ),
         (
             good.replace("platform: 'ensemble'", "backend: 'builtin'"),

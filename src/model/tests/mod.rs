@@ -5,6 +5,7 @@ mod asked;
 mod complete;
 mod controls;
 mod gpus;
+mod refused;
 mod request;
 mod state;
 mod text;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{Draft, proto};
+use super::super::{ConfigError, Draft, proto};
 use super::{IDENTITY, SIMPLE};
 
 fn parsed(source: &str) -> proto::ModelConfig {
@@ -109,9 +109,9 @@ fn json_is_read_in_either_style() {
     let text = r#"name: "m" max_batch_size: 16 input { name: "a" data_type: TYPE_INT8 dims: [4, -1] }"#;
     assert_eq!(Draft::from_json(json).unwrap().proto, parsed(text));
     for (json, expected) in [
-        ("{\"nam\":1}", "model configuration JSON: unrecognized field name 'nam' at line 1 column"),
-        ("{} x", "model configuration JSON: trailing characters at line 1 column 4"),
-        ("", "model configuration JSON: EOF while parsing a value at line 1 column 0"),
+        ("{\"nam\":1}", "model configuration JSON:1:2: 'nam' is not a field of ModelConfig; did you mean 'name'?"),
+        ("{} x", "model configuration JSON:1:4: expected the end of the configuration, found 'x'"),
+        ("", "model configuration JSON:1:1: expected '{', found the end of the configuration"),
     ] {
         let error = Draft::from_json(json).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{json}: {error}");
@@ -125,10 +125,90 @@ fn drafts_survive_the_wire() {
     assert!(Draft::decode(&[0xff]).is_err());
 }
 
+/// A configuration with `more` in it.
+fn json_with(more: &str) -> Result<Draft, ConfigError> {
+    Draft::from_json(&format!("{{{more}}}"))
+}
+
+#[test]
+fn json_is_read_as_leniently_as_by_protobuf() {
+    for (json, text) in [
+        ("max_batch_size:4, 'name':'m',", "max_batch_size: 4 name: 'm'"),
+        ("input:[{dims:[4,-1,],},]", "input { dims: [4, -1] }"),
+        ("input:{dims:7,dataType:'11'}", "input { dims: 7 data_type: TYPE_FP32 }"),
+        ("'instance_group':[{kind:'kind-cpu'},null]", "instance_group { kind: KIND_CPU }"),
+        ("maxBatchSize:\"4\",max_batch_size:5.0", "max_batch_size: 5"),
+        (
+            "max_batch_size:-4e0,optimization:{eager_batching:'true'}",
+            "max_batch_size: -4 optimization { eager_batching: true }",
+        ),
+        (
+            "optimization:{priority:2},optimization:{eager_batching:true}",
+            "optimization { priority: PRIORITY_MIN eager_batching: true }",
+        ),
+        ("sequence_batching:null,model_warmup:null,metric_tags:null,dynamic_batching:{}", "dynamic_batching {}"),
+        (
+            "metric_tags:{_a9:\"\\u0069\\x\\n\\ud83d\\ude00\\'\n\"}",
+            "metric_tags { key: '_a9' value: 'ix\\n\u{1f600}\\'\\n' }",
+        ),
+        (
+            "input:{dims:[9007199254740993,'-9223372036854775808']}",
+            "input { dims: [9007199254740993, -9223372036854775808] }",
+        ),
+    ] {
+        let read = json_with(json).map(|draft| draft.proto);
+        assert_eq!(read, Ok(parsed(text)), "{json}");
+    }
+}
+
+#[test]
+fn json_that_protobuf_refuses_is_refused() {
+    let cases = "max_batch_size:4,,|,max_batch_size:4|input:[,]|input:[{}{}]|max_batch_size:' 4'|max_batch_size:'4.0'|max_batch_size:4.5\
+        |max_batch_size:0x4|max_batch_size:+4|max_batch_size:04|max_batch_size:3000000000|max_batch_size:true|max_batch_size:NaN\
+        |max_batch_size:[4]|max_batch_size 4|max_batch_size=4|optimization:{eager_batching:1}|optimization:{eager_batching:True}\
+        |name:5|name:true|name:m|name:'m|name:'\\ud800'|name:'\\u12'|Max_Batch_Size:4|5:4|true:4|a-b:4|input:[{kind:FP32}]\
+        |input:{data_type:'FP32'}|input:{data_type:99}|input:[[{}]]|metric_tags:{a:'b',a:'c'}|dynamic_batching:{},sequence_batching:{}\
+        |dynamic_batching:7|metric_tags:[]|/* x */|name:|name:'a' name:'b'|max_batch_size:-|max_batch_size:1e|max_batch_size:1.e.2";
+    for json in cases.split('|').chain(["}{", "{", "["]) {
+        let error = json_with(json.trim()).expect_err(json).to_string();
+        assert!(error.starts_with("model configuration JSON:1:"), "{json}: {error}");
+    }
+    for whole in ["", " ", "[]", "\"x\"", "null", "\u{feff}{}", "{", "{}{}"] {
+        assert!(Draft::from_json(whole).is_err(), "{whole}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_text_panics(source in "\\PC*") {
         let _ = Draft::from_text(&source, "f");
+        let _ = Draft::from_json(&source);
+        let _ = json_with(&source);
+    }
+
+    #[test]
+    fn no_almost_right_json_panics(
+        words in prop::collection::vec(
+            prop::sample::select(vec![
+                "input", "dims", ":", "{", "}", "[", "]", ",", "-", "1", "0x", "08", "1e", "\"a\"", "\"", "'", "\\", "\\u12", "\\ud83d",
+                "null", "true", "'TYPE_INT32'", "data_type", "parameters", "string_value", "dynamic_batching", "latest", "\n", "é",
+                "version_policy", "99999999999999999999999999999999999999999999", "metric_tags",
+            ]),
+            0..40,
+        )
+    ) {
+        let _ = json_with(&words.join(" "));
+        let _ = json_with(&words.concat());
+    }
+
+    #[test]
+    fn what_is_written_as_json_is_read_again(batch in 0..9i32, name in "\\PC{0,9}", dims in prop::collection::vec(any::<i64>(), 0..4)) {
+        let input = serde_json::json!({"name": name, "dims": dims, "data_type": "TYPE_FP32"});
+        let json = serde_json::json!({"max_batch_size": batch, "input": [input], "metric_tags": {&name: name}});
+        let draft = Draft::from_json(&json.to_string()).unwrap();
+        prop_assert_eq!(draft.proto.max_batch_size, batch);
+        prop_assert_eq!(&draft.proto.input.first().unwrap().dims, &dims);
+        prop_assert_eq!(draft.proto.metric_tags.get(&name), Some(&name));
     }
 
     #[test]

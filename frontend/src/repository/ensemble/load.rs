@@ -8,7 +8,7 @@ use pharos::ensemble::{self, Dependencies, Plan, Stages};
 use pharos::id::ModelVersion;
 use pharos::metrics::record;
 use pharos::model::{ModelConfig, Scheduling};
-use pharos::repository::States;
+use pharos::repository::{DUPLICATE, States};
 
 use super::super::load::{Unserved, labels, read_cache, warn_of_doubts};
 use super::super::prepare::{Prepared, Version};
@@ -134,13 +134,16 @@ pub(in crate::repository) fn hopeless(dependencies: &Dependencies, known: &State
         return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
     }
     let circle = dependencies.circle(ensemble)?;
-    Some(format!("circular dependency between ensembles: {}", circle.join(" -> ")))
+    let [.., last, first] = circle.as_slice() else { return None };
+    let whole = if circle.len() > 3 { format!(": {}", circle.join(" -> ")) } else { String::new() };
+    Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
 }
 
 /// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
 fn unavailable(table: &Table, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
-    let Some(status) = table.states.model(member) else {
+    let status = table.states.model(member).filter(|status| !status.failure.starts_with(DUPLICATE));
+    let Some(status) = status else {
         return format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
     };
     let shown = version.or_else(|| status.versions.keys().next_back().copied());

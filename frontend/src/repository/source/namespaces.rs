@@ -71,8 +71,11 @@ impl Sources {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs;
     use std::path::PathBuf;
+
+    use pharos::repository::DUPLICATE;
 
     use super::*;
 
@@ -99,7 +102,10 @@ mod tests {
     #[test]
     fn models_are_called_by_their_repositories() {
         let (_folder, sources, [a, b]) = sources("called", true);
-        assert_eq!(sources.list().unwrap(), [format!("{a}/same"), format!("{b}/only"), format!("{b}/same")]);
+        assert_eq!(
+            sources.list().unwrap().into_keys().collect::<Vec<_>>(),
+            [format!("{a}/same"), format!("{b}/only"), format!("{b}/same")]
+        );
         assert_eq!(sources.of_name("same").unwrap(), [format!("{a}/same"), format!("{b}/same")]);
         assert_eq!(sources.of_name("only").unwrap(), [format!("{b}/only")]);
         assert!(sources.of_name("none").unwrap().is_empty());
@@ -131,10 +137,10 @@ mod tests {
     #[test]
     fn without_namespaces_names_are_names() {
         let (_folder, sources, [a, b]) = sources("without", false);
-        assert_eq!(sources.list().unwrap(), ["only", "same"]);
+        assert_eq!(sources.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
         assert_eq!(sources.of_name("same").unwrap(), ["same"]);
         assert_eq!(sources.member("ensemble", &b, "same"), "same");
-        assert!(sources.local("same").unwrap_err().contains("more than one repository"));
+        assert!(sources.local("same").unwrap_err().contains(DUPLICATE));
         assert!(sources.local(&format!("{a}/same")).is_err());
     }
 }
