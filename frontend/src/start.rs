@@ -57,9 +57,9 @@ pub fn main() -> ExitCode {
 fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     let log = match plan {
         Some(plan) => log::start_torchserve(&options.log, &plan.logs),
-        None => log::start(&options.log).map(|()| None),
+        None => log::start(&options.log),
     };
-    let _log = match log {
+    let log = match log {
         Ok(log) => log,
         Err(reason) => return failed(&reason),
     };
@@ -74,6 +74,7 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     };
     let result = runtime.block_on(serve(options, plan));
     runtime.shutdown_background();
+    drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => failed(&reason),
@@ -93,7 +94,7 @@ fn raise_descriptor_limit() {
 
 /// The last words, on standard error even when logging is off.
 fn failed(reason: &str) -> ExitCode {
-    eprintln!("pharos: {reason}");
+    log::last_words(&format!("pharos: {reason}"));
     ExitCode::FAILURE
 }
 

@@ -107,7 +107,7 @@ impl Work {
             batch: Batch::default(),
             counters: Counters::new(),
             files: Vec::new(),
-            stdout: settings.stdout.then(Stdout::default),
+            stdout: settings.stdout.then(Stdout::new),
             allowance: Allowance::new(settings.lines_per_second),
             told_all: clock::now(),
             settings,

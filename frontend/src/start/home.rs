@@ -1,7 +1,6 @@
 //! TorchServe's endpoints beside the others: opened with them, filled with models once the engine is there, and remembered in
 //! snapshots.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -40,8 +39,7 @@ impl Home {
 
     /// Says so, as those who wait for it expect; registers the models of the start, and remembers each change from then on.
     pub(super) fn started(&self) {
-        println!("Model server started.");
-        let _ = std::io::stdout().flush();
+        log::announce("Model server started.");
         let (registry, settings) = (self.registry.clone(), self.settings.clone());
         tokio::spawn(async move {
             // What cannot be registered is told there.
