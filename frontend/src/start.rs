@@ -22,7 +22,7 @@ use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
-use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
+use crate::{directories, log, onnxruntime, repository, shared_memory, trace, tslog};
 use home::Home;
 use listen::Listeners;
 
@@ -64,6 +64,7 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
         Err(reason) => return failed(&reason),
     };
     raise_descriptor_limit();
+    directories::remove_left();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);

@@ -54,6 +54,7 @@ impl Repository {
         }
         // What is being fetched is given up: nobody waits for it any more.
         self.sources.close();
+        self.given_files.close();
         left
     }
 

@@ -71,11 +71,6 @@ impl Local {
         Self { path, removed: None, _keeper: None }
     }
 
-    /// A directory that is removed, with all that is in it, when nobody holds it any more.
-    pub(crate) fn temporary(path: PathBuf) -> Self {
-        Self { removed: Some(path.clone()), path, _keeper: None }
-    }
-
     /// A directory that is removed with the one `above` it when nobody holds it any more, and the keeper needed until then.
     pub(crate) fn kept(path: PathBuf, above: PathBuf, keeper: Arc<dyn Keeper>) -> Self {
         Self { path, removed: Some(above), _keeper: Some(keeper) }

@@ -57,7 +57,7 @@ impl Home {
     pub(super) fn stopping(&self) {
         save(&self.settings, Kind::Shutdown, &self.registry);
         if let Some(token) = &self.settings.token {
-            let _ = std::fs::remove_file(&token.file);
+            torchserve::remove_tokens(&token.file);
         }
     }
 }
