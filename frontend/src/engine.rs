@@ -200,6 +200,11 @@ impl Engine {
         self.0.repository.shut_down(patience).await
     }
 
+    /// Has [`Engine::shut_down`] wait for nothing more.
+    pub fn hurry(&self) {
+        self.0.repository.hurry();
+    }
+
     /// Whether the server runs and is not exiting.
     pub fn live(&self) -> bool {
         !self.exiting()

@@ -173,6 +173,8 @@ pub(crate) struct Repository {
     /// Numbers the directories of what clients give.
     given_files: Places,
     exiting: AtomicBool,
+    /// The drain waits for nothing any more.
+    hurry: watch::Sender<bool>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
@@ -202,6 +204,7 @@ impl Repository {
             retired: Mutex::default(),
             given_files: Places::default(),
             exiting: AtomicBool::new(false),
+            hurry: watch::Sender::new(false),
             pinned: PinnedPool::new(settings.pinned_pool),
             settings,
             cache,

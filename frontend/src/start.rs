@@ -32,6 +32,12 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// How long traces that wait may take to be written or sent after that.
 const LAST_TRACES: Duration = Duration::from_secs(5);
 
+/// How long the last lines of the metric logs may take to be written: a file system that hangs does not keep the server.
+const LAST_LINES: Duration = Duration::from_secs(5);
+
+/// How long each of these may take after a second signal.
+const HURRIED: Duration = Duration::from_millis(200);
+
 /// Runs the server until a signal ends it.
 pub fn main() -> ExitCode {
     let options = match Options::from_args(std::env::args_os()) {
@@ -123,7 +129,7 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
         loaded = engine.load() => report(loaded.map_err(|error| error.to_string())?, options),
         () = ends.next() => Ok(()),
     };
-    if loaded.is_ok() && !ends.seen {
+    if loaded.is_ok() && ends.seen == 0 {
         if let Some(home) = &home {
             home.started();
         }
@@ -136,10 +142,10 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let unfinished = end(options, &engine, &mut ends, &phase).await;
     phase.send_replace(Phase::Stopping);
     for listener in listeners {
-        let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
+        ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
-    engine.stop_tracing(LAST_TRACES).await;
-    tslog.stop();
+    ends.wait(LAST_TRACES, engine.stop_tracing(LAST_TRACES)).await;
+    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded?;
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
@@ -176,7 +182,7 @@ fn metric_logs(options: &Options) -> tslog::Settings {
     }
 }
 
-/// Is no longer ready, then refuses new requests and finishes what has begun. A further signal ends the patience.
+/// Is no longer ready, then refuses new requests and finishes what has begun. A second signal ends the waiting.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
@@ -184,17 +190,19 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
         engine.leave();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            () = ends.next() => {}
+            () = ends.next() => engine.hurry(),
         }
     }
     tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
     engine.refuse();
     phase.send_replace(Phase::Draining);
-    let impatient = engine.clone();
+    let shutting_down = engine.shut_down(patience);
+    tokio::pin!(shutting_down);
     tokio::select! {
-        unfinished = engine.shut_down(patience) => unfinished,
-        () = ends.next() => impatient.shut_down(Duration::ZERO).await,
+        unfinished = &mut shutting_down => return unfinished,
+        () = ends.next() => engine.hurry(),
     }
+    shutting_down.await
 }
 
 /// Says which models are not there, and whether the server goes on without them.
@@ -345,13 +353,14 @@ fn hostname() -> String {
 struct Ends {
     terminate: Signal,
     interrupt: Signal,
-    seen: bool,
+    /// How many have come.
+    seen: u32,
 }
 
 impl Ends {
     fn new() -> io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
-        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: false })
+        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: 0 })
     }
 
     /// Waits for the next signal.
@@ -360,6 +369,18 @@ impl Ends {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-        self.seen = true;
+        self.seen += 1;
+    }
+
+    /// Waits for `work`, and after a second signal only for a moment more.
+    async fn wait(&mut self, patience: Duration, work: impl Future<Output = ()>) {
+        tokio::pin!(work);
+        if self.seen < 2 {
+            tokio::select! {
+                _ = tokio::time::timeout(patience, &mut work) => return,
+                () = self.next() => {}
+            }
+        }
+        let _ = tokio::time::timeout(HURRIED, work).await;
     }
 }

@@ -26,8 +26,6 @@ use sink::{LogFile, Sink, Stdout};
 const TICK: Duration = Duration::from_millis(50);
 /// How long after a failure a write is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the end may take: a file system that hangs must not keep the server from ending.
-const LAST_LINES: Duration = Duration::from_secs(5);
 
 /// Where and how metrics are logged.
 #[derive(Clone, Debug)]
@@ -72,11 +70,11 @@ impl Writer {
         Ok(Self { thread, stopping, ended })
     }
 
-    /// Writes what waits and ends the thread. To be called when nothing is recorded any more.
-    pub fn stop(self) {
+    /// Writes what waits and ends the thread, for at most `patience`. To be called when nothing is recorded any more.
+    pub fn stop(self, patience: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.thread.unpark();
-        if self.ended.recv_timeout(LAST_LINES).is_err() {
+        if self.ended.recv_timeout(patience).is_err() {
             tracing::error!("the last lines of the metric logs could not be written in time");
         }
     }
