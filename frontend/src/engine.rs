@@ -164,7 +164,7 @@ impl Engine {
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
         let read = source.read();
         let succeeded = read.is_ok();
-        let result = read.map(|Definition { text, catalog }| {
+        let result = read.map(|Definition { text, catalog, .. }| {
             let difference = self.0.cache.reload(catalog);
             self.0.repository.redefine_metrics(text.into());
             difference

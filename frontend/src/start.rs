@@ -110,12 +110,12 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();
-    let source = Source { file, overrides };
+    let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
+    let logs = metric_logs(options, metrics.names_mode);
     let (engine, system) = engine(options, metrics).await?;
-    let tslog =
-        tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
+    let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
@@ -170,10 +170,19 @@ async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source:
     }
 }
 
-fn metric_logs(options: &Options) -> tslog::Settings {
+/// The mode of metrics if none is named: logs are written only if something says where.
+fn usual_mode(options: &Options) -> Mode {
+    let named = options.tslog.named_location(|name| std::env::var_os(name)).is_some();
+    if named || options.tslog.stdout { Mode::Both } else { Mode::Prometheus }
+}
+
+/// Without a directory and a mode that are named, lines go to standard output alone, if that is wanted.
+fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
     let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
+    let variable = |name: &str| std::env::var_os(name);
+    let named = options.tslog.named_location(variable);
     tslog::Settings {
-        location: options.tslog.location(|name| std::env::var_os(name)),
+        location: named.or_else(|| (names_mode || !stdout).then(|| options.tslog.location(variable))),
         max_bytes: *max_bytes,
         keep: *keep as usize,
         stdout: *stdout,

@@ -103,6 +103,51 @@ def test_files_of_a_killed_server_go_with_the_next_start(serve, tmp_path):
     }
 
 
+def test_the_working_directory_stays_as_it_is(serve, tmp_path):
+    """Nothing is written there unless a mode asks for log lines; a directory that is named has them."""
+    server = serve()
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    assert "nv_inference_request_success" in server.get("/metrics", server.metrics)[1]
+    server.stop()
+    assert names(tmp_path / "work") == []
+    server = serve("--tslog-stdout")
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    eventually("a line on standard output", 10, lambda: "ts_inference_requests_total" in server.log.read_text())
+    server.stop()
+    assert names(tmp_path / "work") == []
+    server = serve("--metrics-mode=tslog")
+    server.stop()
+    assert names(tmp_path / "work") == ["logs"]
+    server = serve(f"--log-location={tmp_path / 'named'}")
+    server.stop()
+    assert names(tmp_path / "named") == ["model_metrics.log", "ts_metrics.log"]
+    server = serve(environment={"METRICS_LOCATION": str(tmp_path / "variable")})
+    server.stop()
+    assert names(tmp_path / "variable") == ["model_metrics.log", "ts_metrics.log"]
+
+
+def test_a_mode_in_a_file_asks_for_logs(serve, tmp_path):
+    """A file of the user that names a mode has it; one that names none writes nothing."""
+    labels = "[model_name, model_version, hostname]"
+    metrics = f"ts_metrics:\n  counter:\n    - {{name: ts_inference_requests_total, unit: Count, dimensions: {labels}}}\n"
+    for mode, expected in (("", []), ("mode: log\n", ["logs"])):
+        (tmp_path / "metrics.yaml").write_text(mode + metrics)
+        server = serve(f"--metrics-config={tmp_path / 'metrics.yaml'}")
+        server.stop()
+        assert names(tmp_path / "work") == expected, mode
+
+
+def test_logs_that_cannot_be_written(serve, tmp_path):
+    """No obstacle to the start or to requests: said once for each file, and counted."""
+    server = serve("--metrics-mode=both", environment={"LOG_LOCATION": "/dev/null/logs"})
+    for _ in range(3):
+        assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    errors = lambda: total(server.scrape(), "pharos_tslog_write_errors_total", file="ts_metrics")  # noqa: E731
+    eventually("it is tried again", 20, lambda: errors() >= 2)
+    assert server.log.read_text().count("cannot be logged to '/dev/null/logs/ts_metrics.log'") == 1
+    server.stop()
+
+
 class TorchServe(Server):
     """`pharos torchserve` in `folder`."""
 
@@ -124,6 +169,25 @@ class TorchServe(Server):
     def launch(self, stdout=None, stderr=None, cwd=None):
         """In the folder."""
         super().launch(stdout, stderr, cwd or self.folder)
+
+
+def test_torchserves_logs_that_cannot_be_written(tmp_path):
+    """As above: the console has the lines, and says once for each file that it has none."""
+    server = TorchServe(tmp_path, LOG_LOCATION="/dev/null/logs", METRICS_LOCATION=str(tmp_path / "metrics"))
+    server.command += ["--disable-token-auth"]
+    server.launch()
+    try:
+        server.wait_until_ready("/ping")
+        for _ in range(10):
+            assert server.get("/ping")[0] == 200
+        said = lambda name: server.log.read_text().count(f"'/dev/null/logs/{name}.log' cannot be written")  # noqa: E731
+        eventually("the console has the lines", 10, lambda: server.log.read_text().count("GET /ping") >= 10)
+        assert [said("access_log"), said("ts_log")] == [1, 1]
+        server.stop(check=False)
+        assert server.process.returncode == 0
+    finally:
+        if server.process.poll() is None:
+            server.kill()
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "a directory"])

@@ -5,15 +5,15 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pharos::metrics::tslog::File;
 use pharos::timeline::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::RETRY;
 use super::archive::Archive;
-use super::{RETRY, Settings};
 
 /// The most bytes that wait for a file that cannot be written.
 const MAX_PENDING: usize = 4 << 20;
@@ -41,12 +41,13 @@ pub(super) struct LogFile {
 
 impl LogFile {
     /// Opens or creates the file; if that fails it is tried again with the first lines.
-    pub(super) fn open(file: File, settings: &Settings) -> Self {
-        let archive = Archive::new(&settings.location, file.as_str(), settings.keep);
+    /// `location` is its directory; it is put into the archive at `max_bytes`, which keeps `keep` files.
+    pub(super) fn open(file: File, location: &Path, (max_bytes, keep): (u64, usize)) -> Self {
+        let archive = Archive::new(location, file.as_str(), keep);
         let mut new = Self {
             file,
-            path: settings.location.join(format!("{}.log", file.as_str())),
-            max_bytes: settings.max_bytes,
+            path: location.join(format!("{}.log", file.as_str())),
+            max_bytes,
             archive,
             open: None,
             pending: Pending::default(),
