@@ -221,7 +221,8 @@ pub struct Metrics {
     /// summary_latencies (BOOL), summary_quantiles (such as 0.5:0.05,0.9:0.01). SIGHUP reads the file again
     #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE|SETTING", env = "PHAROS_METRICS_CONFIG", value_parser = OsStringValueParser::new().try_map(MetricsConfig::parse), value_delimiter = ';', help_heading = METRICS)]
     pub config: Vec<MetricsConfig>,
-    /// How metrics leave the server, over what the file says: tslog, prometheus, both, log or legacy
+    /// How metrics leave the server, over what the file says: tslog, prometheus, both, log or legacy [default: both if a
+    /// directory for logs is named or --tslog-stdout is given, else prometheus]
     #[arg(id = "metrics-mode", long = "metrics-mode", value_name = "MODE", env = "PHAROS_METRICS_MODE", value_parser = definition::mode, help_heading = METRICS)]
     pub mode: Option<Mode>,
     /// Register metrics that a model sends and the file does not define
@@ -266,7 +267,8 @@ pub enum StatsdAddress {
 /// Metrics as log lines.
 #[derive(Clone, Debug, Args)]
 pub struct Tslog {
-    /// The directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else that of --log-location]
+    /// The directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else that of --log-location]. If one
+    /// is named and no mode, the mode is both, else prometheus
     #[arg(id = "metrics-location", long = "metrics-location", value_name = "DIR", env = "PHAROS_METRICS_LOCATION", help_heading = TSLOG)]
     pub metrics_location: Option<PathBuf>,
     /// The directory of all logs in files [default: LOG_LOCATION, else logs]
@@ -290,12 +292,17 @@ pub struct Tslog {
 }
 
 impl Tslog {
-    /// The directory of the metric logs: a flag's, or that of one of TorchServe's variables, which `variable` looks up.
-    pub fn location(&self, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    /// The directory that is named for the metric logs: by a flag, or by one of TorchServe's variables, which `variable` looks
+    /// up.
+    pub fn named_location(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let metrics = self.metrics_location.clone().or_else(|| given("METRICS_LOCATION"));
-        let logs = || self.log_location.clone().or_else(|| given("LOG_LOCATION"));
-        metrics.or_else(logs).unwrap_or_else(|| PathBuf::from("logs"))
+        metrics.or_else(|| self.log_location.clone()).or_else(|| given("LOG_LOCATION"))
+    }
+
+    /// The directory of the metric logs.
+    pub fn location(&self, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+        self.named_location(variable).unwrap_or_else(|| PathBuf::from("logs"))
     }
 }
 

@@ -33,6 +33,7 @@ pub use workers::WorkerShown;
 
 use crate::cli;
 use crate::clock;
+use crate::log;
 use crate::metrics::{Definition, Source};
 use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
@@ -163,7 +164,7 @@ impl Engine {
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
         let read = source.read();
         let succeeded = read.is_ok();
-        let result = read.map(|Definition { text, catalog }| {
+        let result = read.map(|Definition { text, catalog, .. }| {
             let difference = self.0.cache.reload(catalog);
             self.0.repository.redefine_metrics(text.into());
             difference
@@ -197,6 +198,11 @@ impl Engine {
     pub async fn shut_down(&self, patience: Duration) -> Unfinished {
         self.refuse();
         self.0.repository.shut_down(patience).await
+    }
+
+    /// Has [`Engine::shut_down`] wait for nothing more.
+    pub fn hurry(&self) {
+        self.0.repository.hurry();
     }
 
     /// Whether the server runs and is not exiting.
@@ -383,16 +389,21 @@ impl Engine {
 
     /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
     pub fn metrics_text(&self, format: Format, names: &Names) -> String {
-        self.0.repository.observe();
-        self.0.shared_memory.observe(&self.0.cache);
+        self.observe();
         exposition::render_named(&self.0.cache, format, names)
     }
 
     /// The same as TorchServe's metrics port shows it.
     pub fn torchserve_metrics_text(&self, names: &Names) -> String {
+        self.observe();
+        exposition::torchserve::render(&self.0.cache, names)
+    }
+
+    /// Brings the cache up to date before a scrape.
+    fn observe(&self) {
         self.0.repository.observe();
         self.0.shared_memory.observe(&self.0.cache);
-        exposition::torchserve::render(&self.0.cache, names)
+        log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.0.cache, file, lost));
     }
 
     /// A stream of requests or responses was opened; it is open until the guard is dropped.

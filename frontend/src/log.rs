@@ -1,14 +1,20 @@
 //! The log of the server: lines on standard error or in a file. What is logged, and how, can change while it runs (the
 //! logging extension), for the whole process.
+//!
+//! Logging never blocks: lines are queued, and threads of the log write them (`outlet`). Nothing else in the server may write
+//! to standard output or standard error.
 
 mod lines;
+mod outlet;
+mod sinks;
 mod torchserve;
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use pharos::error::InferError;
 use tracing::{Level, Metadata};
@@ -18,6 +24,11 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::Log;
+use crate::clock;
+use lines::{Parts, formatted};
+use outlet::{Form, Outlet};
+use sinks::Plain;
+use torchserve::Journal;
 
 /// The target of the lines about single requests.
 const ACCESS: &str = "access";
@@ -25,11 +36,16 @@ const ACCESS: &str = "access";
 /// The field of a worker's line that says which stream it came from, if not from standard output.
 const STREAM: &str = "stream";
 
+/// How long the last lines may take to be written when the server ends, all destinations together.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 pub(crate) use crate::cli::LogFormat as Format;
-pub(crate) use torchserve::Keeper;
 
 /// TorchServe's log, if that is on.
-static JOURNAL: OnceLock<torchserve::Journal> = OnceLock::new();
+static JOURNAL: OnceLock<Journal> = OnceLock::new();
+
+/// The destinations of the log of this process.
+static OUTLETS: OnceLock<Vec<Arc<Outlet>>> = OnceLock::new();
 
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,14 +87,8 @@ struct Current {
     access: AtomicBool,
     verbose: AtomicU32,
     format: AtomicU8,
-    output: Mutex<Output>,
-}
-
-#[derive(Default)]
-struct Output {
-    path: PathBuf,
-    /// `None`: standard error.
-    file: Option<File>,
+    /// The file; not set for standard error.
+    path: OnceLock<String>,
 }
 
 static CURRENT: Current = Current {
@@ -88,42 +98,121 @@ static CURRENT: Current = Current {
     access: AtomicBool::new(false),
     verbose: AtomicU32::new(0),
     format: AtomicU8::new(0),
-    output: Mutex::new(Output { path: PathBuf::new(), file: None }),
+    path: OnceLock::new(),
 };
 
-/// Starts logging as the options say. A second call in one process changes the settings only.
+/// Starts logging as the options say, until the guard is dropped. A second call in one process changes the settings only.
 ///
 /// # Errors
-/// The file cannot be written.
-pub(crate) fn start(options: &Log) -> Result<(), String> {
-    CURRENT.access.store(options.access, Ordering::Relaxed);
-    if let Some(path) = &options.file {
-        let mut output = output();
-        output.file = Some(open(path).map_err(|error| format!("--log-file '{}': {error}", path.display()))?);
-        output.path.clone_from(path);
+/// The file cannot be opened, or no thread is left.
+pub(crate) fn start(options: &Log) -> Result<Guard, String> {
+    let file = options.file.as_deref();
+    let sink = Plain::new(file).map_err(|error| {
+        format!("--log-file '{}': {error}", file.map(|file| file.display().to_string()).unwrap_or_default())
+    })?;
+    let name = if file.is_some() { "log_file" } else { "stderr" };
+    let form = Form { name, collected: Duration::ZERO, notice: plain_notice };
+    let outlet = Arc::new(Outlet::start(form, sink).map_err(not_started)?);
+    if let Some(file) = file {
+        let _ = CURRENT.path.set(file.to_string_lossy().into_owned());
     }
-    let lines = tracing_subscriber::fmt::layer().with_ansi(false).event_format(lines::Lines).with_writer(Writers);
+    let writers = Writers(outlet.clone());
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false).log_internal_errors(false);
+    let lines = lines.event_format(lines::Lines).with_writer(writers);
     // Fails only when a subscriber exists already, which then stays.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(is_wanted))).try_init();
-    take(options);
-    Ok(())
+    Ok(Guard::new(vec![outlet], options))
 }
 
-/// Starts logging as TorchServe does: into its files in `directory` and to standard output, until what is given back is
-/// dropped. Who names a file with the options has that in their place.
+/// Starts logging as TorchServe does: into its files in `directory` and to standard output, until the guard is dropped. A file
+/// that the options name takes their place.
 ///
 /// # Errors
-/// As [`start`]; or no thread is left.
-pub(crate) fn start_torchserve(options: &Log, directory: &Path) -> Result<Option<Keeper>, String> {
+/// As [`start`].
+pub(crate) fn start_torchserve(options: &Log, directory: &Path) -> Result<Guard, String> {
     if options.file.is_some() {
-        return start(options).map(|()| None);
+        return start(options);
     }
-    CURRENT.access.store(options.access, Ordering::Relaxed);
-    let keeper = Keeper::start(directory).map_err(|error| format!("the log cannot be started: {error}"))?;
-    let _ = tracing_subscriber::registry().with(keeper.journal().with_filter(filter_fn(is_wanted))).try_init();
-    let _ = JOURNAL.set(keeper.journal());
-    take(options);
-    Ok(Some(keeper))
+    let journal = Journal::start(directory).map_err(not_started)?;
+    let _ = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(is_wanted))).try_init();
+    let outlets = journal.outlets();
+    let _ = JOURNAL.set(journal);
+    Ok(Guard::new(outlets, options))
+}
+
+fn not_started(error: io::Error) -> String {
+    format!("the log cannot be started: {error}")
+}
+
+/// The log, as long as this is held; dropping it writes the last lines, for a limited time.
+pub(crate) struct Guard(Vec<Arc<Outlet>>);
+
+impl Guard {
+    fn new(outlets: Vec<Arc<Outlet>>, options: &Log) -> Self {
+        CURRENT.access.store(options.access, Ordering::Relaxed);
+        let _ = OUTLETS.set(outlets.clone());
+        let &Log { verbose, info, warning, error, format, .. } = options;
+        let (info, warning, error) = (Some(info), Some(warning), Some(error));
+        update(Update { info, warning, error, verbose: Some(verbose), format: Some(format) });
+        std::panic::set_hook(Box::new(|panic| {
+            let backtrace = std::backtrace::Backtrace::capture();
+            let thread = thread::current();
+            tracing::error!("thread '{}' {panic}", thread.name().unwrap_or("-"));
+            if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+                tracing::error!("{backtrace}");
+            }
+        }));
+        Self(outlets)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|outlet| outlet.stop());
+        let deadline = clock::now() + LAST_LINES;
+        self.0.iter().for_each(|outlet| outlet.finish(deadline - clock::now()));
+    }
+}
+
+/// Lines lost since the last call, by destination.
+pub(crate) fn take_lost() -> Vec<(&'static str, u64)> {
+    let outlets = OUTLETS.get().map(Vec::as_slice).unwrap_or_default();
+    outlets.iter().map(|outlet| (outlet.name(), outlet.take_lost())).collect()
+}
+
+/// Writes a line to standard output, where TorchServe's log also goes; waits for nothing.
+pub(crate) fn announce(line: &str) {
+    let line = format!("{line}\n");
+    match JOURNAL.get() {
+        Some(journal) => journal.announce(&line),
+        None => drop(written_by_a_thread(move || sinks::write(rustix::stdio::stdout(), &line))),
+    }
+}
+
+/// Writes a line to standard error even when logging is off, for the moment before the process ends. Waits for a limited time.
+pub(crate) fn last_words(line: &str) {
+    let line = format!("{line}\n");
+    if let Some(written) = written_by_a_thread(move || sinks::write(rustix::stdio::stderr(), &line)) {
+        let _ = written.recv_timeout(LAST_LINES);
+    }
+}
+
+fn written_by_a_thread(write: impl FnOnce() -> u64 + Send + 'static) -> Option<mpsc::Receiver<u64>> {
+    let (writing, written) = mpsc::channel();
+    let work = move || {
+        let _ = writing.send(write());
+    };
+    thread::Builder::new().name("log".to_owned()).spawn(work).ok().map(|_| written)
+}
+
+/// What a log in the plain form says where lines are missing.
+fn plain_notice(lost: u64) -> String {
+    let line = formatted(format(), (Level::WARN, module_path!()), &Parts::message(missing(lost))).unwrap_or_default();
+    format!("{line}\n")
+}
+
+fn missing(lost: u64) -> String {
+    format!("{lost} lines of the log were dropped here: they were not written as fast as they came")
 }
 
 /// Whether lines of the metrics are in the log too: in TorchServe's.
@@ -136,12 +225,6 @@ pub(crate) fn metrics(lines: &str) {
     if let Some(journal) = JOURNAL.get().filter(|_| !lines.is_empty()) {
         journal.push_metrics(lines);
     }
-}
-
-fn take(options: &Log) {
-    let &Log { verbose, info, warning, error, format, .. } = options;
-    let (info, warning, error) = (Some(info), Some(warning), Some(error));
-    update(Update { info, warning, error, verbose: Some(verbose), format: Some(format) });
 }
 
 /// Whether a line is logged as the settings are now.
@@ -160,15 +243,20 @@ fn is_wanted(metadata: &Metadata<'_>) -> bool {
 
 /// The settings now.
 pub(crate) fn settings() -> Settings {
-    let format = CURRENT.format.load(Ordering::Relaxed);
     Settings {
-        file: output().path.to_string_lossy().into_owned(),
+        file: CURRENT.path.get().cloned().unwrap_or_default(),
         info: CURRENT.info.load(Ordering::Relaxed),
         warning: CURRENT.warning.load(Ordering::Relaxed),
         error: CURRENT.error.load(Ordering::Relaxed),
         verbose: CURRENT.verbose.load(Ordering::Relaxed),
-        format: Format::ALL.into_iter().find(|known| *known as u8 == format).unwrap_or_default(),
+        format: format(),
     }
+}
+
+/// How a line is written now.
+fn format() -> Format {
+    let format = CURRENT.format.load(Ordering::Relaxed);
+    Format::ALL.into_iter().find(|known| *known as u8 == format).unwrap_or_default()
 }
 
 /// Changes the settings, and gives those that hold now.
@@ -210,20 +298,9 @@ pub(crate) fn unchangeable(name: &str) -> InferError {
     }
 }
 
-/// Opens the file anew, for who has moved it away.
+/// Has the files opened again, because they may have been moved away.
 pub(crate) fn reopen() {
-    let mut output = output();
-    if output.file.is_none() {
-        return;
-    }
-    match open(&output.path) {
-        Ok(file) => output.file = Some(file),
-        Err(error) => {
-            let path = output.path.display().to_string();
-            drop(output);
-            tracing::error!("--log-file '{path}' cannot be opened again, so the old one is written on: {error}");
-        }
-    }
+    OUTLETS.get().map(Vec::as_slice).unwrap_or_default().iter().for_each(|outlet| outlet.reopen());
 }
 
 /// Whether single requests are logged.
@@ -233,7 +310,7 @@ pub(crate) fn access() -> bool {
 
 /// One line about a request: protocol, method, path, status, and how long it took.
 pub(crate) fn answered(protocol: &'static str, what: &str, status: u16, ns: u64) {
-    let ms = std::time::Duration::from_nanos(ns).as_secs_f64() * 1e3;
+    let ms = Duration::from_nanos(ns).as_secs_f64() * 1e3;
     tracing::info!(target: ACCESS, protocol, request = what, status, ms = format_args!("{ms:.3}"), "answered");
 }
 
@@ -247,34 +324,23 @@ fn is_ours(target: &str) -> bool {
     target.starts_with("pharos") || target == "worker"
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
-}
+/// Queues each line, whole.
+struct Writers(Arc<Outlet>);
 
-fn output() -> MutexGuard<'static, Output> {
-    CURRENT.output.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Writes each line whole, to the file or to standard error.
-struct Writers;
-
-struct LineWriter;
+struct LineWriter<'a>(&'a Outlet);
 
 impl<'a> MakeWriter<'a> for Writers {
-    type Writer = LineWriter;
+    type Writer = LineWriter<'a>;
 
-    fn make_writer(&'a self) -> LineWriter {
-        LineWriter
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter(&self.0)
     }
 }
 
-impl Write for LineWriter {
+impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // A file that cannot be written any more must not silence the server.
-        let written = output().file.as_mut().is_some_and(|file| file.write_all(line).is_ok());
-        if !written {
-            io::stderr().write_all(line)?;
-        }
+        // The formatter makes text, one line for each call.
+        self.0.push(&String::from_utf8_lossy(line));
         Ok(line.len())
     }
 

@@ -24,7 +24,7 @@ mod source;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ use crate::scheduler::{Limits, Timer};
 use crate::system::{Devices, Worker};
 use control::{Locks, Wanted};
 pub use drain::Unfinished;
-use given::Given;
+use given::{Given, Places};
 use poll::{Look, Poll};
 pub(crate) use responses::Responses;
 use retire::Retired;
@@ -176,8 +176,10 @@ pub(crate) struct Repository {
     /// What has been taken out of the table and has not ended. Held to add or remove one.
     retired: Mutex<Vec<Retired>>,
     /// Numbers the directories of what clients give.
-    next_directory: AtomicU64,
+    given_files: Places,
     exiting: AtomicBool,
+    /// The drain waits for nothing any more.
+    hurry: watch::Sender<bool>,
     // Held to copy or replace the pointer.
     table: RwLock<Arc<Table>>,
 }
@@ -205,8 +207,9 @@ impl Repository {
             permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
             retired: Mutex::default(),
-            next_directory: AtomicU64::new(0),
+            given_files: Places::default(),
             exiting: AtomicBool::new(false),
+            hurry: watch::Sender::new(false),
             pinned: PinnedPool::new(settings.pinned_pool),
             settings,
             cache,

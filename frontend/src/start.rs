@@ -23,7 +23,7 @@ use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
-use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
+use crate::{directories, log, onnxruntime, repository, shared_memory, trace, tslog};
 use home::Home;
 use listen::Listeners;
 
@@ -32,6 +32,12 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// How long traces that wait may take to be written or sent after that.
 const LAST_TRACES: Duration = Duration::from_secs(5);
+
+/// How long the last lines of the metric logs may take to be written: a file system that hangs does not keep the server.
+const LAST_LINES: Duration = Duration::from_secs(5);
+
+/// How long each of these may take after a second signal.
+const HURRIED: Duration = Duration::from_millis(200);
 
 /// Runs the server until a signal ends it.
 pub fn main() -> ExitCode {
@@ -58,13 +64,14 @@ pub fn main() -> ExitCode {
 fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     let log = match plan {
         Some(plan) => log::start_torchserve(&options.log, &plan.logs),
-        None => log::start(&options.log).map(|()| None),
+        None => log::start(&options.log),
     };
-    let _log = match log {
+    let log = match log {
         Ok(log) => log,
         Err(reason) => return failed(&reason),
     };
     raise_descriptor_limit();
+    directories::remove_left();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);
@@ -75,6 +82,7 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     };
     let result = runtime.block_on(serve(options, plan));
     runtime.shutdown_background();
+    drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => failed(&reason),
@@ -94,7 +102,7 @@ fn raise_descriptor_limit() {
 
 /// The last words, on standard error even when logging is off.
 fn failed(reason: &str) -> ExitCode {
-    eprintln!("pharos: {reason}");
+    log::last_words(&format!("pharos: {reason}"));
     ExitCode::FAILURE
 }
 
@@ -103,12 +111,12 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();
-    let source = Source { file, overrides };
+    let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
+    let logs = metric_logs(options, metrics.names_mode);
     let (engine, system) = engine(options, metrics).await?;
-    let tslog =
-        tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
+    let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
@@ -119,7 +127,7 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
         loaded = load(&engine, options, home.as_mut()) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
     };
-    if loaded.is_ok() && !ends.seen {
+    if loaded.is_ok() && ends.seen == 0 {
         tracing::info!("ready");
         ends.next().await;
     }
@@ -129,10 +137,10 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let unfinished = end(options, &engine, &mut ends, &phase).await;
     phase.send_replace(Phase::Stopping);
     for listener in listeners {
-        let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
+        ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
-    engine.stop_tracing(LAST_TRACES).await;
-    tslog.stop();
+    ends.wait(LAST_TRACES, engine.stop_tracing(LAST_TRACES)).await;
+    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded?;
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
@@ -167,10 +175,19 @@ async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source:
     }
 }
 
-fn metric_logs(options: &Options) -> tslog::Settings {
+/// The mode of metrics if none is named: logs are written only if something says where.
+fn usual_mode(options: &Options) -> Mode {
+    let named = options.tslog.named_location(|name| std::env::var_os(name)).is_some();
+    if named || options.tslog.stdout { Mode::Both } else { Mode::Prometheus }
+}
+
+/// Without a directory and a mode that are named, lines go to standard output alone, if that is wanted.
+fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
     let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
+    let variable = |name: &str| std::env::var_os(name);
+    let named = options.tslog.named_location(variable);
     tslog::Settings {
-        location: options.tslog.location(|name| std::env::var_os(name)),
+        location: named.or_else(|| (names_mode || !stdout).then(|| options.tslog.location(variable))),
         max_bytes: *max_bytes,
         keep: *keep as usize,
         stdout: *stdout,
@@ -179,7 +196,7 @@ fn metric_logs(options: &Options) -> tslog::Settings {
     }
 }
 
-/// Is no longer ready, then refuses new requests and finishes what has begun. A further signal ends the patience.
+/// Is no longer ready, then refuses new requests and finishes what has begun. A second signal ends the waiting.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
@@ -187,17 +204,19 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
         engine.leave();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            () = ends.next() => {}
+            () = ends.next() => engine.hurry(),
         }
     }
     tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
     engine.refuse();
     phase.send_replace(Phase::Draining);
-    let impatient = engine.clone();
+    let shutting_down = engine.shut_down(patience);
+    tokio::pin!(shutting_down);
     tokio::select! {
-        unfinished = engine.shut_down(patience) => unfinished,
-        () = ends.next() => impatient.shut_down(Duration::ZERO).await,
+        unfinished = &mut shutting_down => return unfinished,
+        () = ends.next() => engine.hurry(),
     }
+    shutting_down.await
 }
 
 /// Says which models are not there, and whether the server goes on without them.
@@ -349,13 +368,14 @@ fn hostname() -> String {
 struct Ends {
     terminate: Signal,
     interrupt: Signal,
-    seen: bool,
+    /// How many have come.
+    seen: u32,
 }
 
 impl Ends {
     fn new() -> io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
-        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: false })
+        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: 0 })
     }
 
     /// Waits for the next signal.
@@ -364,6 +384,18 @@ impl Ends {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-        self.seen = true;
+        self.seen += 1;
+    }
+
+    /// Waits for `work`, and after a second signal only for a moment more.
+    async fn wait(&mut self, patience: Duration, work: impl Future<Output = ()>) {
+        tokio::pin!(work);
+        if self.seen < 2 {
+            tokio::select! {
+                _ = tokio::time::timeout(patience, &mut work) => return,
+                () = self.next() => {}
+            }
+        }
+        let _ = tokio::time::timeout(HURRIED, work).await;
     }
 }

@@ -35,8 +35,8 @@ use crate::wire::{Link, SharedLink};
 
 use device::Taken;
 use health::Health;
-use instances::Roster;
 pub(crate) use instances::{Doing, Instances};
+use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
 use warmup::{WARM_UP, Warming, warm_up_failed};
 
@@ -119,14 +119,17 @@ impl Instance {
         self.health.name()
     }
 
-    async fn live(mut self, mut stop: watch::Receiver<bool>) {
+    async fn live(mut self, mut stop: watch::Receiver<Stop>) {
         let mut machine = Supervisor::new(self.plan.settings, clock::now());
         let mut running: Option<Running> = None;
-        let mut stopping = false;
+        let mut wanted = Stop::No;
         let mut metrics = self.plan.metrics.clone();
         loop {
             while let Some(action) = machine.poll_action() {
                 self.perform(action, &mut machine, &mut running).await;
+            }
+            if let Some(running) = running.as_mut().filter(|_| wanted == Stop::Now) {
+                let _ = running.child.start_kill();
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
@@ -138,9 +141,9 @@ impl Instance {
                 event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
                 () = sleep_until(due) => self.tick(&mut machine, &mut running),
                 Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
-                // A dropped sender means that nobody wants the instance any more either.
-                _ = stop.changed(), if !stopping => {
-                    stopping = true;
+                // A dropped sender stops the instance too.
+                changed = stop.changed(), if wanted == Stop::No || stop.has_changed().is_ok() => {
+                    wanted = changed.map_or(Stop::Asked, |()| *stop.borrow_and_update());
                     machine.stop(clock::now());
                 }
             }

@@ -33,14 +33,12 @@ const LINGER: Duration = Duration::from_millis(1);
 const SUMS: Duration = Duration::from_millis(50);
 /// How long after a failure a write is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the end may take: a file system that hangs must not keep the server from ending.
-const LAST_LINES: Duration = Duration::from_secs(5);
 
 /// Where and how metrics are logged.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The directory of the files.
-    pub location: PathBuf,
+    /// The directory of the files; `None` for standard output alone.
+    pub location: Option<PathBuf>,
     /// The size at which a file is put into the archive; 0 for never.
     pub max_bytes: u64,
     /// How many archived files are kept of each.
@@ -79,11 +77,11 @@ impl Writer {
         Ok(Self { thread, stopping, ended })
     }
 
-    /// Writes what waits and ends the thread. To be called when nothing is recorded any more.
-    pub fn stop(self) {
+    /// Writes what waits and ends the thread, for at most `patience`. To be called when nothing is recorded any more.
+    pub fn stop(self, patience: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.thread.unpark();
-        if self.ended.recv_timeout(LAST_LINES).is_err() {
+        if self.ended.recv_timeout(patience).is_err() {
             tracing::error!("the last lines of the metric logs could not be written in time");
         }
     }
@@ -97,7 +95,9 @@ struct Work {
     zone: TimeZone,
     batch: Batch,
     counters: Counters,
-    /// While lines are wanted: one for each of [`File::ALL`], and standard output.
+    /// Lines are wanted.
+    open: bool,
+    /// While lines are wanted: one for each of [`File::ALL`], unless there is standard output alone.
     files: Vec<LogFile>,
     stdout: Option<Stdout>,
     allowance: Allowance,
@@ -115,8 +115,9 @@ impl Work {
             zone: TimeZone::system(),
             batch: Batch::default(),
             counters: Counters::new(),
+            open: false,
             files: Vec::new(),
-            stdout: settings.stdout.then(Stdout::default),
+            stdout: settings.stdout.then(Stdout::new),
             allowance: Allowance::new(settings.lines_per_second),
             told_all: clock::now(),
             told_sums: clock::now(),
@@ -129,7 +130,7 @@ impl Work {
         self.visit(false);
         while !self.stopping.load(Ordering::Acquire) {
             let journal = self.cache.journal().clone();
-            if journal.wanted() == self.files.is_empty() {
+            if journal.wanted() != self.open {
                 self.visit(true);
             } else if !journal.wanted() {
                 thread::park();
@@ -177,9 +178,11 @@ impl Work {
     /// Writes what there is; `all`: whatever the bound. Returns whether to come again soon.
     fn visit(&mut self, all: bool) -> bool {
         let wanted = self.cache.journal().wanted();
-        if wanted && self.files.is_empty() {
-            let open = |file| LogFile::open(file, &self.settings);
-            self.files = File::ALL.into_iter().map(open).collect();
+        if wanted && !self.open {
+            let Settings { location, max_bytes, keep, .. } = &self.settings;
+            let open = |file| location.as_ref().map(|location| LogFile::open(file, location, (*max_bytes, *keep)));
+            self.files = File::ALL.into_iter().filter_map(open).collect();
+            self.open = true;
         }
         let now = clock::now();
         let stamp = self.stamp();
@@ -192,6 +195,7 @@ impl Work {
         if !wanted {
             self.files.iter_mut().for_each(LogFile::finish);
             self.files.clear();
+            self.open = false;
         }
         busy
     }
@@ -205,9 +209,9 @@ impl Work {
         let sums = all || room > kept || now - self.told_sums >= SUMS;
         self.told_sums = if sums { now } else { self.told_sums };
         let journal = self.cache.journal().clone();
-        let Self { batch, counters, files, stdout, settings, allowance, cache, .. } = self;
+        let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
         let logged = log::takes_metrics().then(String::new);
-        let mut output = Output { files, stdout, logged, json: settings.json, stamp, lines: 0 };
+        let mut output = Output { files, stdout, logged, json: settings.json, open: *open, stamp, lines: 0 };
         journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
             if !output.line(line.text(), line.shown(value), ids) {
@@ -269,6 +273,7 @@ struct Output<'a> {
     /// Lines for the server's log.
     logged: Option<String>,
     json: bool,
+    open: bool,
     stamp: &'a Stamp,
     lines: u64,
 }
@@ -276,12 +281,16 @@ struct Output<'a> {
 impl Output<'_> {
     /// Takes a line, unless its file has no room for it.
     fn line(&mut self, text: &Text, value: f64, request_ids: &str) -> bool {
-        let Some(file) = self.files.iter_mut().find(|sink| sink.file == text.file()) else { return true };
-        if !file.has_room() {
-            return false;
+        if !self.open {
+            return true;
         }
         let layout = |plain| if self.json { Layout::Json } else { plain };
-        text.write(file.pending(), layout(Layout::File), self.stamp, (value, request_ids));
+        if let Some(file) = self.files.iter_mut().find(|sink| sink.file == text.file()) {
+            if !file.has_room() {
+                return false;
+            }
+            text.write(file.pending(), layout(Layout::File), self.stamp, (value, request_ids));
+        }
         if let Some(pending) = self.stdout.as_mut().and_then(Stdout::next_line) {
             text.write(pending, layout(Layout::Console), self.stamp, (value, request_ids));
         }

@@ -158,6 +158,7 @@ builtins! {
     TslogLines = "pharos_tslog_lines_total" Counter ["file"] Family;
     TslogSkipped = "pharos_tslog_lines_skipped_total" Counter ["file"] Family;
     TslogErrors = "pharos_tslog_write_errors_total" Counter ["file"] Family;
+    LogLinesLost = "pharos_log_lines_lost_total" Counter ["file"] Family;
     Reloads = "pharos_metrics_reloads_total" Counter ["result"] Family;
 }
 

@@ -213,7 +213,7 @@ impl std::error::Error for CatalogError {}
 /// All metrics of one `metrics.yaml`, in its order.
 #[derive(Clone, Debug)]
 pub struct Catalog {
-    mode: Mode,
+    mode: Option<Mode>,
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
     by_name: HashMap<String, MetricId>,
@@ -234,7 +234,7 @@ impl Catalog {
         Ok(Self::new(parsed.mode, parsed.specs, parsed.disabled))
     }
 
-    fn new(mode: Mode, specs: Vec<MetricSpec>, disabled: Vec<MetricSpec>) -> Self {
+    fn new(mode: Option<Mode>, specs: Vec<MetricSpec>, disabled: Vec<MetricSpec>) -> Self {
         let ids = (0..).map(MetricId);
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
         let mut names = Names::default();
@@ -258,7 +258,7 @@ impl Catalog {
     /// The same catalog in another mode.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
+        self.mode = Some(mode);
         self
     }
 
@@ -295,7 +295,12 @@ impl Catalog {
 
     /// How metrics leave the server.
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.mode.unwrap_or(Mode::Both)
+    }
+
+    /// Whether the file, or something said over it, names the mode.
+    pub fn names_mode(&self) -> bool {
+        self.mode.is_some()
     }
 
     /// What the file may say, but hardly means: nothing at all, or a metric that nobody records and that is called almost
@@ -307,7 +312,7 @@ impl Catalog {
     /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
     pub fn views(&self, spec: &MetricSpec) -> Views {
         let Views { tslog, prometheus } = spec.modes;
-        match self.mode {
+        match self.mode() {
             Mode::Tslog => Views { tslog, prometheus: false },
             Mode::Prometheus => Views { tslog: false, prometheus },
             Mode::Both => Views { tslog, prometheus },

@@ -354,6 +354,14 @@ pub fn samples_dropped(series: &ModelSeries, count: u64) {
     series.journal().touch();
 }
 
+/// Lines of the server's log were lost at a destination; also called with 0, so that its series exists.
+pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
+    if let Ok(lost) = cache.counter(Builtin::LogLinesLost.name(), &[file]) {
+        // A counter takes every whole number.
+        let _ = lost.add_or_update(count as f64);
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -25,6 +25,17 @@ def binary() -> Path:
     return Path(os.environ.get("PHAROS_BIN") or ROOT / "target/release/pharos")
 
 
+def log_is_written(pid: int) -> bool:
+    """Whether the threads that write the log wait for lines, or have ended."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            if (task / "comm").read_text() == "log\n" and (task / "stat").read_text().rsplit(") ")[1][0] != "S":
+                return False
+        except FileNotFoundError:
+            pass
+    return True
+
+
 def eventually(what: str, deadline_s: float, check):
     """Waits until `check()` gives something true, and gives that back; fails by naming `what` after `deadline_s`."""
     end, last = time.monotonic() + deadline_s, None
@@ -43,7 +54,7 @@ class Server:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.http, self.grpc = f"127.0.0.1:{self.http_port}", f"127.0.0.1:{self.grpc_port}"
         self.metrics = f"127.0.0.1:{self.metrics_port}"
-        self.log = folder / f"pharos-{self.http_port}.log"
+        self.log_path = folder / f"pharos-{self.http_port}.log"
         self.logs = folder / f"logs-{self.http_port}"
         self.command = [str(binary())]
         for name in ("http", "grpc", "metrics"):
@@ -52,6 +63,13 @@ class Server:
         self.command += options
         self.environment = {}
         self.process = None
+
+    @property
+    def log(self) -> Path:
+        """What the server prints, with all lines that it has logged up to now."""
+        if self.process is not None and self.process.poll() is None:
+            eventually("the log is written", 10, lambda: log_is_written(self.process.pid))
+        return self.log_path
 
     def __enter__(self):
         self.launch()
@@ -62,14 +80,16 @@ class Server:
         if self.process.poll() is None:
             self.stop(check=kind is None)
 
-    def launch(self, stdout=None):
+    def launch(self, stdout=None, stderr=None, cwd=None):
         """Starts the process and does not wait. Its Python on the PATH is ours, so that it finds our ONNX Runtime; its
-        metric logs go to `logs`, and what it prints to `log` or to the descriptor `stdout`."""
+        metric logs go to `logs`, and what it prints to `log` or to the descriptors `stdout` and `stderr`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         environment |= {"PHAROS_METRICS_LOCATION": str(self.logs)} | self.environment
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=stdout or log, stderr=log, env=environment)
+            self.process = subprocess.Popen(
+                self.command, stdout=stdout or log, stderr=stderr or log, env=environment, cwd=cwd
+            )
 
     def wait_until_ready(self, path="/v2/health/ready"):
         """Waits until `path` answers 200; fails with the end of the log if the server ends or is too late."""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import http.client
 import json
+import os
 import queue
 import signal
 import socket
@@ -234,6 +235,25 @@ def test_a_second_signal_ends_the_patience(server):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 1
     assert time.monotonic() - begun < 10
+
+
+def test_a_second_signal_kills_what_hangs(start):
+    """A batch that hangs is not waited for: its request is refused and its worker killed."""
+    server = start(["hang"])
+    with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+        body = json.dumps(one("UINT8", [1], [1]))
+        head = f"POST /v2/models/hang/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall((head + body).encode())
+        workers = server.workers()
+        eventually("the request is there", 10, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        server.process.send_signal(signal.SIGTERM)
+        eventually("the drain has begun", 10, lambda: "waiting up to 30 s" in server.log.read_text())
+        begun = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 1
+        assert time.monotonic() - begun < 3
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+    eventually("the workers are gone", 10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
 
 
 def test_a_port_that_is_shared(start):

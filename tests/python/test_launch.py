@@ -155,7 +155,7 @@ def test_every_choice_of_an_interpreter(place):
         assert "VIRTUAL_ENV" not in seen["plain"]["environment"]
         assert seen["plain"]["arguments"] == ["plain_0"]
         unpacked = Path(seen["one"]["prefix"])
-        assert unpacked.parent == place.folder / "environments", "archives are unpacked into the cache"
+        assert unpacked.parent == place.folder / "environments/pharos-environments", "archives are unpacked into the cache"
         assert seen["two"]["prefix"] == seen["one"]["prefix"], "the same archive is unpacked once"
         assert stat.S_IMODE(unpacked.parent.stat().st_mode) == 0o700
         assert server.log_tail().count("unpacking the environment") == 1
@@ -163,6 +163,39 @@ def test_every_choice_of_an_interpreter(place):
         for model in models:
             assert place.runs(model)[0]["question"]["config"]["name"] == model
             assert place.runs(model)[0]["prefix"] == seen[model]["prefix"]
+
+
+def test_files_of_others_in_the_cache_stay(place):
+    """Lock files of other programs, however old, cost nothing in the folder of environments or below it."""
+    archive = place.folder / "env.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(place.environment("packed"), ".")
+    place.model("m", environment=archive)
+    cache = place.folder / "environments"
+    own = cache / "pharos-environments"
+    kept = [cache / "poetry", cache / ("0" * 32), own / "Cargo", own / ("A" * 32)]
+
+    def put():
+        for path in kept:
+            (path / "precious").mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".lock").write_text("")
+            os.utime(path.with_suffix(".lock"), (0, 0))
+
+    cache.mkdir(mode=0o700)
+    del kept[2:]
+    put()
+    with place.server() as server:
+        check_ready(server, "m")
+        assert all((path / "precious").is_dir() and path.with_suffix(".lock").exists() for path in kept)
+    kept += [own / "Cargo", own / ("A" * 32)]
+    put()
+    (place.environment("packed") / "mark").write_text("changed")
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(place.folder / "packed", ".")
+    with place.server() as server:
+        check_ready(server, "m")
+        assert server.log_tail().count("unpacking the environment") == 1
+        assert all((path / "precious").is_dir() and path.with_suffix(".lock").exists() for path in kept)
 
 
 def test_a_changed_archive_is_unpacked_anew(place):

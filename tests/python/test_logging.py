@@ -126,7 +126,7 @@ def test_a_log_file_is_opened_again(start, tmp_path):
     """SIGHUP makes the server write on in a new file after somebody has moved the old one away."""
     path = tmp_path / "pharos.log"
     server = start(["identity_fp32"], f"--log-file={path}")
-    assert any("ready" in line for line in lines(path))
+    eventually("it says that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
     assert lines(server.log) == []
     path.rename(tmp_path / "old.log")
     server.process.send_signal(signal.SIGHUP)

@@ -1,14 +1,16 @@
 //! Environments that come as archives: unpacked once into a cache folder, by what is in the archive, whoever asks and under
 //! whatever path; an archive that has changed is another one.
 //!
-//! For each there are two names in the folder: a directory, and a lock file, which is held shared by every server that uses
-//! it, exclusively by the one that unpacks or removes it, and which says `ready` once all is there.
+//! They are in a marked subdirectory of the folder, which may have other files. For each environment there are two names in it:
+//! a directory, and a lock file, which is held shared by every server that uses it, exclusively by the one that unpacks or
+//! removes it, and which says `ready` once all is there.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
@@ -16,7 +18,13 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
-use crate::clock;
+use crate::{clock, directories};
+
+/// The subdirectory.
+const OWN: &str = "pharos-environments";
+
+/// Characters of a key: the beginning of a hash in hexadecimal digits.
+const KEY_DIGITS: usize = 32;
 
 /// The most bytes and files of an environment. PyTorch with CUDA has some 8 GB.
 const MOST_BYTES: u64 = 64 << 30;
@@ -27,6 +35,9 @@ const KEPT: Duration = Duration::from_hours(24 * 14);
 
 /// How long `conda-unpack` may take.
 const PATIENCE: Duration = Duration::from_mins(10);
+
+/// How long the last words of `conda-unpack` may take to be read after it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Between two tries to become the one that unpacks, after another has failed to.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -57,7 +68,8 @@ pub(super) fn unpacked(
     interpreter: impl FnOnce(&Path) -> Result<PathBuf, String>,
 ) -> Result<Environment, String> {
     let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", folder.display());
-    prepare(folder).map_err(in_folder)?;
+    let own = prepare(folder).map_err(in_folder)?;
+    let folder = own.as_path();
     let unreadable = |error: io::Error| format!("it cannot be read: {error}");
     let mut file = File::open(archive).map_err(unreadable)?;
     let key = key(&mut file).map_err(unreadable)?;
@@ -88,14 +100,15 @@ pub(super) fn unpacked(
     Ok(Environment { path, _lock: lock })
 }
 
-/// Makes the folder, which must be this user's alone: what is in it is executed.
-fn prepare(folder: &Path) -> io::Result<()> {
+/// Makes the folder, which must be this user's alone, and the subdirectory: what is in it is executed.
+fn prepare(folder: &Path) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let metadata = fs::metadata(folder)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
         return Err(io::Error::other("others can write to it; --environment-cache-directory names another"));
     }
-    Ok(())
+    let own = folder.join(OWN);
+    directories::make(&own).map(|()| own)
 }
 
 /// Names an environment by the bytes of its archive.
@@ -105,7 +118,7 @@ fn key(file: &mut File) -> io::Result<String> {
     loop {
         let read = file.read(&mut piece)?;
         if read == 0 {
-            return Ok(hasher.finalize().to_hex().as_str().chars().take(32).collect());
+            return Ok(hasher.finalize().to_hex().as_str().chars().take(KEY_DIGITS).collect());
         }
         hasher.update(piece.get(..read).unwrap_or_default());
     }
@@ -163,13 +176,19 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether [`key`] gives such names.
+fn is_key(name: &str) -> bool {
+    name.len() == KEY_DIGITS && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Removes environments that nobody has used for long, as far as that goes.
 fn remove_unused(folder: &Path, but: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")).filter(|key| *key != but) else {
+        let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")) else { continue };
+        if key == but || !is_key(key) {
             continue;
-        };
+        }
         let used = entry.metadata().map_or(i64::MAX, |metadata| metadata.mtime());
         let now = i64::try_from(clock::wall_ms() / 1000).unwrap_or(0);
         if now.saturating_sub(used) < KEPT.as_secs().cast_signed() {
@@ -257,6 +276,7 @@ fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
     }
     let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let said = last_line(child.stderr.take());
     let begun = clock::now();
     let status = loop {
         match child.try_wait() {
@@ -272,10 +292,24 @@ fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
     if status.success() {
         return Ok(());
     }
-    let mut said = String::new();
-    let _ = child.stderr.take().map(|stderr| stderr.take(64 << 10).read_to_string(&mut said));
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    // What it has started may hold the pipe open.
+    let last = said.recv_timeout(LAST_WORDS).unwrap_or_default();
     Err(failed(format!("{status}: {last}")))
+}
+
+/// Reads a program's output to its end, so that it never waits for a reader. Sends the last line of its beginning.
+fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sending, said) = mpsc::channel();
+    std::thread::spawn(move || {
+        let Some(mut output) = output else { return };
+        let mut text = Vec::new();
+        let _ = (&mut output).take(64 << 10).read_to_end(&mut text);
+        let _ = io::copy(&mut output, &mut io::sink());
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let _ = sending.send(last.to_owned());
+    });
+    said
 }
 
 #[cfg(test)]
@@ -364,7 +398,7 @@ mod tests {
         let other = unpacked(&cache, &one, python).unwrap();
         assert_ne!(other.path(), home);
         // What was cut off in the middle is done again.
-        fs::write(cache.join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "").unwrap();
+        fs::write(cache.join(OWN).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "").unwrap();
         assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
         fs::remove_dir_all(&folder).unwrap();
     }
@@ -378,15 +412,26 @@ mod tests {
             archive(&path, &[(EntryType::Regular, "bin/python3", name)]);
             unpacked(&cache, &path, python).unwrap()
         };
+        // Files of others with old locks, beside the environments and even among them.
+        let of_others = [cache.join("poetry"), cache.join(OWN).join("Cargo")];
+        let old = |lock: PathBuf| {
+            let lock = File::options().write(true).create(true).truncate(false).open(lock).unwrap();
+            lock.set_modified(std::time::UNIX_EPOCH).unwrap();
+        };
+        drop(environment("first"));
+        for path in &of_others {
+            fs::create_dir(path).unwrap();
+            old(path.with_extension("lock"));
+        }
         let (used, unused, young) = (environment("used"), environment("unused"), environment("young"));
         let gone = unused.path().to_owned();
         let [held, kept] = [&used, &young].map(|environment| environment.path().to_owned());
         drop((unused, young));
         for path in [&held, &gone] {
-            let lock = File::options().write(true).open(path.with_extension("lock")).unwrap();
-            lock.set_modified(std::time::UNIX_EPOCH).unwrap();
+            old(path.with_extension("lock"));
         }
         drop(environment("new"));
+        assert!(of_others.iter().all(|path| path.is_dir() && path.with_extension("lock").exists()));
         assert!(held.is_dir() && kept.is_dir() && !gone.exists() && !gone.with_extension("lock").exists());
         drop(used);
         fs::remove_dir_all(&folder).unwrap();

@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::{Format, STREAM, settings};
+use super::{Format, STREAM};
 
 /// Writes lines.
 pub(super) struct Lines;
@@ -65,11 +65,12 @@ where
         let mut parts = Parts::default();
         event.record(&mut parts);
         let (level, module) = (*event.metadata().level(), event.metadata().target());
-        if settings().format != Format::Json {
+        let format = super::format();
+        if format != Format::Json {
             // Of workers; their level says as much to people.
             parts.take(STREAM);
         }
-        writeln!(writer, "{}", formatted(settings().format, (level, module), &parts)?)
+        writeln!(writer, "{}", formatted(format, (level, module), &parts)?)
     }
 }
 
@@ -97,6 +98,11 @@ fn letter(level: Level) -> char {
 }
 
 impl Parts {
+    /// A message without fields.
+    pub(super) fn message(message: String) -> Self {
+        Self { message, fields: Vec::new() }
+    }
+
     /// Takes a field out.
     pub(super) fn take(&mut self, field: &str) -> Option<String> {
         let at = self.fields.iter().position(|(name, _)| *name == field)?;

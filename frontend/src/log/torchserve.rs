@@ -1,35 +1,33 @@
 //! The log as TorchServe's users know it: `access_log.log`, `model_log.log` (what workers print) and `ts_log.log`
 //! (everything, lines of the metrics too), and each line on standard output too, with the names of the loggers.
 //!
-//! Lines are collected and written by a thread of their own: no request waits for a disk or a terminal.
+//! Each has a queue and a thread: no request waits for a disk or a terminal, and none of them for another.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use pharos::metrics::tslog::Stamp;
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::lines::{Parts, formatted};
-use super::{ACCESS, Format, STREAM, settings};
+use super::outlet::{Form, Outlet, Sink, count};
+use super::sinks::Console;
+use super::{ACCESS, Format, STREAM, missing};
 use crate::clock;
 
 /// How long lines are collected before they are written.
 const COLLECTED: Duration = Duration::from_millis(25);
-/// The most bytes that wait for one file; lines beyond them are lost, and counted.
-const MOST_WAITING: usize = 8 << 20;
 /// A file that is larger is moved aside; so many are kept.
 const MOST_BYTES: u64 = 100 << 20;
 const KEPT: u32 = 5;
-/// What a pipe takes as a whole.
-const WHOLE: usize = 4096;
 
 /// Where a line belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,131 +38,99 @@ enum Place {
     Console = 3,
 }
 
-const FILES: [(Place, &str); 3] =
-    [(Place::Access, "access_log.log"), (Place::Model, "model_log.log"), (Place::Server, "ts_log.log")];
+/// The name of each place in metrics; a file's also is its name in the directory, with the ending `.log`.
+const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 
-#[derive(Default)]
-struct Waiting {
+/// The log; clones of it are the same one.
+#[derive(Clone)]
+pub(super) struct Journal(Arc<Inner>);
+
+struct Inner {
     /// By [`Place`].
-    texts: [String; 4],
-    lost: u64,
-    /// The thread waits to be woken.
-    asleep: bool,
-    stopped: bool,
-}
-
-struct Shared {
-    /// Held while a line is appended or all are taken.
-    waiting: Mutex<Waiting>,
-    wake: Condvar,
+    outlets: [Arc<Outlet>; 4],
     zone: TimeZone,
 }
 
-/// Collects lines.
-#[derive(Clone)]
-pub(super) struct Journal(Arc<Shared>);
-
-/// The thread that writes; when this is finished, everything is written.
-pub(crate) struct Keeper {
-    journal: Journal,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Keeper {
-    /// Opens the files in `directory`. What cannot be opened is told on standard error, once, and tried again.
+impl Journal {
+    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once and tried again.
     ///
     /// # Errors
     /// No thread is left.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
-        let shared = Shared { waiting: Mutex::default(), wake: Condvar::new(), zone: TimeZone::system() };
-        let journal = Journal(Arc::new(shared));
-        let mut files = FILES.map(|(place, name)| LogFile::open(place, directory.join(name)));
-        let own = journal.clone();
-        let thread = thread::Builder::new().name("log".to_owned()).spawn(move || own.write(&mut files))?;
-        Ok(Self { journal, thread: Some(thread) })
+        let form = |place: Place, notice: fn(u64) -> String| {
+            let name = NAMES.get(place as usize).copied().unwrap_or_default();
+            Form { name, collected: COLLECTED, notice }
+        };
+        let file = |place, notice: fn(u64) -> String| {
+            let form = form(place, notice);
+            let sink = LogFile::new(directory.join(form.name).with_extension("log"));
+            Outlet::start(form, sink).map(Arc::new)
+        };
+        let access = file(Place::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
+        let (model, server) = (file(Place::Model, notice)?, file(Place::Server, notice)?);
+        let console = Arc::new(Outlet::start(form(Place::Console, notice), Console)?);
+        Ok(Self(Arc::new(Inner { outlets: [access, model, server, console], zone: TimeZone::system() })))
     }
 
-    pub(super) fn journal(&self) -> Journal {
-        self.journal.clone()
+    pub(super) fn outlets(&self) -> Vec<Arc<Outlet>> {
+        self.0.outlets.to_vec()
     }
 
-    /// Writes what is left.
-    pub(crate) fn finish(&mut self) {
-        self.journal.lock().stopped = true;
-        self.journal.0.wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.finish();
-    }
-}
-
-impl Journal {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A line for the file of `place`, and as the console has it. Whatever it is, `ts_log.log` has it too.
-    fn push(&self, place: Place, file: &str, console: &str) {
-        let server = (place != Place::Server).then_some((Place::Server, console));
-        self.append([(place, file), (Place::Console, console)].into_iter().chain(server));
+    /// A line for standard output alone.
+    pub(super) fn announce(&self, line: &str) {
+        self.append(Place::Console, line);
     }
 
     /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
     pub(super) fn push_metrics(&self, lines: &str) {
-        self.append([(Place::Server, lines)].into_iter());
+        self.append(Place::Server, lines);
     }
 
-    fn append<'a>(&self, lines: impl Iterator<Item = (Place, &'a str)>) {
-        let mut waiting = self.lock();
-        for (place, line) in lines {
-            match waiting.texts.get_mut(place as usize) {
-                Some(text) if text.len() + line.len() <= MOST_WAITING => text.push_str(line),
-                _ => waiting.lost += 1,
-            }
-        }
-        if std::mem::take(&mut waiting.asleep) {
-            drop(waiting);
-            self.0.wake.notify_one();
+    /// A line for the file of `place`, and as the console has it. `ts_log.log` has every line.
+    fn push(&self, place: Place, file: &str, console: &str) {
+        self.append(place, file);
+        self.append(Place::Console, console);
+        if place != Place::Server {
+            self.append(Place::Server, console);
         }
     }
 
-    /// The thread's life.
-    fn write(&self, files: &mut [LogFile; 3]) {
-        let mut texts: [String; 4] = Default::default();
-        loop {
-            let mut waiting = self.lock();
-            while waiting.texts.iter().all(String::is_empty) && !waiting.stopped {
-                waiting.asleep = true;
-                waiting = self.0.wake.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-            }
-            if !waiting.stopped {
-                drop(waiting);
-                thread::sleep(COLLECTED);
-                waiting = self.lock();
-            }
-            std::mem::swap(&mut texts, &mut waiting.texts);
-            let (lost, stopped) = (std::mem::take(&mut waiting.lost), waiting.stopped);
-            drop(waiting);
-            let [access, model, server, console] = &texts;
-            for (file, text) in files.iter_mut().zip([access, model, server]) {
-                file.write(text);
-            }
-            print(console);
-            texts.iter_mut().for_each(String::clear);
-            if lost > 0 {
-                tracing::warn!("{lost} lines of the log came faster than they could be written, and are lost");
-            }
-            if stopped {
-                return;
-            }
+    fn append(&self, place: Place, lines: &str) {
+        if let Some(outlet) = self.0.outlets.get(place as usize) {
+            outlet.push(lines);
         }
     }
+}
+
+/// The time of a line.
+fn now(zone: &TimeZone) -> Stamp {
+    let now = clock::wall_ms();
+    let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
+    Stamp::new(now, zone.to_offset(time).seconds())
+}
+
+/// What a log says where lines are missing.
+fn notice(lost: u64) -> String {
+    let parts = Parts::message(missing(lost));
+    let line = line((Level::WARN, module_path!()), ("log", module_path!()), &parts, &now(&TimeZone::system()));
+    line.unwrap_or_default()
+}
+
+/// A line as the console has it: its level and target, thread and logger, the message, and its time.
+fn line(
+    (level, target): (Level, &str),
+    (thread, logger): (&str, &str),
+    parts: &Parts,
+    stamp: &Stamp,
+) -> Result<String, std::fmt::Error> {
+    let text = parts.text();
+    let mut line = String::with_capacity(text.len() + 96);
+    match super::format() {
+        Format::Default => write!(line, "{} [{level:<5}] {thread} {logger} - {text}", stamp.local())?,
+        format => line.push_str(&formatted(format, (level, target), parts)?),
+    }
+    line.push('\n');
+    Ok(line)
 }
 
 impl<S: Subscriber> Layer<S> for Journal {
@@ -172,9 +138,7 @@ impl<S: Subscriber> Layer<S> for Journal {
         let mut parts = Parts::default();
         event.record(&mut parts);
         let (level, target) = (*event.metadata().level(), event.metadata().target());
-        let now = clock::wall_ms();
-        let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
-        let stamp = Stamp::new(now, self.0.zone.to_offset(time).seconds());
+        let stamp = now(&self.0.zone);
         let current = thread::current();
         let (place, thread, logger) = match target {
             ACCESS => (Place::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
@@ -184,34 +148,11 @@ impl<S: Subscriber> Layer<S> for Journal {
             }
             other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
         };
-        let text = parts.text();
-        let mut console = String::with_capacity(text.len() + 96);
-        let line = match settings().format {
-            Format::Default => Ok(write!(console, "{} [{level:<5}] {thread} {logger} - {text}", stamp.local())),
-            format => formatted(format, (level, target), &parts).map(|line| write!(console, "{line}")),
-        };
-        if line.is_err() {
-            return;
-        }
-        console.push('\n');
+        let Ok(console) = line((level, target), (&thread, logger), &parts, &stamp) else { return };
         match place {
-            Place::Access => self.push(place, &format!("{} - {text}\n", stamp.local()), &console),
+            Place::Access => self.push(place, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
             _ => self.push(place, &console, &console),
         }
-    }
-}
-
-/// Writes whole lines to standard output, so that those of others come between lines only.
-fn print(text: &str) {
-    let mut rest = text.as_bytes();
-    while !rest.is_empty() {
-        let piece = rest.get(..WHOLE).unwrap_or(rest);
-        let whole = piece.iter().rposition(|byte| *byte == b'\n').map_or(piece.len(), |at| at + 1);
-        let (piece, more) = rest.split_at(whole);
-        if io::stdout().write_all(piece).and_then(|()| io::stdout().flush()).is_err() {
-            return;
-        }
-        rest = more;
     }
 }
 
@@ -219,37 +160,51 @@ fn print(text: &str) {
 struct LogFile {
     path: PathBuf,
     file: Option<File>,
-    /// It was told that it cannot be written.
-    told: bool,
+    /// The last write failed.
+    failed: bool,
+    /// The last write has left the beginning of a line.
+    cut: bool,
 }
 
 impl LogFile {
-    fn open(_: Place, path: PathBuf) -> Self {
-        let mut new = Self { path, file: None, told: false };
-        if let Err(error) = new.ready() {
-            new.tell(&error);
-        }
+    fn new(path: PathBuf) -> Self {
+        let mut new = Self { path, file: None, failed: false, cut: false };
+        // The file is there from the start. There is no log yet that could report a failure; the first line does.
+        let _ = new.ready();
         new
     }
 
-    fn write(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
+    /// Writes lines; an error comes with the number of lines that are lost.
+    fn append(&mut self, lines: &str) -> Result<(), (io::Error, u64)> {
+        self.ready().map_err(|error| (error, count(lines)))?;
+        let Some(file) = &mut self.file else { return Ok(()) };
+        // The line that was cut is lost, and already counted; the next begins on a line of its own.
+        if self.cut {
+            file.write_all(b"\n").map_err(|error| (error, count(lines)))?;
+            self.cut = false;
         }
-        let written = self.ready().and_then(|()| match &mut self.file {
-            Some(file) => file.write_all(text.as_bytes()),
-            None => Ok(()),
-        });
-        match written {
-            Ok(()) => self.told = false,
-            Err(error) => self.tell(&error),
+        let mut rest = lines.as_bytes();
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(written) if written > 0 => {
+                    self.cut = rest.get(written - 1) != Some(&b'\n');
+                    rest = rest.get(written..).unwrap_or_default();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                failed => {
+                    let lost = rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+                    return Err((failed.err().unwrap_or_else(|| io::ErrorKind::WriteZero.into()), lost));
+                }
+            }
         }
+        Ok(())
     }
 
-    fn tell(&mut self, error: &io::Error) {
-        if !self.told {
-            eprintln!("pharos: '{}' cannot be written: {error}; it is tried again", self.path.display());
-            self.told = true;
+    fn report(&mut self, error: &io::Error) {
+        if !self.failed {
+            let path = self.path.display();
+            tracing::error!("'{path}' cannot be written: {error}; its lines are lost until it can be written again");
+            self.failed = true;
         }
     }
 
@@ -283,6 +238,21 @@ impl LogFile {
     }
 }
 
+impl Sink for LogFile {
+    fn write(&mut self, lines: &str) -> u64 {
+        match self.append(lines) {
+            Ok(()) => {
+                self.failed = false;
+                0
+            }
+            Err((error, lost)) => {
+                self.report(&error);
+                lost
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -293,14 +263,15 @@ mod tests {
     #[test]
     fn lines_end_in_their_files_in_torchserves_layouts() {
         let folder = std::env::temp_dir().join(format!("pharos-torchserve-log-{}", std::process::id()));
-        let mut keeper = Keeper::start(&folder).unwrap();
-        let subscriber = tracing_subscriber::registry().with(keeper.journal());
+        let journal = Journal::start(&folder).unwrap();
+        let subscriber = tracing_subscriber::registry().with(journal.clone());
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "access", "/127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
             tracing::warn!(target: "worker", instance = "W-9000-noop_1.0", stream = "stderr", "hello\nthere");
             tracing::error!(count = 3, "it failed");
         });
-        keeper.finish();
+        journal.outlets().iter().for_each(|outlet| outlet.stop());
+        journal.outlets().iter().for_each(|outlet| outlet.finish(Duration::from_secs(60)));
         let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
         let line = |name: &str| {
             let text = read(name);
@@ -327,7 +298,7 @@ mod tests {
     fn a_file_that_is_moved_or_too_large_is_begun_anew() {
         let folder = std::env::temp_dir().join(format!("pharos-torchserve-files-{}", std::process::id()));
         let path = folder.join("ts_log.log");
-        let mut file = LogFile::open(Place::Server, path.clone());
+        let mut file = LogFile::new(path.clone());
         file.write("one\n");
         fs::rename(&path, folder.join("away")).unwrap();
         file.write("two\n");

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use pharos::metrics::catalog::{self, Catalog, Overrides, listing};
+use pharos::metrics::catalog::{self, Catalog, Mode, Overrides, listing};
 
 use crate::cli::MetricsCommand;
 
@@ -16,6 +16,8 @@ pub struct Definition {
     pub text: String,
     /// Its metrics.
     pub catalog: Catalog,
+    /// The user has named the mode.
+    pub names_mode: bool,
 }
 
 /// Where the definition comes from and what the command line says over it.
@@ -25,6 +27,8 @@ pub struct Source {
     pub file: Option<PathBuf>,
     /// What is said over the file.
     pub overrides: Overrides,
+    /// The mode where neither the command line nor a file of the user names one; `None` for that of the definition.
+    pub usual_mode: Option<Mode>,
 }
 
 impl Source {
@@ -37,7 +41,13 @@ impl Source {
         for suspicion in catalog.suspicions() {
             tracing::warn!("metrics from {self}: {suspicion}");
         }
-        Ok(Definition { text, catalog: self.overrides.apply(catalog) })
+        // The mode of the shipped definition is nobody's wish.
+        let named = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
+        let catalog = match self.usual_mode.filter(|_| !named) {
+            Some(mode) => catalog.with_mode(mode),
+            None => catalog,
+        };
+        Ok(Definition { text, catalog: self.overrides.apply(catalog), names_mode: named })
     }
 }
 

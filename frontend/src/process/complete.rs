@@ -1,12 +1,10 @@
 //! Has a model's code complete its configuration: `INTERPRETER -m pharos_worker --auto-complete OUT`, with the question on
 //! standard input, writes its answer to the file OUT.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -17,6 +15,7 @@ use tokio::time::timeout;
 use tracing::Level;
 
 use super::{cannot_start, command, leveled, read_line, why_not_started};
+use crate::directories::{Kind, Temporary};
 use crate::launch::Launch;
 
 /// The longest answer.
@@ -24,9 +23,6 @@ const LONGEST: u64 = 64 << 20;
 
 /// How long output may be waited for after the process has ended: what it has started may hold it open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Tells the directories of answers apart.
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// The answer of a model's code to `question`, which it may think about for `limit`. What it prints goes to the log.
 ///
@@ -39,8 +35,8 @@ pub(crate) async fn complete(
     limit: Duration,
 ) -> Result<String, String> {
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let place = Place::new().map_err(|error| failed(format!("no place for its answer: {error}")))?;
-    let out = place.0.join("answer.json");
+    let place = Temporary::new(Kind::Complete).map_err(|error| failed(format!("no place for its answer: {error}")))?;
+    let out = place.path().join("answer.json");
     let asked = ask(launch, model, question, &out);
     let status = match timeout(limit, asked).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
@@ -130,28 +126,4 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
     Ok(text)
-}
-
-/// A directory that only this user can enter, removed at the end.
-struct Place(PathBuf);
-
-impl Place {
-    fn new() -> io::Result<Self> {
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("pharos-complete-{}-{number}", std::process::id()));
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
-                // Of a process that had the same number and was killed.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(io::Error::new(error.kind(), format!("'{}': {error}", path.display()))),
-            }
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

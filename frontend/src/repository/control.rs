@@ -80,7 +80,7 @@ impl Repository {
         let given = match given {
             Some(given) => {
                 let repository = self.clone();
-                let written = tokio::task::spawn_blocking(move || Given::new(given, &repository.next_directory)).await;
+                let written = tokio::task::spawn_blocking(move || Given::new(given, &repository.given_files)).await;
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }

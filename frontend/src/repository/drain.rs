@@ -4,9 +4,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
 use super::Repository;
 use super::retire::Retired;
 use super::serving::Executor;
+
+/// How long killed workers may take to be gone.
+const KILLED: Duration = Duration::from_secs(1);
 
 /// What was not finished in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +33,8 @@ impl Repository {
     /// Refuses new requests, apart from those of running sequences; finishes the accepted ones and the sequences for at
     /// most `patience`, and ends all workers. Returns what was left.
     ///
-    /// A sequence whose client has gone ends when it has been idle for as long as its model allows.
+    /// A sequence whose client has gone ends when it has been idle for as long as its model allows. [`Repository::hurry`] ends
+    /// the waiting.
     pub(crate) async fn shut_down(&self, patience: Duration) -> Unfinished {
         self.exiting.store(true, Ordering::Relaxed);
         let all = self.executors();
@@ -40,21 +47,33 @@ impl Repository {
             requests: all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum(),
             sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.running_sequences()).sum(),
         };
-        until_none(ensembles, give_up).await;
+        let mut hurry = self.hurry.subscribe();
+        until_none(ensembles, &hurry, give_up).await;
         drivers().for_each(|driver| driver.stop());
         let everything = || Unfinished {
             requests: all.iter().map(|executor| executor.unanswered()).sum(),
             sequences: drivers().map(|driver| driver.running_sequences()).sum(),
         };
-        let left = until_none(everything, give_up).await;
+        let left = until_none(everything, &hurry, give_up).await;
         drivers().for_each(|driver| driver.give_up());
-        let stopping = all.iter().cloned().map(|executor| tokio::spawn(async move { executor.stop().await }));
-        for task in stopping.collect::<Vec<_>>() {
-            let _ = task.await;
+        let stopped = all.iter().cloned().map(|executor| async move { executor.stop().await });
+        let mut stopped: JoinSet<()> = stopped.collect();
+        tokio::select! {
+            () = join(&mut stopped) => {}
+            () = async { drop(hurry.wait_for(|hurry| *hurry).await) } => {
+                all.iter().for_each(|executor| executor.kill());
+                let _ = tokio::time::timeout(KILLED, join(&mut stopped)).await;
+            }
         }
         // What is being fetched is given up: nobody waits for it any more.
         self.sources.close();
+        self.given_files.close();
         left
+    }
+
+    /// Ends the waiting of [`Repository::shut_down`]: what is left is refused, and workers are killed.
+    pub(crate) fn hurry(&self) {
+        self.hurry.send_replace(true);
     }
 
     /// All that executes, what is on its way out included.
@@ -67,9 +86,17 @@ impl Repository {
 }
 
 /// Waits until nothing is left, or the time is over; gives what is left.
-async fn until_none(left: impl Fn() -> Unfinished, give_up: tokio::time::Instant) -> Unfinished {
-    while !left().is_none() && tokio::time::Instant::now() < give_up {
+async fn until_none(
+    left: impl Fn() -> Unfinished,
+    hurry: &watch::Receiver<bool>,
+    give_up: tokio::time::Instant,
+) -> Unfinished {
+    while !left().is_none() && !*hurry.borrow() && tokio::time::Instant::now() < give_up {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     left()
+}
+
+async fn join(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }

@@ -90,6 +90,13 @@ impl Executor {
             instances.stop().await;
         }
     }
+
+    /// Kills the workers.
+    pub(super) fn kill(&self) {
+        if let Self::Instances { instances, .. } = self {
+            instances.kill();
+        }
+    }
 }
 
 impl Serving {

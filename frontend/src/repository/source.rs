@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::{fs, io};
 
 use pharos::metrics::cache::Cache;
 use pharos::repository::{DUPLICATE, Stamp};
 
+use super::given::Places;
 use super::objects::Objects;
 use super::{Settings, scan};
 use crate::cli::Place;
@@ -79,11 +79,6 @@ impl Local {
         Self { path, removed: None, _keeper: None }
     }
 
-    /// A directory that is removed, with all that is in it, when nobody holds it any more.
-    pub(crate) fn temporary(path: PathBuf) -> Self {
-        Self { removed: Some(path.clone()), path, _keeper: None }
-    }
-
     /// A directory that is removed with the one `above` it when nobody holds it any more, and the keeper needed until then.
     pub(crate) fn kept(path: PathBuf, above: PathBuf, keeper: Arc<dyn Keeper>) -> Self {
         Self { path, removed: Some(above), _keeper: Some(keeper) }
@@ -111,13 +106,13 @@ pub(crate) struct Directory {
     path: PathBuf,
     /// The name of the model that the place is.
     model_name: Option<String>,
-    /// Numbers temporary directories.
-    next: AtomicU64,
+    /// Links to the files of a model whose place has no version directory.
+    links: Places,
 }
 
 impl Directory {
     pub(crate) fn new(path: PathBuf, model_name: Option<String>) -> Self {
-        Self { path, model_name, next: AtomicU64::new(0) }
+        Self { path, model_name, links: Places::default() }
     }
 
     fn single(&self) -> io::Result<Option<Single>> {
@@ -135,6 +130,10 @@ impl Source for Directory {
             Some(single) => vec![single.name],
             None => scan::directories(&self.path)?.into_iter().map(|(name, _)| name).collect(),
         })
+    }
+
+    fn close(&self) {
+        self.links.close();
     }
 
     fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
@@ -160,7 +159,7 @@ impl Source for Directory {
 
     fn local(&self, model: &str) -> io::Result<Option<Local>> {
         match self.single()? {
-            Some(single) if single.name == model => single.local(&self.next).map(Some),
+            Some(single) if single.name == model => single.local(&self.links).map(Some),
             Some(_) => Ok(None),
             None => Ok(self.has(model).then(|| Local::lasting(self.path.join(model)))),
         }

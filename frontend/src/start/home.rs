@@ -1,7 +1,6 @@
 //! TorchServe's endpoints beside the others: models are registered first, then a snapshot is written, then the ports open. Each
 //! later change is written to a snapshot too.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -53,8 +52,7 @@ impl Home {
             Some(start) => torchserve::serve(start)?,
             None => Vec::new(),
         };
-        println!("Model server started.");
-        let _ = std::io::stdout().flush();
+        log::announce("Model server started.");
         tokio::spawn(async move {
             while changes.changed().await.is_ok() {
                 write(&settings, Kind::Snapshot, &registry).await;
@@ -72,7 +70,7 @@ impl Home {
         self.registry.stop_waiting();
         save(&self.settings, Kind::Shutdown, &self.registry);
         if let Some(token) = &self.settings.token {
-            let _ = std::fs::remove_file(&token.file);
+            torchserve::remove_tokens(&token.file);
         }
     }
 }

@@ -57,8 +57,18 @@ struct Handle {
     /// Bytes of its arenas that are registered with the driver of its GPU.
     pinned: AtomicU64,
     /// Dropped with the handle, and that ends the instance too.
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Stop>,
     task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether an instance is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    No,
+    /// Its worker may finish what it does, for a limited time.
+    Asked,
+    /// Its worker is killed.
+    Now,
 }
 
 impl Handle {
@@ -82,9 +92,19 @@ impl Handle {
         (pid != 0).then_some(pid)
     }
 
+    fn ask_to_stop(&self) {
+        self.stop.send_if_modified(|stop| {
+            let first = *stop == Stop::No;
+            if first {
+                *stop = Stop::Asked;
+            }
+            first
+        });
+    }
+
     /// Ends the worker and waits until its process is gone.
     async fn stop(&self) {
-        let _ = self.stop.send(true);
+        self.ask_to_stop();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
             let _ = task.await;
@@ -217,7 +237,7 @@ impl Instances {
     fn begin(&self, plan: &Arc<Plan>, (id, placement): (InstanceId, &Placement), driver: &Arc<Driver>) -> Starting {
         let health = Arc::new(Health::new(&placement.name, placement.passive));
         let (outcome, started) = oneshot::channel();
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(Stop::No);
         let instance = Instance {
             id,
             placement: placement.clone(),
@@ -317,10 +337,17 @@ impl Instances {
     pub(crate) async fn stop(&self) {
         let all = self.handles();
         for handle in &all {
-            let _ = handle.stop.send(true);
+            handle.ask_to_stop();
         }
         for handle in &all {
             handle.stop().await;
+        }
+    }
+
+    /// Kills all workers, also while [`Instances::stop`] waits for them.
+    pub(crate) fn kill(&self) {
+        for handle in self.handles() {
+            handle.stop.send_replace(Stop::Now);
         }
     }
 
@@ -339,7 +366,7 @@ async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<D
         while !driver.is_retired(handle.id) {
             tokio::time::sleep(look).await;
         }
-        let _ = handle.stop.send(true);
+        handle.ask_to_stop();
     }
     for handle in gone {
         handle.stop().await;

@@ -104,9 +104,7 @@ fn is_background() -> bool {
 }
 
 fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, String> {
-    let above = std::env::temp_dir();
-    let workplace = Workplace::new(&above)
-        .map_err(|error| format!("no directory can be made in '{}': {error}", above.display()))?;
+    let workplace = Workplace::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
     let Configuration { properties, mut notes } = configuration;
     let (mut settings, more) = Settings::new(properties, gpus(&arguments.options), workplace.path().to_owned())?;
     notes.extend(more);

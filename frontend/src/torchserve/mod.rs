@@ -44,6 +44,7 @@ pub use refused::Refused;
 pub use registry::Registry;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
+pub use token::remove as remove_tokens;
 pub use yaml::ModelYaml;
 
 /// Where lines about requests go, each without its time: `/127.0.0.1:1 "GET /ping HTTP/1.1" 200 3`.

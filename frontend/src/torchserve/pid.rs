@@ -1,11 +1,13 @@
 //! The file that names the running server, where TorchServe has it, so that `torchserve --stop` finds it.
 
 use std::fs;
-use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::directories;
 
 /// How long a server may take to stop before it is killed: TorchServe's patience.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,8 +26,9 @@ impl PidFile {
     /// It cannot be written.
     pub(super) fn write(pid: u32) -> Result<Self, String> {
         let path = path();
-        let failed = |error: io::Error| format!("'{}' cannot be written: {error}", path.display());
-        fs::write(&path, pid.to_string()).map_err(failed)?;
+        let is_ours = |text: &str| number(text).is_some();
+        directories::replace(&path, &pid.to_string(), is_ours)
+            .map_err(|error| format!("the file of the process id cannot be written: {error}"))?;
         Ok(Self { path, pid })
     }
 
@@ -38,9 +41,27 @@ impl PidFile {
 impl Drop for PidFile {
     fn drop(&mut self) {
         // Another server may have taken its place.
-        if fs::read_to_string(&self.path).is_ok_and(|text| text.trim() == self.pid.to_string()) {
+        if named(&self.path).is_some_and(|(pid, _)| pid.as_raw_nonzero().get().cast_unsigned() == self.pid) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// The process id that a text is.
+fn number(text: &str) -> Option<Pid> {
+    Pid::from_raw(text.trim().parse().ok().filter(|pid| *pid > 1)?)
+}
+
+/// The process id that the file names, if it is such a file, and the user who wrote it.
+fn named(path: &Path) -> Option<(Pid, u32)> {
+    let (text, owner) = directories::read(path).ok()??;
+    Some((number(&text)?, owner))
+}
+
+/// Removes the file if it is one with a process id.
+fn remove() {
+    if named(&path()).is_some() {
+        let _ = fs::remove_file(path());
     }
 }
 
@@ -50,9 +71,11 @@ fn path() -> PathBuf {
 
 /// The server that the file names, if it runs and is one.
 pub(super) fn running() -> Option<Pid> {
-    let text = fs::read_to_string(path()).ok()?;
-    let pid = Pid::from_raw(text.trim().parse().ok().filter(|pid| *pid > 1)?)?;
-    (test_kill_process(pid).is_ok() && is_server(pid)).then_some(pid)
+    let (pid, owner) = named(&path())?;
+    // A file of another user must not name a server that is not that user's.
+    let user = fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).ok()?.uid();
+    let trusted = owner == rustix::process::geteuid().as_raw() || owner == user;
+    (trusted && test_kill_process(pid).is_ok() && is_server(pid)).then_some(pid)
 }
 
 /// Whether it is this program: the number may have been given to another process since.
@@ -70,7 +93,7 @@ fn is_server(pid: Pid) -> bool {
 /// It runs and cannot be stopped.
 pub(super) fn stop() -> Result<&'static str, String> {
     let Some(pid) = running() else {
-        let _ = fs::remove_file(path());
+        remove();
         return Ok("TorchServe is not currently running.");
     };
     let failed = |error| format!("the server {} cannot be stopped: {error}", pid.as_raw_nonzero());
@@ -79,13 +102,13 @@ pub(super) fn stop() -> Result<&'static str, String> {
     let steps = PATIENCE.as_millis() / step.as_millis();
     for _ in 0..steps {
         if test_kill_process(pid).is_err() || ended(pid) {
-            let _ = fs::remove_file(path());
+            remove();
             return Ok("TorchServe has stopped.");
         }
         std::thread::sleep(step);
     }
     kill_process(pid, Signal::KILL).map_err(failed)?;
-    let _ = fs::remove_file(path());
+    remove();
     Ok("TorchServe has stopped.")
 }
 

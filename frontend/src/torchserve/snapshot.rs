@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -88,8 +88,9 @@ fn write_at(
     let path = directory.join(&name);
     // Whoever starts at this moment must not read half of it.
     let part = directory.join(format!(".{name}.part"));
-    fs::write(&part, text)?;
-    fs::rename(&part, &path)?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&part)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, &path));
+    written.inspect_err(|_| drop(fs::remove_file(&part)))?;
     Ok(path)
 }
 

@@ -1,19 +1,18 @@
 //! TorchServe's tokens: three keys that the server makes at its start and writes into a file that only its user can read.
 //! One opens inference, one management, and one gets new ones of either kind.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pharos::timeline::Instant;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Refused;
 use super::ids::key;
 use super::settings::Token;
-use crate::clock;
+use crate::{clock, directories};
 
 /// What a request wants to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +43,7 @@ struct Keys {
 }
 
 /// The file, in TorchServe's order.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct KeyFile {
     management: Shown,
     inference: Shown,
@@ -52,7 +51,7 @@ struct KeyFile {
     renewal: Shown,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Shown {
     key: String,
     #[serde(rename = "expiration time", skip_serializing_if = "Option::is_none")]
@@ -130,15 +129,22 @@ impl Tokens {
             renewal: Shown { key: keys.renewal.clone(), expiration: None },
         };
         let text = serde_json::to_string_pretty(&file).map_err(io::Error::other)?;
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.settings.file)?;
-        // A file that was there may be readable to others.
-        file.set_permissions(PermissionsExt::from_mode(0o600))?;
-        file.write_all(text.as_bytes())
+        directories::replace(&self.settings.file, &text, is_key_file)
     }
 
     fn keys(&self) -> MutexGuard<'_, Keys> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_key_file(text: &str) -> bool {
+    serde_json::from_str::<KeyFile>(text).is_ok()
+}
+
+/// Removes the file of a server that ends: its keys are good for nothing any more. A file of others stays.
+pub fn remove(file: &Path) {
+    if directories::read(file).is_ok_and(|found| found.is_some_and(|(text, _)| is_key_file(&text))) {
+        let _ = std::fs::remove_file(file);
     }
 }
 
@@ -157,6 +163,8 @@ fn expiring(expiration: Duration) -> io::Result<Expiring> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn tokens(name: &str, minutes: u64) -> (Tokens, std::path::PathBuf) {

@@ -112,7 +112,12 @@ fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
 /// Compresses beside the file; what is complete gets its name at once.
 fn compress(path: &Path) -> io::Result<()> {
     let part = path.with_extension("log.gz.part");
-    let mut encoder = GzEncoder::new(fs::File::create(&part)?, Compression::fast());
+    // A part is left by a server that was killed; a link of this name is removed, not followed.
+    match fs::remove_file(&part) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut encoder = GzEncoder::new(fs::File::create_new(&part)?, Compression::fast());
     io::copy(&mut fs::File::open(path)?, &mut encoder)?;
     encoder.finish()?.sync_all()?;
     fs::rename(&part, path.with_extension("log.gz"))

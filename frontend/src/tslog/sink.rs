@@ -3,16 +3,17 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pharos::metrics::tslog::File;
 use pharos::timeline::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::RETRY;
 use super::archive::Archive;
-use super::{RETRY, Settings};
 
 /// The most bytes that wait for a file that cannot be written.
 const MAX_PENDING: usize = 4 << 20;
@@ -40,12 +41,13 @@ pub(super) struct LogFile {
 
 impl LogFile {
     /// Opens or creates the file; if that fails it is tried again with the first lines.
-    pub(super) fn open(file: File, settings: &Settings) -> Self {
-        let archive = Archive::new(&settings.location, file.as_str(), settings.keep);
+    /// `location` is its directory; it is put into the archive at `max_bytes`, which keeps `keep` files.
+    pub(super) fn open(file: File, location: &Path, (max_bytes, keep): (u64, usize)) -> Self {
+        let archive = Archive::new(location, file.as_str(), keep);
         let mut new = Self {
             file,
-            path: settings.location.join(format!("{}.log", file.as_str())),
-            max_bytes: settings.max_bytes,
+            path: location.join(format!("{}.log", file.as_str())),
+            max_bytes,
             archive,
             open: None,
             pending: Pending::default(),
@@ -186,9 +188,10 @@ impl Pending {
     }
 }
 
-/// Standard output. Whoever reads it may be slow or gone: it is only written what it takes without blocking.
-#[derive(Default)]
+/// Standard output. Its reader may be slow or gone: only what it takes without blocking is written.
 pub(super) struct Stdout {
+    /// A pipe, opened again: this file does not block even if another writer fills the pipe after it was found to be ready.
+    pipe: Option<fs::File>,
     pending: Pending,
     closed: bool,
     written: u64,
@@ -196,6 +199,16 @@ pub(super) struct Stdout {
 }
 
 impl Stdout {
+    pub(super) fn new() -> Self {
+        let is_pipe = rustix::fs::fstat(rustix::stdio::stdout())
+            .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let open = || OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok();
+        // Without /proc, or if the pipe is another user's, polling must do.
+        let pipe = is_pipe.then(open).flatten();
+        Self { pipe, pending: Pending::default(), closed: false, written: 0, skipped: 0 }
+    }
+
     /// Where the next line is put, if there is room for it.
     pub(super) fn next_line(&mut self) -> Option<&mut String> {
         if self.closed || self.pending.text.len() >= MAX_PENDING {
@@ -212,7 +225,8 @@ impl Stdout {
             let part = part.get(..PIPE_BYTES).unwrap_or(part);
             // Whole lines: the server's log may come in between.
             let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
-            match rustix::io::write(rustix::stdio::stdout(), part.get(..whole).unwrap_or(part)) {
+            let stdout = self.pipe.as_ref().map_or(rustix::stdio::stdout(), AsFd::as_fd);
+            match rustix::io::write(stdout, part.get(..whole).unwrap_or(part)) {
                 Ok(done) => self.written += self.pending.take(done),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return,

@@ -22,9 +22,7 @@ impl Folder {
     }
 
     fn open(&self, max_bytes: u64, keep: usize) -> LogFile {
-        let location = self.0.clone();
-        let settings = Settings { location, max_bytes, keep, stdout: false, json: false, lines_per_second: 0 };
-        LogFile::open(File::Ts, &settings)
+        LogFile::open(File::Ts, &self.0, (max_bytes, keep))
     }
 
     fn log(&self) -> PathBuf {

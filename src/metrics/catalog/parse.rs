@@ -15,7 +15,8 @@ use crate::metrics::emitter::default_buckets;
 
 /// What a file says, checked.
 pub(super) struct Parsed {
-    pub(super) mode: Mode,
+    /// `None`: the file says none.
+    pub(super) mode: Option<Mode>,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
 }
@@ -113,12 +114,12 @@ impl<'de> Node<'de> for File {
         "a mapping with mode, dimensions, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
-        let mut parsed = Parsed { mode: Mode::Both, specs: Vec::new(), disabled: Vec::new() };
+        let mut parsed = Parsed { mode: None, specs: Vec::new(), disabled: Vec::new() };
         let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
         let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
-                "mode" => parsed.mode = map.next_value_seed(Seed(ModeName))?,
+                "mode" => parsed.mode = Some(map.next_value_seed(Seed(ModeName))?),
                 "dimensions" => form = map.next_value_seed(Seed(Aliases))?,
                 _ => {
                     let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };

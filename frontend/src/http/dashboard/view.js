@@ -397,8 +397,8 @@ function showHealth() {
   rows.push(["Scrape", `${number(now.count)} series, ${bytes(now.bytes)}, ${seconds(state.scrapeMs / 1000)}`, ""]);
   for (const [source, gain] of recent?.gains("pharos_metric_samples_total", "source") ?? []) rows.push([`Samples from ${source}`, rate(gain / recent.seconds), ""]);
   const trouble = [["Samples lost or refused", "pharos_metric_samples_dropped_total"], ["Malformed lines", "pharos_metric_lines_malformed_total"],
-    ["Series beyond the limit", "pharos_metric_series_overflowed_total"], ["Log lines skipped", "pharos_tslog_lines_skipped_total"],
-    ["Log write errors", "pharos_tslog_write_errors_total"]];
+    ["Series beyond the limit", "pharos_metric_series_overflowed_total"], ["Metric log lines skipped", "pharos_tslog_lines_skipped_total"],
+    ["Metric log write errors", "pharos_tslog_write_errors_total"], ["Log lines lost", "pharos_log_lines_lost_total"]];
   for (const [title, family] of trouble) {
     const total = now.sum(family), gain = recent?.gain(family);
     if (total !== null) rows.push([title, number(total), gain > 0 ? "bad" : total > 0 ? "warn" : ""]);

@@ -4,31 +4,37 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use super::super::source::{Keeper, Local};
+use crate::directories::{self, Kind, Temporary};
 
 const CONTENTS: &str = "contents";
 const MODELS: &str = "models";
-const LOCK: &str = "lock";
-/// What names of temporary directories begin with.
-const TEMPORARY: &str = "pharos-store-";
 
 /// A store's files here. Removed with the last who uses them, unless they are to last.
 #[derive(Debug)]
 pub(super) struct Files {
     top: PathBuf,
-    lasting: bool,
+    place: Place,
     /// Nothing more is written.
     closed: AtomicBool,
     /// Numbers files and directories.
     next: AtomicU64,
-    /// Locked: another process would take away what this one uses.
-    _lock: File,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// A cache that the user has named.
+    Lasting {
+        /// Another process would take away what this one uses.
+        _lock: File,
+    },
+    Temporary(Temporary),
 }
 
 impl Keeper for Files {}
@@ -45,30 +51,34 @@ impl Files {
     /// # Errors
     /// The directory cannot be made, or another process uses it.
     pub(super) fn new(cache: Option<&Path>, store: &str) -> io::Result<Self> {
-        let (top, lasting) = match cache {
-            Some(cache) => (cache.join(&*blake3::hash(store.as_bytes()).to_hex()), true),
-            None => (temporary()?, false),
+        let (top, place) = match cache {
+            Some(cache) => {
+                let top = cache.join(&*blake3::hash(store.as_bytes()).to_hex());
+                directories::make(&top)?;
+                let lock = directories::lock(&top).map_err(|error| unusable(&top, &error))?;
+                (top, Place::Lasting { _lock: lock })
+            }
+            None => {
+                let temporary = Temporary::new(Kind::Store)?;
+                (temporary.path().to_owned(), Place::Temporary(temporary))
+            }
         };
         let named = |error: io::Error| unusable(&top, &error);
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
-        private(&top).map_err(named)?;
-        let lock = locked(&top).map_err(named)?;
         match fs::remove_dir_all(top.join(MODELS)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
             // Of a process that was killed.
             _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
         }
         sweep(&top.join(CONTENTS));
-        Ok(Self { top, lasting, closed: AtomicBool::new(false), next: AtomicU64::new(0), _lock: lock })
+        Ok(Self { top, place, closed: AtomicBool::new(false), next: AtomicU64::new(0) })
     }
 
     /// Removes everything unless it is to last, also what is in use.
     pub(super) fn close(&self) {
-        if !self.closed.swap(true, Ordering::Relaxed)
-            && !self.lasting
-            && let Err(error) = fs::remove_dir_all(&self.top)
-        {
-            tracing::warn!("'{}' cannot be removed: {error}", self.top.display());
+        self.closed.store(true, Ordering::Relaxed);
+        if let Place::Temporary(temporary) = &self.place {
+            temporary.remove();
         }
     }
 
@@ -100,7 +110,8 @@ impl Files {
         let path = whole.with_extension(format!("part-{number}"));
         let file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
         let file = file.map_err(|error| unusable(&path, &error))?;
-        Ok(Part { file, path, whole, lasting: self.lasting, written: 0 })
+        let lasting = matches!(self.place, Place::Lasting { .. });
+        Ok(Part { file, path, whole, lasting, written: 0 })
     }
 
     /// A directory of these directories and files, each with the name of its content.
@@ -209,50 +220,6 @@ fn sweep(contents: &Path) {
     }
 }
 
-/// The lock of a directory.
-///
-/// # Errors
-/// Another process has it.
-fn locked(top: &Path) -> io::Result<File> {
-    let lock = File::create(top.join(LOCK))?;
-    lock.try_lock().map_err(|error| match error {
-        fs::TryLockError::WouldBlock => io::Error::other("another server uses it"),
-        fs::TryLockError::Error(error) => error,
-    })?;
-    Ok(lock)
-}
-
-/// A directory that did not exist before. Those that servers left which were killed go.
-fn temporary() -> io::Result<PathBuf> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let above = std::env::temp_dir();
-    for entry in fs::read_dir(&above).into_iter().flatten().flatten() {
-        if is_left(&entry.file_name().to_string_lossy(), &entry.path()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-    loop {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = above.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            // Of a process that had the same number.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(unusable(&path, &error)),
-        }
-    }
-}
-
-/// Whether a directory is one of ours that no process has locked. One that is just being made has no models yet.
-fn is_left(name: &str, path: &Path) -> bool {
-    let metadata = path.symlink_metadata();
-    let own = metadata.is_ok_and(|file| file.is_dir() && file.uid() == rustix::process::geteuid().as_raw());
-    let in_use = |lock: File| matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
-    own && name.starts_with(TEMPORARY)
-        && path.join(MODELS).is_dir()
-        && File::open(path.join(LOCK)).is_ok_and(|lock| !in_use(lock))
-}
-
 fn unusable(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
 }
@@ -304,21 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_server_left_goes() {
-        let left = temporary().unwrap();
-        let lock = locked(&left).unwrap();
-        fs::create_dir(left.join(MODELS)).unwrap();
-        let other = temporary().unwrap();
-        assert!(left.exists(), "it is in use");
-        drop(lock);
-        let third = temporary().unwrap();
-        assert!(!left.exists() && other.exists(), "the other is just being made");
-        [other, third].iter().for_each(|path| fs::remove_dir(path).unwrap());
-    }
-
-    #[test]
     fn a_lasting_cache_has_one_user_and_is_found_again() {
-        let cache = temporary().unwrap();
+        let temporary = Temporary::new(Kind::Store).unwrap();
+        let cache = temporary.path().join("cache");
         let files = Arc::new(Files::new(Some(&cache), "s3://b").unwrap());
         put(&files, "a", "text");
         std::mem::forget(link(&files, "a").unwrap());
@@ -327,6 +282,5 @@ mod tests {
         assert!(Files::new(Some(&cache), "s3://other").is_ok());
         let content = files.content("m", "a");
         assert!(content.exists());
-        fs::remove_dir_all(cache).unwrap();
     }
 }

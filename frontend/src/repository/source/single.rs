@@ -7,12 +7,11 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 
 use pharos::model::{Draft, usual_model_file};
 use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 
-use super::super::given::new_directory;
+use super::super::given::Places;
 use super::super::scan;
 use super::Local;
 
@@ -66,13 +65,14 @@ impl Single {
         }
     }
 
-    /// Its files in the form of a model's directory. `number` tells temporary directories apart.
+    /// Its files in the form of a model's directory, for which `places` has temporary ones.
     ///
     /// # Errors
     /// A temporary directory cannot be made.
-    pub(super) fn local(&self, number: &AtomicU64) -> io::Result<Local> {
+    pub(super) fn local(&self, places: &Places) -> io::Result<Local> {
         let Files::Loose(links) = &self.files else { return Ok(Local::lasting(self.place.clone())) };
-        let local = Local::temporary(new_directory(number)?);
+        let (path, above) = places.next()?;
+        let local = Local::kept(path.clone(), path, above);
         let version = local.path().join("1");
         std::fs::create_dir(&version)?;
         for (name, target) in links {
@@ -228,7 +228,8 @@ mod tests {
         let folder = Folder::new(name, files);
         let single = Single::find(&folder.0.join(place), None).unwrap()?;
         let before = names(&folder.0);
-        let local = single.local(&AtomicU64::new(1 << 42)).unwrap();
+        let places = Places::default();
+        let local = single.local(&places).unwrap();
         let mut all = names(local.path());
         all.extend(names(&local.path().join("1")).into_iter().map(|name| format!("1/{name}")));
         all.sort();

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -20,6 +21,10 @@ MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
 ENDINGS = (".mar", ".tar.gz", ".tgz", ".zip")
 UNUSED_S = 3600
 """What nobody uses for so long is removed when something else is unpacked."""
+MARKER = ".pharos-directory"
+"""Marks a directory that was made here; nothing is removed in one without it."""
+KEY = re.compile("[0-9a-f]{32}")
+"""Names of what is unpacked; nothing else is ever removed."""
 
 
 class Refused(Exception):
@@ -71,6 +76,8 @@ def _folder():
     found = os.lstat(folder)
     if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise Refused(f"'{folder}', where archives are unpacked, can be written to by others: remove it, or set TMPDIR")
+    if not os.listdir(folder):
+        open(os.path.join(folder, MARKER), "a").close()
     return folder
 
 
@@ -97,9 +104,11 @@ def _locked(path):
 
 def _remove_unused(folder, but):
     """Removes what nobody has used for long. Other processes do the same at any moment: anything may be gone already."""
+    if not os.path.isfile(os.path.join(folder, MARKER)):
+        return
     for name in os.listdir(folder):
         key, ending = os.path.splitext(name)
-        if ending == ".lock" and key != but:
+        if ending == ".lock" and key != but and KEY.fullmatch(key):
             with contextlib.suppress(FileNotFoundError):
                 _remove_if_unused(folder, key)
 

@@ -1,0 +1,260 @@
+//! One destination of log lines: a bounded queue and the thread that empties it.
+//!
+//! Nothing here blocks the thread that logs. A destination that takes no lines (a pipe that is not read, a disk that hangs)
+//! fills its queue; further lines are dropped and counted, and a line says how many once the destination takes lines again.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// The most bytes that wait for one destination. While they are written, as many again may wait.
+const MOST_WAITING: usize = 4 << 20;
+
+/// Buffers are kept for the next lines unless they have grown larger than this.
+const KEPT_BYTES: usize = 64 << 10;
+
+/// Where the lines of an outlet go. Its methods run in the outlet's thread and may block.
+pub(super) trait Sink: Send + 'static {
+    /// Writes whole lines. Returns how many of them are lost.
+    fn write(&mut self, lines: &str) -> u64;
+
+    /// Opens a file again, because the present one may have been moved away.
+    fn reopen(&mut self) {}
+}
+
+/// What an outlet is called, and how it writes.
+#[derive(Clone, Copy)]
+pub(super) struct Form {
+    /// The name of the destination in metrics.
+    pub(super) name: &'static str,
+    /// How long lines are collected before they are written.
+    pub(super) collected: Duration,
+    /// The line that tells how many lines are missing at its place.
+    pub(super) notice: fn(u64) -> String,
+}
+
+/// A destination; all threads may write to it.
+pub(super) struct Outlet {
+    shared: Arc<Shared>,
+    /// Hears when the thread has ended. In a mutex because receivers are not shared; locked by [`Outlet::finish`] only.
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+struct Shared {
+    form: Form,
+    /// Held while a line is appended or all are taken, never while something is written.
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    /// Lines that were dropped or could not be written, since the last [`Outlet::take_lost`].
+    lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: String,
+    /// Lines that were dropped since `lines` was last taken. They follow those in `lines`.
+    dropped: u64,
+    /// The thread waits to be woken.
+    asleep: bool,
+    reopen: bool,
+    stopped: bool,
+}
+
+impl Queue {
+    fn is_idle(&self) -> bool {
+        self.lines.is_empty() && self.dropped == 0 && !self.reopen && !self.stopped
+    }
+}
+
+/// What the thread does next.
+struct Taken {
+    dropped: u64,
+    reopen: bool,
+    stopped: bool,
+}
+
+impl Outlet {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub(super) fn start(form: Form, sink: impl Sink) -> io::Result<Self> {
+        let shared = Shared { form, queue: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) };
+        let shared = Arc::new(shared);
+        let (ending, ended) = mpsc::channel();
+        let own = shared.clone();
+        thread::Builder::new().name("log".to_owned()).spawn(move || {
+            own.run(sink);
+            let _ = ending.send(());
+        })?;
+        Ok(Self { shared, ended: Mutex::new(ended) })
+    }
+
+    /// The name of the destination in metrics.
+    pub(super) fn name(&self) -> &'static str {
+        self.shared.form.name
+    }
+
+    /// Queues whole lines, or drops them if there is no room.
+    pub(super) fn push(&self, lines: &str) {
+        let mut queue = self.shared.lock();
+        // After a dropped line all others are dropped too until the queue is taken, so that the notice has one place.
+        if queue.dropped == 0 && queue.lines.len() + lines.len() <= MOST_WAITING {
+            queue.lines.push_str(lines);
+        } else {
+            let count = count(lines);
+            queue.dropped += count;
+            self.shared.lost.fetch_add(count, Ordering::Relaxed);
+        }
+        self.wake(queue);
+    }
+
+    /// Has the sink open its file again.
+    pub(super) fn reopen(&self) {
+        let mut queue = self.shared.lock();
+        queue.reopen = true;
+        self.wake(queue);
+    }
+
+    /// Lines lost since the last call.
+    pub(super) fn take_lost(&self) -> u64 {
+        self.shared.lost.swap(0, Ordering::Relaxed)
+    }
+
+    /// Has the thread write what waits and end.
+    pub(super) fn stop(&self) {
+        let mut queue = self.shared.lock();
+        queue.stopped = true;
+        self.wake(queue);
+    }
+
+    /// Waits until the thread has ended, or `patience` is over. A thread that hangs in a write ends with the process.
+    pub(super) fn finish(&self, patience: Duration) {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = ended.recv_timeout(patience);
+    }
+
+    fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
+        if std::mem::take(&mut queue.asleep) {
+            drop(queue);
+            self.shared.wake.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread's life.
+    fn run(&self, mut sink: impl Sink) {
+        let mut lines = String::new();
+        loop {
+            let taken = self.take(&mut lines);
+            if taken.reopen {
+                sink.reopen();
+            }
+            if !lines.is_empty() {
+                self.lost.fetch_add(sink.write(&lines), Ordering::Relaxed);
+            }
+            if taken.dropped > 0 {
+                // Not counted if it cannot be written: the lines that it tells of are.
+                sink.write(&(self.form.notice)(taken.dropped));
+            }
+            lines.clear();
+            lines.shrink_to(KEPT_BYTES);
+            if taken.stopped {
+                return;
+            }
+        }
+    }
+
+    /// Waits for lines and moves them into `lines`, which is empty.
+    fn take(&self, lines: &mut String) -> Taken {
+        let mut queue = self.lock();
+        while queue.is_idle() {
+            queue.asleep = true;
+            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !self.form.collected.is_zero() && !queue.stopped {
+            drop(queue);
+            thread::sleep(self.form.collected);
+            queue = self.lock();
+        }
+        std::mem::swap(lines, &mut queue.lines);
+        Taken {
+            dropped: std::mem::take(&mut queue.dropped),
+            reopen: std::mem::take(&mut queue.reopen),
+            stopped: queue.stopped,
+        }
+    }
+}
+
+/// Lines in a text of whole lines.
+pub(super) fn count(lines: &str) -> u64 {
+    lines.bytes().filter(|byte| *byte == b'\n').count() as u64
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Takes a text only after it has been given a permit.
+    struct Gated {
+        permits: mpsc::Receiver<()>,
+        written: mpsc::Sender<String>,
+    }
+
+    impl Sink for Gated {
+        fn write(&mut self, lines: &str) -> u64 {
+            let _ = self.permits.recv();
+            let _ = self.written.send(lines.to_owned());
+            0
+        }
+    }
+
+    fn gated() -> (Outlet, mpsc::Sender<()>, mpsc::Receiver<String>) {
+        let (permit, permits) = mpsc::channel();
+        let (writing, written) = mpsc::channel();
+        let notice = |lost: u64| format!("{lost} lost\n");
+        let form = Form { name: "test", collected: Duration::ZERO, notice };
+        (Outlet::start(form, Gated { permits, written: writing }).unwrap(), permit, written)
+    }
+
+    #[test]
+    fn a_destination_that_hangs_costs_the_newest_lines_and_says_how_many() {
+        let (outlet, permit, written) = gated();
+        let line = "x".repeat(1023) + "\n";
+        // The thread may or may not have taken some of them when the first write hangs.
+        let most = 2 * MOST_WAITING / line.len();
+        let pushed = most + 100;
+        (0..pushed).for_each(|_| outlet.push(&line));
+        let lost = outlet.take_lost();
+        assert!(lost >= 100, "{lost}");
+        drop(permit);
+        outlet.push("later\n");
+        outlet.stop();
+        outlet.finish(Duration::from_secs(60));
+        let all: String = written.try_iter().collect();
+        let notice = format!("{} lost\n", lost + outlet.take_lost());
+        let (before, after) = all.split_once(&notice).unwrap_or_else(|| panic!("no {notice:?}"));
+        assert_eq!(before.len(), (pushed - usize::try_from(lost).unwrap()) * line.len());
+        assert!(after.is_empty() || after == "later\n", "{after:?}");
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_a_destination_that_hangs() {
+        let (outlet, permit, written) = gated();
+        outlet.push("one\n");
+        outlet.stop();
+        outlet.finish(Duration::from_millis(1));
+        assert!(written.try_recv().is_err());
+        permit.send(()).unwrap();
+        outlet.finish(Duration::from_secs(60));
+        assert_eq!(written.try_iter().collect::<String>(), "one\n");
+    }
+}

@@ -1,0 +1,132 @@
+//! What outlets write to: standard error or a file of the user, and standard output.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::outlet::Sink;
+
+/// The most bytes that a pipe takes as a whole (`PIPE_BUF`).
+const WHOLE: usize = 4096;
+
+/// The log in its plain form.
+pub(super) struct Plain {
+    file: Option<(PathBuf, File)>,
+    /// The last write to the file failed.
+    failed: bool,
+}
+
+impl Plain {
+    /// Writes to this file, or to standard error.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(super) fn new(path: Option<&Path>) -> io::Result<Self> {
+        let file = path.map(|path| open(path).map(|file| (path.to_owned(), file))).transpose()?;
+        Ok(Self { file, failed: false })
+    }
+}
+
+impl Sink for Plain {
+    fn write(&mut self, lines: &str) -> u64 {
+        if let Some((path, file)) = &mut self.file {
+            match file.write_all(lines.as_bytes()) {
+                Ok(()) => {
+                    self.failed = false;
+                    return 0;
+                }
+                Err(error) if !self.failed => {
+                    self.failed = true;
+                    let path = path.display();
+                    tracing::error!(
+                        "--log-file '{path}' cannot be written: {error}; lines go to standard error instead"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+        write(rustix::stdio::stderr(), lines)
+    }
+
+    fn reopen(&mut self) {
+        let Some((path, file)) = &mut self.file else { return };
+        match open(path) {
+            Ok(new) => *file = new,
+            Err(error) => {
+                let path = path.display();
+                tracing::error!("--log-file '{path}' cannot be opened again, so the old one is written on: {error}");
+            }
+        }
+    }
+}
+
+/// Standard output.
+pub(super) struct Console;
+
+impl Sink for Console {
+    fn write(&mut self, lines: &str) -> u64 {
+        write(rustix::stdio::stdout(), lines)
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// Writes whole lines, in pieces between which those of other writers to the same pipe may come. Returns how many lines are
+/// lost. Blocks for as long as the stream takes nothing.
+pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
+    let mut rest = lines.as_bytes();
+    while !rest.is_empty() {
+        let piece = rest.get(..WHOLE).unwrap_or(rest);
+        let whole = piece.iter().rposition(|byte| *byte == b'\n').map_or(piece.len(), |at| at + 1);
+        match rustix::io::write(stream, piece.get(..whole).unwrap_or(piece)) {
+            Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            // Another process that shares the stream has made it non-blocking.
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None);
+            }
+            Err(_) => return rest.iter().filter(|byte| **byte == b'\n').count() as u64,
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
+    use super::super::outlet::count;
+    use super::*;
+
+    #[test]
+    fn a_stream_that_is_not_read_any_more_costs_lines() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(write(writer.as_fd(), "one\ntwo\n"), 0);
+        let mut text = [0; 8];
+        assert_eq!(rustix::io::read(&reader, &mut text).unwrap(), 8);
+        assert_eq!(&text, b"one\ntwo\n");
+        drop(reader);
+        assert_eq!(write(writer.as_fd(), "three\nfour\n"), count("three\nfour\n"));
+    }
+
+    #[test]
+    fn a_stream_that_does_not_block_is_waited_for() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        rustix::io::ioctl_fionbio(&reader, false).unwrap();
+        let line = "y".repeat(5000) + "\n";
+        let lines = line.repeat(100);
+        let expected = lines.clone();
+        let thread = std::thread::spawn(move || write(writer.as_fd(), &lines));
+        let mut read = String::new();
+        File::from(reader).read_to_string(&mut read).unwrap();
+        assert_eq!((thread.join().unwrap(), read == expected), (0, true));
+    }
+}
