@@ -79,7 +79,7 @@ impl Instance {
     pub(super) fn why_ended(&self, reason: &LossReason) -> String {
         match reason {
             LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
-                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name)
+                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name())
             }
             _ => reason.to_string(),
         }
