@@ -182,6 +182,7 @@ def test_torchserves_logs_that_cannot_be_written(tmp_path):
             assert server.get("/ping")[0] == 200
         said = lambda name: server.log.read_text().count(f"'/dev/null/logs/{name}.log' cannot be written")  # noqa: E731
         eventually("the console has the lines", 10, lambda: server.log.read_text().count("GET /ping") >= 10)
+        eventually("both are told", 10, lambda: said("access_log") and said("ts_log"))
         assert [said("access_log"), said("ts_log")] == [1, 1]
         server.stop(check=False)
         assert server.process.returncode == 0
