@@ -2,6 +2,7 @@
 
 mod home;
 mod listen;
+mod open_loading;
 
 use std::ffi::OsString;
 use std::io;
@@ -112,9 +113,12 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
-    let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
+    let listeners = Listeners { options, engine: &engine, life: life.clone(), reread };
+    let guards = listeners.guards()?;
+    open_loading::warn(options, plan, &guards);
+    let mut listeners = listeners.open(&guards).await?;
     let home = match plan {
-        Some(plan) => Some(Home::open(plan, &engine, life, &mut listeners)?),
+        Some(plan) => Some(Home::open(plan, &engine, (life, guards), &mut listeners)?),
         None => None,
     };
     let loaded = tokio::select! {

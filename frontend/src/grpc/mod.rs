@@ -39,6 +39,8 @@ use tonic_health::pb::health_server::HealthServer;
 use self::health::HealthService;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use self::seen::Counted;
+#[cfg(not(test))]
+pub(crate) use self::seen::denied_status;
 use self::service::Service;
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};

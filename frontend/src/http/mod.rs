@@ -36,7 +36,11 @@ use pharos::error::Reason;
 use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
 
+#[cfg(not(test))]
+pub(crate) use answer::error_text as error_response;
 use dispatch::Dispatch;
+#[cfg(not(test))]
+pub(crate) use restrict::denied_response;
 
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};
@@ -143,12 +147,13 @@ fn model_route(router: Router<Edge>, suffix: &str, method: impl Fn() -> MethodRo
 }
 
 async fn not_found(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
-    not_found_response(&edge)
+    not_found_response(&edge.engine)
 }
 
-fn not_found_response(edge: &Edge) -> Response {
+/// The answer to a path that is not known, counted.
+pub(crate) fn not_found_response(engine: &Engine) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    answer::Pending::new(engine, Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }
 
 async fn method_not_allowed(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {

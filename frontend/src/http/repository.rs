@@ -96,7 +96,7 @@ pub(super) async fn operate(
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found_response(&edge),
+        _ => super::not_found_response(&edge.engine),
     }
 }
 

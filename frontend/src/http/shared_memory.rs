@@ -64,7 +64,7 @@ impl FromRequestParts<Edge> for Region {
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         let path = Path::<String>::from_request_parts(parts, edge).await;
-        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(edge))
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.engine))
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use crate::engine::Engine;
 use crate::listener::Life;
 use crate::log;
-use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, Settings, Start, snapshot};
+use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, snapshot};
 
 /// What the endpoints show.
 pub(super) struct Home {
@@ -22,7 +22,7 @@ impl Home {
     pub(super) fn open(
         plan: &Plan,
         engine: &Engine,
-        life: Life,
+        (life, server): (Life, ServerAccess),
         listeners: &mut Vec<JoinHandle<()>>,
     ) -> Result<Self, String> {
         plan.begin();
@@ -32,6 +32,7 @@ impl Home {
             repository: plan.repository.clone(),
             life,
             access: Some(Arc::new(log::answered_line)),
+            server,
         };
         let (registry, tasks) = torchserve::serve(start)?;
         listeners.extend(tasks);

@@ -17,6 +17,7 @@ use crate::cli::{Options, TlsOptions};
 use crate::engine::Engine;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
 use crate::reread::{self, Reread};
+use crate::torchserve::ServerAccess;
 use crate::{grpc, http, statsd};
 
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
@@ -36,15 +37,14 @@ pub(super) struct Listeners<'a> {
 
 impl Listeners<'_> {
     /// Opens the listeners and serves on them.
-    pub(super) async fn open(&self) -> Result<Vec<JoinHandle<()>>, String> {
+    pub(super) async fn open(&self, guards: &ServerAccess) -> Result<Vec<JoinHandle<()>>, String> {
         let Self { options, engine, .. } = self;
         let mut tasks = Vec::new();
-        let access = self.access()?;
         if options.http.allow {
-            tasks.push(self.http(&access)?);
+            tasks.push(self.http(guards)?);
         }
         if options.grpc.allow {
-            tasks.push(self.grpc(&access)?);
+            tasks.push(self.grpc(guards)?);
         }
         if options.metrics.allow {
             let wanted = (options.metrics_address(), options.metrics.port, false);
@@ -67,14 +67,14 @@ impl Listeners<'_> {
         Ok(tasks)
     }
 
-    fn http(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+    fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.http_clients;
         let settings = http::Settings {
             max_input_size: options.http.max_input_size,
-            restricted: restricted(&options.http.restricted, HTTP_RESTRICTED)?,
-            access: access.clone(),
-            forward: Forward::new(clients.forward.clone(), access),
+            restricted: guards.http.clone(),
+            access: guards.tokens.clone(),
+            forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
         };
         let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
@@ -85,14 +85,14 @@ impl Listeners<'_> {
         Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
     }
 
-    fn grpc(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+    fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.grpc_clients;
         clients.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
         let settings = grpc::Settings {
-            restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)?,
-            access: access.clone(),
-            forward: Forward::new(clients.forward.clone(), access),
+            restricted: guards.grpc.clone(),
+            access: guards.tokens.clone(),
+            forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
             compress: clients.compress(),
             beside: None,
@@ -138,6 +138,15 @@ impl Listeners<'_> {
         let read = move || reading.reload().map(|()| "for connections from now on".to_owned());
         self.watch(Credentials::Tls(listener), paths, read);
         Ok(Some(tls))
+    }
+
+    /// What guards the listeners: tokens and restricted parts.
+    pub(super) fn guards(&self) -> Result<ServerAccess, String> {
+        Ok(ServerAccess {
+            tokens: self.access()?,
+            http: restricted(&self.options.http.restricted, HTTP_RESTRICTED)?,
+            grpc: restricted(&self.options.grpc.restricted, GRPC_RESTRICTED)?,
+        })
     }
 
     /// The tokens.

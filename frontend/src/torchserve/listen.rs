@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::guard::Guard;
 use super::ids::Ids;
 use super::registry::Quiet;
 use super::rest::{Port, Shared};
@@ -17,6 +19,7 @@ use super::settings::Age;
 use super::token::Tokens;
 use super::ways::Doors;
 use super::{AccessSink, Address, Registry, Settings, grpc};
+use crate::access::Access;
 use crate::engine::{Engine, Protocol, Route};
 use crate::http;
 use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
@@ -33,6 +36,19 @@ pub struct Start {
     pub life: Life,
     /// Where lines about requests go.
     pub access: Option<AccessSink>,
+    /// What guards the server's own ports.
+    pub server: ServerAccess,
+}
+
+/// What guards the server's own ports, and TorchServe's too.
+#[derive(Clone, Debug, Default)]
+pub struct ServerAccess {
+    /// The tokens of files.
+    pub tokens: Access,
+    /// `--http-restricted-api`.
+    pub http: Arc<Restrictions>,
+    /// `--grpc-restricted-protocol`.
+    pub grpc: Arc<Restrictions>,
 }
 
 /// Opens the listeners and serves on them; there are no models yet.
@@ -40,15 +56,21 @@ pub struct Start {
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
 pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), String> {
-    let Start { engine, settings, repository, life, access } = start;
+    let Start { engine, settings, repository, life, access, server } = start;
     let registry = Registry::new(engine.clone(), settings.clone(), repository);
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
+    let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
+    if tokens.is_some() && !server.tokens.is_open() {
+        tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
+    }
+    let ServerAccess { tokens: files, http, grpc } = server;
+    let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
     let shared = Arc::new(Shared {
         engine: engine.with_aliases(registry.clone()),
         quiet: engine.with_aliases(Arc::new(Quiet)),
         registry: registry.clone(),
-        tokens: tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?,
+        guard,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
         access,

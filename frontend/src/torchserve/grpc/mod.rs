@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::AUTHORIZATION;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use pharos::error::Reason;
@@ -25,8 +24,10 @@ use tower::Service;
 
 use self::inference::Inference;
 use self::management::Management;
+use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
 use super::rest::Shared;
 use super::token::{FAILED, Purpose};
+use crate::access::routes::{class, of_grpc};
 use crate::engine::{Protocol, Route};
 use crate::listener::Peer;
 use crate::{clock, grpc};
@@ -125,8 +126,11 @@ where
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
         let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
-        let answer: Answering = match (self.refusal(&request), &mut self.services) {
-            (Some(status), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
+        let route = of_grpc(&path);
+        let denied = self.denied(route, &request);
+        let refused = denied.as_ref().map(|(_, reason)| *reason);
+        let answer: Answering = match (denied, &mut self.services) {
+            (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(request),
             (None, Services::Management(own)) => Box::pin(own.call(request)),
             (None, Services::Inference(both)) => {
@@ -140,9 +144,10 @@ where
         Box::pin(async move {
             let response = answer.await?;
             let code = code(&response);
-            if is_own {
-                let reason = (code != Code::Ok).then_some(reason(code));
-                shared.engine.record_answered(Protocol::Grpc, route(&path), code as u16, reason);
+            // The v2 protocol's edge counts its answers itself.
+            if is_own || refused.is_some() {
+                let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
+                shared.engine.record_answered(Protocol::Grpc, route, code as u16, reason);
             }
             tell(&shared, (peer, &path), code, received);
             Ok(response)
@@ -151,15 +156,19 @@ where
 }
 
 impl Port {
-    /// The refusal of a call without the token that it needs.
-    fn refusal<B>(&self, request: &Request<B>) -> Option<Status> {
-        let tokens = self.shared.tokens.as_ref()?;
+    /// The refusal of a call that may not have its route, or whose route is not known.
+    fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
+        let class = class(route);
         let purpose = match self.services {
-            Services::Inference(_) => Purpose::Inference,
-            Services::Management(_) => Purpose::Management,
+            Services::Inference(_) => purpose(class, Some(Purpose::Inference)),
+            Services::Management(_) => Some(Purpose::Management),
         };
-        let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-        tokens.check(purpose, given).err().map(|_| Status::permission_denied(FAILED))
+        let wanted = Wanted { route, class, purpose };
+        Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
+            Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
+            Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
+            Denied::Server(denied) => grpc::denied_status(&denied),
+        })
     }
 }
 
@@ -182,21 +191,6 @@ fn reason(code: Code) -> Reason {
         Code::Unavailable => Reason::NotReady,
         Code::Unimplemented => Reason::Unsupported,
         _ => Reason::Backend,
-    }
-}
-
-fn route(path: &str) -> Route {
-    match path.rsplit('/').next().unwrap_or_default() {
-        "Ping" => Route::Ping,
-        "Predictions" => Route::Predict,
-        "StreamPredictions" | "StreamPredictions2" => Route::StreamPredict,
-        "DescribeModel" => Route::ModelDescribe,
-        "ListModels" => Route::ModelList,
-        "RegisterModel" => Route::ModelRegister,
-        "ScaleWorker" => Route::ModelScale,
-        "SetDefault" => Route::ModelSetDefault,
-        "UnregisterModel" => Route::ModelUnregister,
-        _ => Route::Unknown,
     }
 }
 

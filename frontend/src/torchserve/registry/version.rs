@@ -121,6 +121,9 @@ impl Version {
             return Some(Err(format!("its configuration cannot be written: {error}")));
         }
         let loaded = registry.engine.load_model(&self.called, Vec::new()).await;
+        if loaded.is_ok() {
+            self.health().loaded();
+        }
         Some(loaded.map_err(|error| error.message))
     }
 

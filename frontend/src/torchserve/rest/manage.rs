@@ -185,7 +185,7 @@ pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
 
 /// `GET /token`.
 pub(super) async fn token(shared: &Shared, asked: &Asked) -> Result<Response, Refused> {
-    let Some(tokens) = &shared.tokens else { return Err(answer::not_found()) };
+    let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = asked.query("type").unwrap_or_default();
     match tokens.renew(&kind) {
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
