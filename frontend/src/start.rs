@@ -21,6 +21,7 @@ use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
+use crate::receiving::Budget;
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
@@ -113,12 +114,13 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
-    let listeners = Listeners { options, engine: &engine, life: life.clone(), reread };
+    let budget = receive_budget(options);
+    let listeners = Listeners { options, engine: &engine, life: life.clone(), reread, budget: budget.clone() };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut listeners = listeners.open(&guards).await?;
     let home = match plan {
-        Some(plan) => Some(Home::open(plan, &engine, (life, guards), &mut listeners)?),
+        Some(plan) => Some(Home::open(plan, &engine, (life, guards, budget), &mut listeners)?),
         None => None,
     };
     let loaded = tokio::select! {
@@ -164,6 +166,13 @@ async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source:
             Err(reason) => tracing::error!("the metrics stay as they were: {reason}"),
         }
     }
+}
+
+/// The memory of requests that are being received: as configured, or a quarter of what this process may use, since the
+/// library that decodes a message has a copy of it for a moment.
+fn receive_budget(options: &Options) -> Budget {
+    let usual = || system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4;
+    Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
 }
 
 fn metric_logs(options: &Options) -> tslog::Settings {

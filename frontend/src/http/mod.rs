@@ -50,6 +50,7 @@ use crate::engine::{Protocol, Route};
 #[cfg(test)]
 use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Life, Speaks};
+use crate::receiving::Budget;
 
 /// What the HTTP edge is told at start.
 #[derive(Clone, Debug)]
@@ -64,6 +65,8 @@ pub struct Settings {
     pub forward: Forward,
     /// `--http-body-timeout-secs`; zero for none.
     pub body_timeout: Duration,
+    /// The memory of what is being received.
+    pub budget: Budget,
 }
 
 /// How a listener treats its connections unless it is told otherwise.
@@ -79,6 +82,7 @@ impl Default for Settings {
             access: Access::default(),
             forward: Forward::default(),
             body_timeout: Duration::from_secs(60),
+            budget: Budget::default(),
         }
     }
 }

@@ -122,7 +122,7 @@ async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>)
         Kind::Cuda => Route::CudaSharedMemoryRegister,
     });
     let result = async {
-        let body = match body::read(request.into_body(), MAX_BODY, false).await? {
+        let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
             Read::Whole(body) => body.join(),
             Read::TooLarge(size) => {
                 let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::engine::Engine;
 use crate::listener::Life;
 use crate::log;
+use crate::receiving::Budget;
 use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, snapshot};
 
 /// What the endpoints show.
@@ -22,7 +23,7 @@ impl Home {
     pub(super) fn open(
         plan: &Plan,
         engine: &Engine,
-        (life, server): (Life, ServerAccess),
+        (life, server, budget): (Life, ServerAccess, Budget),
         listeners: &mut Vec<JoinHandle<()>>,
     ) -> Result<Self, String> {
         plan.begin();
@@ -33,6 +34,7 @@ impl Home {
             life,
             access: Some(Arc::new(log::answered_line)),
             server,
+            budget,
         };
         let (registry, tasks) = torchserve::serve(start)?;
         listeners.extend(tasks);

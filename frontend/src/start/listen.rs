@@ -16,6 +16,7 @@ use crate::access::{Access, Forward};
 use crate::cli::{Options, TlsOptions};
 use crate::engine::Engine;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
+use crate::receiving::Budget;
 use crate::reread::{self, Reread};
 use crate::torchserve::ServerAccess;
 use crate::{grpc, http, statsd};
@@ -33,6 +34,8 @@ pub(super) struct Listeners<'a> {
     pub(super) life: Life,
     /// Notified when files are to be read again.
     pub(super) reread: Arc<Notify>,
+    /// The memory of what is being received.
+    pub(super) budget: Budget,
 }
 
 impl Listeners<'_> {
@@ -76,6 +79,7 @@ impl Listeners<'_> {
             access: guards.tokens.clone(),
             forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
+            budget: self.budget.clone(),
         };
         let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
@@ -95,6 +99,8 @@ impl Listeners<'_> {
             forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
             compress: clients.compress(),
+            budget: self.budget.clone(),
+            limits: grpc::Limits::new(options.grpc.max_input_size),
             beside: None,
         };
         let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;

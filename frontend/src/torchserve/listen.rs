@@ -23,6 +23,7 @@ use crate::access::Access;
 use crate::engine::{Engine, Protocol, Route};
 use crate::http;
 use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
+use crate::receiving::Budget;
 
 /// What the endpoints are made of.
 pub struct Start {
@@ -38,6 +39,8 @@ pub struct Start {
     pub access: Option<AccessSink>,
     /// What guards the server's own ports.
     pub server: ServerAccess,
+    /// The memory of what is being received.
+    pub budget: Budget,
 }
 
 /// What guards the server's own ports, and TorchServe's too.
@@ -56,7 +59,7 @@ pub struct ServerAccess {
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
 pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), String> {
-    let Start { engine, settings, repository, life, access, server } = start;
+    let Start { engine, settings, repository, life, access, server, budget } = start;
     let registry = Registry::new(engine.clone(), settings.clone(), repository);
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
@@ -71,6 +74,7 @@ pub fn serve(start: Start) -> Result<(Arc<Registry>, Vec<JoinHandle<()>>), Strin
         quiet: engine.with_aliases(Arc::new(Quiet)),
         registry: registry.clone(),
         guard,
+        budget,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
         access,
@@ -114,7 +118,11 @@ fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(shared, label, (address, Speaks::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
-    let settings = http::Settings { max_input_size: shared.settings.max_request_size, ..http::Settings::default() };
+    let settings = http::Settings {
+        max_input_size: shared.settings.max_request_size,
+        budget: shared.budget.clone(),
+        ..http::Settings::default()
+    };
     let port = Port { shared: shared.clone(), doors, kserve: http::router(shared.engine.clone(), settings) };
     let engine = shared.engine.clone();
     let refused = move |status| engine.record_answered(Protocol::Http, Route::Unknown, status, None);

@@ -29,6 +29,7 @@ use super::rest::Shared;
 use super::token::{FAILED, Purpose};
 use crate::access::routes::{class, of_grpc};
 use crate::engine::{Protocol, Route};
+use crate::grpc::Limits;
 use crate::listener::Peer;
 use crate::{clock, grpc};
 
@@ -84,11 +85,16 @@ pub(super) struct Port {
 /// # Errors
 /// Reflection cannot be offered.
 pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
-    let most = usize::try_from(shared.settings.max_request_size).unwrap_or(usize::MAX);
+    let most = limits(shared).received;
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
-    let settings = grpc::Settings { beside: Some(service_of(OWN_INFERENCE)), ..grpc::Settings::default() };
+    let settings = grpc::Settings {
+        beside: Some(service_of(OWN_INFERENCE)),
+        budget: shared.budget.clone(),
+        limits: limits(shared),
+        ..grpc::Settings::default()
+    };
     let others = grpc::service(shared.engine.clone(), settings).map_err(|error| error.to_string())?;
     Ok(Port { shared: shared.clone(), services: Services::Inference(Box::new((own, others))) })
 }
@@ -101,6 +107,11 @@ pub(super) fn management(shared: &Arc<Shared>) -> Result<Port, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(Management(shared.clone()))));
     let own = grpc::with_reflection(own, &[service_of(OWN_MANAGEMENT)]).map_err(|error| error.to_string())?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
+}
+
+/// The most bytes of a message.
+fn limits(shared: &Shared) -> Limits {
+    Limits { setting: "max_request_size", ..Limits::new(Some(shared.settings.max_request_size)) }
 }
 
 /// The name of the service whose methods have paths that begin so.
@@ -125,14 +136,15 @@ where
         let path = request.uri().path().to_owned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
+        let bounds = (&shared.budget, limits(&shared));
         let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
         let route = of_grpc(&path);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(request),
-            (None, Services::Management(own)) => Box::pin(own.call(request)),
+            (None, Services::Inference(both)) if is_own => both.0.call(grpc::received(request, bounds)),
+            (None, Services::Management(own)) => Box::pin(own.call(grpc::received(request, bounds))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
                 if let Some(method) = path.strip_prefix(ALIAS) {

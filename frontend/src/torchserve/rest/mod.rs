@@ -36,6 +36,7 @@ use crate::clock;
 use crate::engine::{Engine, Protocol};
 use crate::http::{denied_response, error_response};
 use crate::listener::Peer;
+use crate::receiving::Budget;
 use crate::slow::{Pace, Paced};
 
 pub(super) use describe::descriptions;
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     pub(super) registry: Arc<Registry>,
     pub(super) settings: Arc<Settings>,
     pub(super) guard: Guard,
+    pub(super) budget: Budget,
     pub(super) ids: Ids,
     pub(super) access: Option<AccessSink>,
 }
