@@ -113,6 +113,11 @@ impl Restrictions {
         self.rules.is_empty()
     }
 
+    /// Whether a part is restricted.
+    pub fn restricts(&self, api: Api) -> bool {
+        self.rules.iter().any(|rule| rule.api == api)
+    }
+
     /// Whether a part may be used by who sends what `given` says for a key.
     ///
     /// # Errors

@@ -84,6 +84,18 @@ pub struct ComputeStamps {
 }
 
 impl ComputeStamps {
+    /// The same stamps between `from` and `to`: a worker can send any numbers, and their differences go into counters.
+    #[must_use]
+    pub fn within(self, from: Instant, to: Instant) -> Self {
+        let inside = |at: Instant| at.max(from).min(to);
+        Self {
+            start: inside(self.start),
+            input_end: inside(self.input_end),
+            output_start: inside(self.output_start),
+            end: inside(self.end),
+        }
+    }
+
     /// Nanoseconds spent on inputs, on the model, on outputs. Never negative, whatever a worker stamped.
     pub fn durations_ns(&self) -> (u64, u64, u64) {
         (
@@ -126,5 +138,23 @@ impl Timeline {
     /// Nanoseconds in the queue: from `queue_start` to the worker's start on the batch.
     pub fn queue_ns(&self) -> u64 {
         self.compute.start.ns_since(self.queue_start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_that_cannot_be_are_brought_inside() {
+        let stamps = ComputeStamps {
+            start: Instant(0),
+            input_end: Instant(30),
+            output_start: Instant(u64::MAX),
+            end: Instant(50),
+        };
+        let inside = stamps.within(Instant(20), Instant(100));
+        assert_eq!(inside.durations_ns(), (10, 70, 0));
+        assert_eq!(inside.within(Instant(20), Instant(100)), inside);
     }
 }

@@ -1,14 +1,18 @@
 //! Who may use which part of the protocol: the doer of [`pharos::access`]. It reads token files, and remembers what they
-//! said last.
+//! said last. [`routes`] says which part a request belongs to; [`Guard`] decides about a request.
+
+pub(crate) mod routes;
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use pharos::access::Api;
-use pharos::access::tokens::{Keyring, Refusal, Tokens};
+use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
+use pharos::access::{Api, Restrictions};
+use pharos::metrics::labels::Route;
 use regex::bytes::Regex;
+use routes::{Class, class};
 
 /// The largest file of tokens.
 const MAX_FILE: u64 = 1 << 20;
@@ -78,6 +82,79 @@ impl Access {
         let Some(keyring) = &self.keyring else { return Ok(()) };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
         keyring.read().unwrap_or_else(PoisonError::into_inner).check(api, given)
+    }
+
+    /// Whether there are tokens that guard a scope.
+    pub fn guards(&self, scope: Scope) -> bool {
+        let Some(keyring) = &self.keyring else { return false };
+        keyring.read().unwrap_or_else(PoisonError::into_inner).guards(scope)
+    }
+
+    /// Whether these headers have a token that opens a scope. `false` where no token is asked for.
+    pub fn opens(&self, scope: Scope, headers: &HeaderMap) -> bool {
+        let Some(keyring) = &self.keyring else { return false };
+        let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
+        let keyring = keyring.read().unwrap_or_else(PoisonError::into_inner);
+        keyring.guards(scope) && keyring.check_scope(scope, given).is_ok()
+    }
+}
+
+/// What headers for restricted calls of gRPC begin with.
+pub(crate) const GRPC_PREFIX: &str = "triton-grpc-protocol-";
+
+/// Why a request is refused before its handler runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// Its route is not known.
+    Unknown,
+    /// It lacks a token.
+    Token(Refusal),
+    /// The part is restricted; this is the header that is missing or wrong.
+    Restricted(String),
+}
+
+/// Decides whether a request may have its route. Every listener asks it before a handler runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Guard<'a> {
+    /// Tokens.
+    pub(crate) access: &'a Access,
+    /// Restricted parts.
+    pub(crate) restricted: &'a Restrictions,
+    /// What the names of their headers begin with.
+    pub(crate) prefix: &'static str,
+}
+
+impl Guard<'_> {
+    /// Whether there is nothing to ask.
+    pub(crate) fn is_open(&self) -> bool {
+        self.restricted.is_empty() && self.access.is_open()
+    }
+
+    /// Whether a request with these headers may have this route.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check(&self, route: Route, headers: &HeaderMap) -> Result<(), Denied> {
+        match class(route) {
+            Class::Open => Ok(()),
+            Class::Unknown => Err(Denied::Unknown),
+            Class::Part(api) => {
+                self.access.check(api, headers).map_err(Denied::Token)?;
+                // Triton's restrictions do not cover reflection.
+                if route == Route::Reflection { Ok(()) } else { self.check_restricted(api, headers) }
+            }
+        }
+    }
+
+    /// Whether a request with these headers may use a part, as far as restrictions go.
+    ///
+    /// # Errors
+    /// [`Denied::Restricted`].
+    pub(crate) fn check_restricted(&self, api: Api, headers: &HeaderMap) -> Result<(), Denied> {
+        let name = |key: &str| format!("{}{}", self.prefix, key.to_ascii_lowercase());
+        let given = |key: &str| headers.get(name(key)).map(|value| value.as_bytes());
+        let denied = |key: &str| Denied::Restricted(format!("{}{key}", self.prefix));
+        self.restricted.check(api, given).map_err(denied)
     }
 }
 

@@ -199,6 +199,9 @@ pub struct Grpc {
     /// The port to listen on; 0 lets the system choose
     #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
     pub port: u16,
+    /// The most bytes of a message [default: 2147483647, and 67108864 for a message that is decompressed]
+    #[arg(id = "grpc-max-input-size", long = "grpc-max-input-size", value_name = "BYTES", env = "PHAROS_GRPC_MAX_INPUT_SIZE", value_parser = clap::value_parser!(u64).range(1..=0x7fff_ffff), help_heading = GRPC)]
+    pub max_input_size: Option<u64>,
     /// Restricts parts of the protocol to who sends triton-grpc-protocol-KEY with a value: PROTOCOL[,PROTOCOL...]:KEY=VALUE; may be repeated
     #[arg(id = "grpc-restricted-protocol", long = "grpc-restricted-protocol", value_name = "RULE", env = "PHAROS_GRPC_RESTRICTED_PROTOCOL", help_heading = GRPC)]
     pub restricted: Vec<String>,

@@ -23,6 +23,7 @@ mod memory;
 mod metrics;
 mod onnxruntime;
 mod process;
+pub mod receiving;
 mod repository;
 // In unit tests nobody starts it.
 #[cfg_attr(test, allow(dead_code))]

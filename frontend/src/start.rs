@@ -2,6 +2,7 @@
 
 mod home;
 mod listen;
+mod open_loading;
 
 use std::ffi::OsString;
 use std::io;
@@ -21,6 +22,7 @@ use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
+use crate::receiving::Budget;
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{directories, log, onnxruntime, repository, shared_memory, trace, tslog};
@@ -121,8 +123,12 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let reread = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
-    let mut listeners = Listeners { options, engine: &engine, life: life.clone(), reread }.open().await?;
-    let mut home = plan.map(|plan| Home::new(plan, &engine, life)).transpose()?;
+    let budget = receive_budget(options);
+    let listeners = Listeners { options, engine: &engine, life: life.clone(), reread, budget: budget.clone() };
+    let guards = listeners.guards()?;
+    open_loading::warn(options, plan, &guards);
+    let mut listeners = listeners.open(&guards).await?;
+    let mut home = plan.map(|plan| Home::new(plan, &engine, (life, guards, budget))).transpose()?;
     let loaded = tokio::select! {
         loaded = load(&engine, options, home.as_mut()) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
@@ -173,6 +179,13 @@ async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source:
             Err(reason) => tracing::error!("the metrics stay as they were: {reason}"),
         }
     }
+}
+
+/// The memory of requests that are being received: as configured, or a quarter of what this process may use, since the
+/// library that decodes a message has a copy of it for a moment.
+fn receive_budget(options: &Options) -> Budget {
+    let usual = || system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4;
+    Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
 }
 
 /// The mode of metrics if none is named: logs are written only if something says where.

@@ -17,8 +17,8 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
-use pharos::timeline::Instant;
-use pharos::wire::{Done, Load, Loaded, ToFrontend, ToWorker, VERSION};
+use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::{Done, Load, Loaded, ToFrontend, ToWorker, VERSION, said};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
@@ -398,13 +398,16 @@ async fn read(
     events: mpsc::UnboundedSender<Event>,
     cache: Arc<Cache>,
 ) {
+    let began = clock::now();
+    let believable = |stamps: ComputeStamps| stamps.within(began, clock::now());
     let on_frame = |frame| {
         match frame {
             ToFrontend::Done(done) if done.batch >= WARM_UP => {
                 link.ring.drain(&cache, &driver.series);
                 let _ = events.send(Event::WarmedUp(done));
             }
-            ToFrontend::Done(done) => {
+            ToFrontend::Done(mut done) => {
+                done.stamps = believable(done.stamps);
                 // First the samples: whoever has an answer finds what it caused in the metrics.
                 link.ring.drain(&cache, &driver.series);
                 driver.batch_done(id, &link, done);
@@ -415,7 +418,8 @@ async fn read(
                     let _ = events.send(Event::WarmUpFailed(error.into()));
                 }
             }
-            ToFrontend::Response(response) => {
+            ToFrontend::Response(mut response) => {
+                response.stamps = believable(response.stamps);
                 link.ring.drain(&cache, &driver.series);
                 driver.response(id, &link, response)?;
             }
@@ -429,7 +433,7 @@ async fn read(
                 link.loaded(&loaded);
                 drop(events.send(Event::Loaded(loaded)));
             }
-            ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(reason))),
+            ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(said(reason)))),
         }
         match link.ring.fault() {
             Some(fault) => Err(io::Error::other(fault)),

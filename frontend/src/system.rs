@@ -26,6 +26,7 @@ pub(crate) use gpu::{GpuReading, Gpus};
 pub(crate) use latest::LatestGpus;
 pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 
+use container::Container;
 use gpu::Seen;
 use host::{Host, HostReading};
 pub(crate) use process::process_of;
@@ -51,6 +52,19 @@ impl Settings {
     pub(crate) fn any(&self) -> bool {
         self.cpu || self.gpus.is_some()
     }
+}
+
+/// Bytes of memory that this process may use: the machine's, the smallest limit of the container's, or that of the address
+/// space (`ulimit -v`), whichever is least.
+// In unit tests nobody starts a server.
+#[cfg_attr(test, allow(dead_code))]
+pub(crate) fn memory_limit(roots: &Roots) -> u64 {
+    use rustix::process::{Resource, getrlimit};
+    let info = rustix::system::sysinfo();
+    let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    let container = Container::new(&roots.proc, &roots.cgroup).memory(machine).map(|memory| memory.total);
+    let space = getrlimit(Resource::As).current;
+    [container, space].into_iter().flatten().fold(machine, u64::min)
 }
 
 /// Where the system's own file systems are mounted.

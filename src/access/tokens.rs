@@ -137,14 +137,31 @@ impl Keyring {
     ///
     /// # Errors
     /// Why not.
-    pub fn check<'a>(&self, api: Api, mut given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
-        let Some(scope) = Scope::of(api) else { return Ok(()) };
-        let opening = match scope {
-            Scope::Inference if self.inference.is_none() => return Ok(()),
+    pub fn check<'a>(&self, api: Api, given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
+        Scope::of(api).map_or(Ok(()), |scope| self.check_scope(scope, given))
+    }
+
+    /// Whether a token is asked for in this scope.
+    pub fn guards(&self, scope: Scope) -> bool {
+        self.opening(scope).iter().any(Option::is_some)
+    }
+
+    /// The tokens that open a scope; none if it is open.
+    fn opening(&self, scope: Scope) -> [Option<&Tokens>; 2] {
+        match scope {
+            Scope::Inference if self.inference.is_none() => [None, None],
             Scope::Inference => [self.inference.as_ref(), self.management.as_ref()],
             // Giving tokens for inference alone must not leave open what is worse.
             Scope::Management => [self.management.as_ref().or(self.inference.as_ref()), None],
-        };
+        }
+    }
+
+    /// As [`Keyring::check`], for a scope.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_scope<'a>(&self, scope: Scope, mut given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
+        let opening = self.opening(scope);
         if opening.iter().all(Option::is_none) {
             return Ok(());
         }

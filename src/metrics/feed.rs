@@ -36,6 +36,17 @@ enum Place {
     Refused(SampleError),
 }
 
+/// The most samples that a worker can drop between two readings: many times as many as its threads can record meanwhile.
+const MOST_DROPPED: u64 = 1 << 24;
+
+/// What a reading of the worker's count adds to ours. The model can write anything there: a count that goes back adds
+/// nothing, and one that leaps adds no more than [`MOST_DROPPED`].
+fn step(known: &mut u64, counted: u64) -> u64 {
+    let before = *known;
+    *known = counted.max(before);
+    counted.saturating_sub(before).min(MOST_DROPPED)
+}
+
 /// What one call of [`Feed::drain`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
@@ -81,10 +92,7 @@ impl Feed {
             self.series.iter_mut().for_each(|told| told.place = find(&told.definition));
         }
         let Self { reader, series, dropped, .. } = self;
-        let counted = reader.dropped();
-        // The worker could also turn its count back: that is no reason to add 2^64.
-        drained.dropped = counted.saturating_sub(*dropped);
-        *dropped = counted.max(*dropped);
+        drained.dropped = step(dropped, reader.dropped());
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
                 let place = find(&definition);
@@ -164,6 +172,14 @@ mod tests {
         assert_eq!(model.samples_dropped.get(), 4);
         assert_eq!(feed.drain(&cache, &model), Ok(Drained::default()));
         assert_eq!(model.samples_dropped.get(), 4);
+    }
+
+    #[test]
+    fn a_count_that_leaps_adds_no_more_than_is_possible() {
+        let mut known = 0;
+        let steps =
+            [3, 3, 0, 5, 1_000_000_000_000_000_000, 7, u64::MAX, 0, u64::MAX].map(|read| step(&mut known, read));
+        assert_eq!(steps, [3, 0, 0, 2, MOST_DROPPED, 0, MOST_DROPPED, 0, 0]);
     }
 
     #[test]

@@ -347,7 +347,15 @@ impl From<WireError> for InferError {
             ErrorCode::Cancelled => Reason::Cancelled,
             _ => Reason::Backend,
         };
-        InferError::new(error.code, reason, error.message)
+        InferError::new(error.code, reason, said(error.message))
+    }
+}
+
+/// A message of a worker's for clients. An empty one would leave them without any.
+pub fn said(message: String) -> String {
+    match message.trim().is_empty() {
+        true => "the model reported an error without a message".to_owned(),
+        false => message,
     }
 }
 
@@ -432,4 +440,19 @@ pub mod descriptors {
     pub const BELL: i32 = 7;
     /// A connected Unix socket for sequences of packets, over which memory of clients is made known.
     pub const REGIONS: i32 = 8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_a_message() {
+        for (sent, told) in
+            [("", "the model reported an error without a message"), ("no", "no"), (" \n", "the model reported")]
+        {
+            let error = WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
+            assert!(InferError::from(error).message.starts_with(told), "{sent:?}");
+        }
+    }
 }

@@ -67,7 +67,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["scheduler"]),
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving"]),
             apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
             apart(&["clock", "cli", "client", "directories"]),
         ],

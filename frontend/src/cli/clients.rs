@@ -59,6 +59,10 @@ pub struct HttpClients {
     /// Threads that serve the clients of HTTP, gRPC and the metrics [default: one for each core]
     #[arg(id = "http-thread-count", long = "http-thread-count", value_name = "N", env = "PHAROS_HTTP_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = HTTP)]
     pub threads: Option<u32>,
+    /// Bytes of requests that may be in reception at a time, over all listeners; decompressed data counts too [default: a
+    /// quarter of the memory that this process may use]
+    #[arg(id = "receive-memory-byte-size", long = "receive-memory-byte-size", value_name = "BYTES", env = "PHAROS_RECEIVE_MEMORY_BYTE_SIZE", value_parser = clap::value_parser!(u64).range(1..), help_heading = HTTP)]
+    pub receive_memory: Option<u64>,
     /// Headers of HTTP whose name matches become parameters of the request: a regular expression, found anywhere in the
     /// name, capital or not (unless it begins with (?-i)); names arrive in small letters
     #[arg(id = "http-header-forward-pattern", long = "http-header-forward-pattern", value_name = "REGEX", env = "PHAROS_HTTP_HEADER_FORWARD_PATTERN", value_parser = pattern, help_heading = HTTP)]

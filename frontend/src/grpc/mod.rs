@@ -5,11 +5,14 @@
 
 mod apart;
 pub mod codec;
+mod compress;
 mod contents;
 mod deadline;
 mod health;
 mod logging;
+mod messages;
 pub mod raw;
+mod receive;
 mod repository;
 mod seen;
 mod service;
@@ -38,7 +41,11 @@ use tonic_health::pb::health_server::HealthServer;
 
 use self::health::HealthService;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
+pub use self::receive::Limits;
+use self::receive::Received;
 use self::seen::Counted;
+#[cfg(not(test))]
+pub(crate) use self::seen::denied_status;
 use self::service::Service;
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};
@@ -47,6 +54,7 @@ use crate::engine::{Engine, OpenStream};
 #[cfg(test)]
 use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Life, Speaks};
+use crate::receiving::Budget;
 use crate::slow::{Pace, Paced};
 
 /// The generated messages and service of package `inference`.
@@ -63,6 +71,24 @@ const SERVICE: &str = "inference.GRPCInferenceService";
 /// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
 const MAX_MESSAGE: usize = i32::MAX as usize;
 
+/// The most bytes of a decompressed message, unless `--grpc-max-input-size` says more.
+const MAX_INFLATED: usize = 64 << 20;
+
+impl Limits {
+    /// What `--grpc-max-input-size` says.
+    pub fn new(most: Option<u64>) -> Self {
+        let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
+        let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
+        Self { received, inflated, setting: "--grpc-max-input-size" }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
 /// What the gRPC edge is told at start.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -76,6 +102,10 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// Whether answers are compressed for all clients that can read that.
     pub compress: bool,
+    /// The memory of what is being received.
+    pub budget: Budget,
+    /// The most bytes of a message.
+    pub limits: Limits,
     /// The name of a service that is served on the same port by somebody else, for reflection.
     pub beside: Option<&'static str>,
 }
@@ -112,11 +142,12 @@ type Inference = GrpcInferenceServiceServer<Service>;
 #[derive(Clone)]
 pub struct Dispatch {
     plain: Inference,
-    /// The same service, compressing its answers. gRPC clients announce in every call that they could read compressed
-    /// answers; only one that compresses its own request asks for it.
-    compressing: Inference,
     others: Routes,
     body_timeout: Duration,
+    budget: Budget,
+    limits: Limits,
+    /// Whether answers are compressed for every client that can read that. gRPC clients announce in every call that they
+    /// could; only one that compresses its own request asks for it.
     compress: bool,
 }
 
@@ -149,13 +180,11 @@ pub(crate) fn service(engine: Engine, settings: Settings) -> Result<Services, Re
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let compressing =
-        plain.clone().send_compressed(CompressionEncoding::Gzip).send_compressed(CompressionEncoding::Deflate);
-    let Settings { restricted, access, forward, body_timeout, compress, beside } = settings;
+    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, beside } = settings;
     let health = Routes::new(HealthServer::new(HealthService(engine.clone())));
     let services = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(beside);
     let others = with_reflection(health, &services.collect::<Vec<_>>())?.prepare();
-    let inner = Dispatch { plain, compressing, others, body_timeout, compress };
+    let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
     Ok(Counted { engine, restricted, access, forward, inner })
 }
 
@@ -181,7 +210,9 @@ where
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Box::pin(std::future::ready(Ok(response)));
         }
+        let limits = self.limits;
         if !request.uri().path().starts_with("/inference.GRPCInferenceService/") {
+            let request = received(request, (&self.budget, limits));
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);
         }
@@ -191,18 +222,32 @@ where
         let pace = Pace { patience, chunked: false };
         let request =
             request.map(|body| Paced::new(body, pace, |fault| Box::new(Status::invalid_argument(fault.to_string()))));
-        if self.compress || request.headers().contains_key("grpc-encoding") {
-            return self.compressing.call(request);
-        }
-        if !request.uri().path().ends_with("/ModelInfer") {
+        let compresses = self.compress || request.headers().contains_key("grpc-encoding");
+        let answer_format = compress::accepted(request.headers()).filter(|_| compresses);
+        let request = received(request, (&self.budget, limits));
+        let is_infer = request.uri().path().ends_with("/ModelInfer");
+        if !is_infer && answer_format.is_none() {
             return self.plain.call(request);
         }
-        let mut plain = self.plain.clone();
+        let (mut plain, budget) = (self.plain.clone(), self.budget.clone());
         Box::pin(async move {
-            let request = apart::take(request).await;
-            plain.call(request).await.map(apart::put_together)
+            let response = match is_infer {
+                true => plain.call(apart::take(request).await).await.map(apart::put_together),
+                false => plain.call(request).await,
+            }?;
+            Ok(match answer_format {
+                Some(format) => compress::compressed(response, format, &budget),
+                None => response,
+            })
         })
     }
+}
+
+/// A call whose messages are bounded.
+pub(crate) fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
+    let (parts, body) = request.into_parts();
+    let body = Received::new(body, &parts.headers, bounds);
+    Request::from_parts(parts, body)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use pharos::access::Restrictions;
 use pharos::access::tokens::Refusal;
-use pharos::access::{Api, Restrictions};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
 use pharos::timeline::Instant;
@@ -18,7 +18,8 @@ use tonic::{Code, Status};
 use tower::Service;
 
 use super::{Engine, trace};
-use crate::access::{Access, Forward};
+use crate::access::routes::of_grpc;
+use crate::access::{Access, Denied, Forward, GRPC_PREFIX, Guard};
 use crate::engine::{EXITING_TEXT, Protocol, Route};
 use crate::log;
 
@@ -176,7 +177,7 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let seen = Seen { received: self.engine.now(), ending: Arc::default() };
-        let route = route(request.uri().path());
+        let route = of_grpc(request.uri().path());
         request.extensions_mut().insert(seen.clone());
         let path = log::access().then(|| request.uri().path().to_owned());
         let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
@@ -212,106 +213,32 @@ impl<S> Counted<S> {
         }
     }
 
-    /// The refusal of a call, if it asks for a part without the token or the key's value that this needs.
+    /// The refusal of a call, if it asks for a part without the token or the key's value that this needs, or for none.
     fn refusal<B>(&self, running: &Running, request: &Request<B>) -> Option<Response<Body>> {
-        if self.restricted.is_empty() && self.access.is_open() {
+        let guard = Guard { access: &self.access, restricted: &self.restricted, prefix: GRPC_PREFIX };
+        if guard.is_open() {
             return None;
         }
-        if let Err(refusal) = self.access.check(needed(running.route)?, request.headers()) {
-            let _ = running.seen.ending.reason.set(Reason::Unauthenticated);
-            let status = match refusal {
-                Refusal::Missing(_) | Refusal::Unknown(_) => Status::unauthenticated(refusal.text()),
-                Refusal::Insufficient => Status::permission_denied(refusal.text()),
-            };
-            return Some(status.into_http());
+        let denied = guard.check(running.route, request.headers()).err()?;
+        let (status, reason) = denied_status(&denied);
+        let _ = running.seen.ending.reason.set(reason);
+        Some(status.into_http())
+    }
+}
+
+/// The status of a call that is denied its route, and the reason for the metrics.
+pub(crate) fn denied_status(denied: &Denied) -> (Status, Reason) {
+    match denied {
+        // As for a method that no service has.
+        Denied::Unknown => (Status::unimplemented(""), Reason::Unsupported),
+        Denied::Token(Refusal::Insufficient) => {
+            (Status::permission_denied(Refusal::Insufficient.text()), Reason::Unauthenticated)
         }
-        let header = |key: &str| format!("{RESTRICTED}{}", key.to_ascii_lowercase());
-        let given = |key: &str| request.headers().get(header(key)).map(|value| value.as_bytes());
-        let key = self.restricted.check(api(running.route)?, given).err()?;
-        let text = format!("This protocol is restricted, expecting header '{RESTRICTED}{key}'");
-        let error = InferError::new(ErrorCode::Unavailable, Reason::Restricted, text);
-        Some(running.seen.fail(error).into_http())
-    }
-}
-
-/// What the names of headers for restricted parts begin with.
-const RESTRICTED: &str = "triton-grpc-protocol-";
-
-/// The part whose token a call needs; `None` for one that needs none. What the server can do is told with what it is.
-fn needed(route: Route) -> Option<Api> {
-    if route == Route::Reflection { Some(Api::Metadata) } else { api(route) }
-}
-
-/// The part of the protocol that a call belongs to; `None` for one that cannot be restricted.
-fn api(route: Route) -> Option<Api> {
-    Some(match route {
-        Route::Live | Route::Ready | Route::ModelReady | Route::HealthCheck => Api::Health,
-        Route::ServerMetadata | Route::ModelMetadata => Api::Metadata,
-        Route::Infer | Route::StreamInfer | Route::Generate | Route::GenerateStream => Api::Inference,
-        Route::ModelConfig => Api::ModelConfig,
-        Route::ModelStatistics => Api::Statistics,
-        Route::RepositoryIndex | Route::RepositoryLoad | Route::RepositoryUnload => Api::ModelRepository,
-        Route::SystemSharedMemoryStatus
-        | Route::SystemSharedMemoryRegister
-        | Route::SystemSharedMemoryUnregister
-        | Route::CudaSharedMemoryStatus
-        | Route::CudaSharedMemoryRegister
-        | Route::CudaSharedMemoryUnregister => Api::SharedMemory,
-        Route::TraceSetting => Api::Trace,
-        Route::LogSettings => Api::Logging,
-        // TorchServe's have tokens of their own.
-        Route::Ping
-        | Route::Predict
-        | Route::StreamPredict
-        | Route::Explain
-        | Route::ModelList
-        | Route::ModelDescribe
-        | Route::ModelRegister
-        | Route::ModelScale
-        | Route::ModelSetDefault
-        | Route::ModelUnregister
-        | Route::Token
-        | Route::ApiDescription => return None,
-        Route::Reflection | Route::Metrics | Route::Unknown => return None,
-    })
-}
-
-/// What a path of gRPC asks for.
-fn route(path: &str) -> Route {
-    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
-        return Route::Unknown;
-    };
-    match (service, method) {
-        ("inference.GRPCInferenceService", method) => inference_route(method),
-        ("grpc.health.v1.Health", _) => Route::HealthCheck,
-        (service, _) if service.starts_with("grpc.reflection.") => Route::Reflection,
-        _ => Route::Unknown,
-    }
-}
-
-fn inference_route(method: &str) -> Route {
-    match method {
-        "ServerLive" => Route::Live,
-        "ServerReady" => Route::Ready,
-        "ServerMetadata" => Route::ServerMetadata,
-        "ModelReady" => Route::ModelReady,
-        "ModelMetadata" => Route::ModelMetadata,
-        "ModelConfig" => Route::ModelConfig,
-        "ModelInfer" => Route::Infer,
-        "ModelStreamInfer" => Route::StreamInfer,
-        "ModelStatistics" => Route::ModelStatistics,
-        "RepositoryIndex" => Route::RepositoryIndex,
-        "RepositoryModelLoad" => Route::RepositoryLoad,
-        "RepositoryModelUnload" => Route::RepositoryUnload,
-        "SystemSharedMemoryStatus" => Route::SystemSharedMemoryStatus,
-        "SystemSharedMemoryRegister" => Route::SystemSharedMemoryRegister,
-        "SystemSharedMemoryUnregister" => Route::SystemSharedMemoryUnregister,
-        "CudaSharedMemoryStatus" => Route::CudaSharedMemoryStatus,
-        "CudaSharedMemoryRegister" => Route::CudaSharedMemoryRegister,
-        "CudaSharedMemoryUnregister" => Route::CudaSharedMemoryUnregister,
-        "TraceSetting" => Route::TraceSetting,
-        "LogSettings" => Route::LogSettings,
-        _ => Route::Unknown,
+        Denied::Token(refusal) => (Status::unauthenticated(refusal.text()), Reason::Unauthenticated),
+        Denied::Restricted(key) => {
+            let text = format!("This protocol is restricted, expecting header '{key}'");
+            (Status::unavailable(text), Reason::Restricted)
+        }
     }
 }
 

@@ -96,7 +96,7 @@ pub(super) fn error(error: &InferError) -> Response {
 }
 
 /// `{"error":"text"}` with a status of its own.
-pub(super) fn error_text(status: StatusCode, text: &str) -> Response {
+pub(crate) fn error_text(status: StatusCode, text: &str) -> Response {
     let text = serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned());
     with_body(status, "application/json", format!("{{\"error\":{text}}}"))
 }

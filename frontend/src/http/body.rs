@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use pharos::data::{Collector, Data};
 use pharos::error::{ErrorCode, InferError, Reason};
 
+use crate::receiving::{Budget, Full};
 use crate::slow::Fault;
 
 /// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
@@ -27,11 +28,12 @@ pub(crate) enum Read {
     TooLarge(u64),
 }
 
-/// Reads a body of at most `limit` bytes. `waits` says that the client waits to be told to send (`Expect: 100-continue`).
+/// Reads a body of at most `limit` bytes, within the budget of all that is being received. `waits` says that the client waits
+/// to be told to send (`Expect: 100-continue`).
 ///
 /// # Errors
-/// The client went away, stalled, or broke the framing.
-pub(crate) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
+/// The client went away, stalled, or broke the framing; or the server receives too much at a time.
+pub(crate) async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
     let declared = http_body::Body::size_hint(&body);
     if declared.lower() > limit {
         if !waits && declared.lower() <= DRAIN_BYTES {
@@ -44,13 +46,18 @@ pub(crate) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
     if http_body::Body::is_end_stream(&body) && first.len() as u64 <= limit {
         return Ok(Read::Whole(first.into()));
     }
-    let mut whole = Collector::default();
+    let (mut whole, mut reservation) = (Collector::default(), budget.reserve());
     let mut next = Some(first);
     while let Some(piece) = next {
         let length = (whole.len() + piece.len()) as u64;
         if length > limit {
             drop(whole);
             return Ok(Read::TooLarge(length + drain(&mut body, DRAIN_BYTES).await));
+        }
+        if let Err(full) = reservation.grow(piece.len()) {
+            drop((whole, reservation));
+            drain(&mut body, DRAIN_BYTES).await;
+            return Err(no_memory(full));
         }
         whole.push(piece);
         next = match frame(&mut body).await {
@@ -63,6 +70,11 @@ pub(crate) async fn read(mut body: Body, limit: u64, waits: bool) -> Result<Read
         };
     }
     Ok(Read::Whole(whole.finish()))
+}
+
+/// The refusal of a request for which there is no memory now.
+pub(crate) fn no_memory(full: Full) -> InferError {
+    InferError::new(ErrorCode::Unavailable, Reason::TooLarge, full.to_string())
 }
 
 /// The next piece of data; `None` at the end.

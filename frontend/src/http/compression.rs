@@ -1,13 +1,13 @@
 //! Content codings of requests and responses: gzip and deflate (which in HTTP means zlib, RFC 1950), nothing else.
 
-use std::io::{Read, Write};
-
 use bytes::Bytes;
 use flate2::Compression;
-use flate2::read::{GzDecoder, ZlibDecoder};
-use flate2::write::{GzEncoder, ZlibEncoder};
 use pharos::data::Data;
 use pharos::error::InferError;
+
+use super::body::no_memory;
+use crate::receiving::Reservation;
+use crate::receiving::coding::{Format, InflateError, deflate, inflate};
 
 /// A content coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,15 @@ impl Coding {
             Self::Identity => None,
             Self::Gzip => Some("gzip"),
             Self::Deflate => Some("deflate"),
+        }
+    }
+
+    /// The format of what is compressed; `None` for identity.
+    fn format(self) -> Option<Format> {
+        match self {
+            Self::Identity => None,
+            Self::Gzip => Some(Format::Gzip),
+            Self::Deflate => Some(Format::Zlib),
         }
     }
 
@@ -66,22 +75,23 @@ impl Coding {
     }
 }
 
-/// Decompresses a request's body of at most `limit` bytes.
+/// Decompresses a request's body, which may become at most `limit` bytes.
 ///
 /// # Errors
-/// `Ok(None)` when it is longer than `limit`; INVALID_ARG when it is not what its coding says.
-pub(super) fn decompress(body: Data, coding: Coding, limit: u64) -> Result<Option<Data>, InferError> {
-    let mut out = Vec::with_capacity(body.len().saturating_mul(2).min(usize::try_from(limit).unwrap_or(usize::MAX)));
-    let most = limit.saturating_add(1);
-    let read = match coding {
-        Coding::Identity => return Ok((body.len() as u64 <= limit).then_some(body)),
-        Coding::Gzip => GzDecoder::new(&*body.join()).take(most).read_to_end(&mut out),
-        Coding::Deflate => ZlibDecoder::new(&*body.join()).take(most).read_to_end(&mut out),
-    };
-    match read {
-        Ok(read) if read as u64 > limit => Ok(None),
-        Ok(_) => Ok(Some(out.into())),
-        Err(error) => {
+/// `Ok(None)` when it is longer than `limit`; INVALID_ARG when it is not what its coding says; UNAVAILABLE when there is no
+/// memory for it now.
+pub(super) fn decompress(
+    body: Data,
+    coding: Coding,
+    limit: u64,
+    reservation: &mut Reservation,
+) -> Result<Option<Data>, InferError> {
+    let Some(format) = coding.format() else { return Ok((body.len() as u64 <= limit).then_some(body)) };
+    match inflate(body, format, limit, reservation) {
+        Ok(inflated) => Ok(Some(inflated)),
+        Err(InflateError::TooLarge) => Ok(None),
+        Err(InflateError::Full(full)) => Err(no_memory(full)),
+        Err(InflateError::Broken(error)) => {
             let name = coding.name().unwrap_or_default();
             Err(InferError::malformed(format!("unable to decompress the request's {name} body: {error}")))
         }
@@ -93,27 +103,19 @@ pub(super) fn decompress(body: Data, coding: Coding, limit: u64) -> Result<Optio
 /// # Errors
 /// INTERNAL; writing to memory does not fail.
 pub(super) fn compress<'a>(pieces: impl Iterator<Item = &'a Bytes>, coding: Coding) -> Result<Bytes, InferError> {
-    // The fastest level: an answer waits for it, and tensors of numbers hardly compress better at a higher one.
-    let level = Compression::fast();
-    let compressed = match coding {
-        Coding::Identity => Ok(pieces.flat_map(|piece| piece.iter().copied()).collect()),
-        Coding::Gzip => write_all(GzEncoder::new(Vec::new(), level), pieces).and_then(GzEncoder::finish),
-        Coding::Deflate => write_all(ZlibEncoder::new(Vec::new(), level), pieces).and_then(ZlibEncoder::finish),
+    let Some(format) = coding.format() else {
+        return Ok(pieces.flat_map(|piece| piece.iter().copied()).collect());
     };
+    // The fastest level: an answer waits for it, and tensors of numbers hardly compress better at a higher one.
+    let compressed = deflate(pieces, format, Compression::fast());
     compressed.map(Bytes::from).map_err(|error| InferError::internal(format!("cannot compress the response: {error}")))
-}
-
-fn write_all<'a, W: Write>(mut to: W, pieces: impl Iterator<Item = &'a Bytes>) -> std::io::Result<W> {
-    for piece in pieces {
-        to.write_all(piece)?;
-    }
-    Ok(to)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
+    use crate::receiving::Budget;
 
     #[test]
     fn the_best_weight_wins() {
@@ -150,13 +152,18 @@ mod tests {
         for coding in [Coding::Identity, Coding::Gzip, Coding::Deflate] {
             let small = compress(pieces.iter(), coding).unwrap();
             assert_eq!(
-                decompress(small.clone().into(), coding, 5007).unwrap(),
+                decompress(small.clone().into(), coding, 5007, &mut Budget::default().reserve()).unwrap(),
                 Some(whole.clone().into()),
                 "{coding:?}"
             );
-            assert_eq!(decompress(small.into(), coding, 5006).unwrap(), None, "{coding:?}");
+            assert_eq!(
+                decompress(small.into(), coding, 5006, &mut Budget::default().reserve()).unwrap(),
+                None,
+                "{coding:?}"
+            );
         }
-        let error = decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10).unwrap_err();
+        let mut reservation = Budget::default().reserve();
+        let error = decompress(Bytes::from_static(b"xx").into(), Coding::Gzip, 10, &mut reservation).unwrap_err();
         assert!(error.message.starts_with("unable to decompress the request's gzip body"), "{error}");
     }
 }

@@ -74,10 +74,7 @@ impl Dispatch {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
         let settings = &self.edge.settings;
-        if !(settings.restricted.is_empty() && settings.access.is_open())
-            && let Some(refused) =
-                restrict::refusal(&self.edge, request.method(), request.uri().path(), request.headers())
-        {
+        if let Some(refused) = restrict::refusal(&self.edge, request.uri().path(), request.headers()) {
             return Box::pin(std::future::ready(Ok(refused)));
         }
         let chunked = request.headers().contains_key(TRANSFER_ENCODING);

@@ -139,7 +139,7 @@ async fn begin_traced(
 ) -> Result<Responses, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
     let metadata = edge.engine.model_metadata(&path.model, &path.version);
-    let body = read(body, edge.settings.max_input_size, parts.headers.contains_key(EXPECT)).await;
+    let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
     let (metadata, body) = (metadata?, body?);
     let mut request = InferRequest {
         model_name: path.model,
@@ -168,9 +168,10 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
     Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
 }
 
-/// The whole body, of at most `limit` bytes.
-pub(super) async fn read(body: Body, limit: u64, waits: bool) -> Result<Data, InferError> {
-    match body::read(body, limit, waits).await? {
+/// The whole body, within the limits of the edge.
+pub(super) async fn read(edge: &Edge, body: Body, waits: bool) -> Result<Data, InferError> {
+    let limit = edge.settings.max_input_size;
+    match body::read(&edge.settings.budget, body, limit, waits).await? {
         Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {
             codec::check_size(size, 0, limit)?;

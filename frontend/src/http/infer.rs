@@ -8,9 +8,10 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
-use pharos::error::InferError;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferRequest, Parameter};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::body::{self, Pieces, Read};
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
@@ -18,6 +19,7 @@ use super::compression::{self, Coding};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
 use crate::engine::{Endpoint, Route};
+use crate::receiving::Budget;
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
 const SMALL: usize = 16 << 10;
@@ -38,7 +40,7 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
     let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
-        return pending.finish_as(answer::unsupported_coding(), Some(pharos::error::Reason::Unsupported));
+        return pending.finish_as(answer::unsupported_coding(), Some(Reason::Unsupported));
     };
     let head = Head {
         model_name: path.model,
@@ -65,7 +67,12 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
-        on_a_thread_if(long, move || send(codec::encode(response, &form)?, answer_coding)).await
+        let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
+        on_a_thread_if(long, move || {
+            let _permit = permit;
+            send(codec::encode(response, &form)?, answer_coding)
+        })
+        .await
     };
     let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
     trace::sending(traced, pending.finish(result))
@@ -103,20 +110,37 @@ async fn receive(
         // Compressed data that is longer than what it stands for is no sign of malice, only of noise.
         _ => limit.saturating_mul(2),
     };
-    let body = match body::read(body, most, waits).await? {
+    let body = match body::read(&edge.settings.budget, body, most, waits).await? {
         Read::Whole(body) => body,
         Read::TooLarge(size) => return Err(too_large(declared, size, limit)),
     };
     let long = body.len() > LONG || coding != Coding::Identity;
     let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
+    let budget = &edge.settings.budget;
+    let (permit, mut reservation) = (coder(budget, coding).await, budget.reserve());
     on_a_thread_if(long && !binary_follows, move || {
-        let body = match compression::decompress(body, coding, json.saturating_add(limit))? {
+        let body = match compression::decompress(body, coding, json.saturating_add(limit), &mut reservation)? {
             Some(body) => body,
-            None => return Err(too_large(declared, json.saturating_add(limit).saturating_add(1), limit)),
+            None => return Err(inflates_too_far(json.saturating_add(limit))),
         };
+        drop(permit);
         codec::decode(head, body, limit)
     })
     .await
+}
+
+/// The permission to compress or decompress; none is needed for what stays as it is.
+async fn coder(budget: &Budget, coding: Coding) -> Option<OwnedSemaphorePermit> {
+    if coding == Coding::Identity { None } else { budget.coder().await }
+}
+
+/// The refusal of a body that becomes longer than `most` bytes when it is decompressed.
+fn inflates_too_far(most: u64) -> InferError {
+    let text = format!(
+        "decompressed request size exceeds the maximum allowed value of {most} bytes. Use --http-max-input-size to \
+         increase the limit."
+    );
+    InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text)
 }
 
 /// The refusal of a body of `size` bytes: what is too large is the JSON unless the client says that there is less of it.

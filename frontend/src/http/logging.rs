@@ -22,7 +22,7 @@ pub(super) async fn get(State(edge): State<Edge>) -> Response {
 
 pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::LogSettings);
-    match change(request.into_body()).await {
+    match change(&edge, request.into_body()).await {
         // Triton answers a wrong format as if the server could not do it now.
         Err(error) if error.message.starts_with(log::WRONG_FORMAT) => {
             let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
@@ -32,8 +32,8 @@ pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Re
     }
 }
 
-async fn change(body: Body) -> Result<Response, InferError> {
-    let body = match body::read(body, MAX_BODY, false).await? {
+async fn change(edge: &Edge, body: Body) -> Result<Response, InferError> {
+    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {
             let text = format!("the body has {size} bytes; a change of the log settings has at most {MAX_BODY}");

@@ -37,7 +37,11 @@ use pharos::error::Reason;
 use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
 
+#[cfg(not(test))]
+pub(crate) use answer::error_text as error_response;
 use dispatch::Dispatch;
+#[cfg(not(test))]
+pub(crate) use restrict::denied_response;
 
 // The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};
@@ -47,6 +51,7 @@ use crate::engine::{Protocol, Route};
 #[cfg(test)]
 use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Life, Speaks};
+use crate::receiving::Budget;
 
 /// What the HTTP edge is told at start.
 #[derive(Clone, Debug)]
@@ -61,6 +66,8 @@ pub struct Settings {
     pub forward: Forward,
     /// `--http-body-timeout-secs`; zero for none.
     pub body_timeout: Duration,
+    /// The memory of what is being received.
+    pub budget: Budget,
 }
 
 /// How a listener treats its connections unless it is told otherwise.
@@ -76,6 +83,7 @@ impl Default for Settings {
             access: Access::default(),
             forward: Forward::default(),
             body_timeout: Duration::from_secs(60),
+            budget: Budget::default(),
         }
     }
 }
@@ -145,12 +153,13 @@ fn model_route(router: Router<Edge>, suffix: &str, method: impl Fn() -> MethodRo
 }
 
 async fn not_found(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
-    not_found_response(&edge)
+    not_found_response(&edge.engine)
 }
 
-fn not_found_response(edge: &Edge) -> Response {
+/// The answer to a path that is not known, counted.
+pub(crate) fn not_found_response(engine: &Engine) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    answer::Pending::new(engine, Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }
 
 async fn method_not_allowed(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {

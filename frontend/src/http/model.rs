@@ -26,7 +26,7 @@ impl FromRequestParts<Edge> for ModelPath {
     async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         match Path::<Self>::from_request_parts(parts, edge).await {
             Ok(Path(path)) => Ok(path),
-            Err(_) => Err(super::not_found_response(edge)),
+            Err(_) => Err(super::not_found_response(&edge.engine)),
         }
     }
 }

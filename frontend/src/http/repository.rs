@@ -62,7 +62,7 @@ pub(super) async fn index(State(edge): State<Edge>, request: Request<Body>) -> R
 }
 
 async fn answer_index(edge: &Edge, body: Body) -> Result<Response, InferError> {
-    let body = match body::read(body, MAX_BODY, false).await? {
+    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body,
         Read::TooLarge(size) => {
             let message = format!("the body has {size} bytes; a question to the index has at most {MAX_BODY}");
@@ -96,7 +96,7 @@ pub(super) async fn operate(
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found_response(&edge),
+        _ => super::not_found_response(&edge.engine),
     }
 }
 
@@ -123,7 +123,7 @@ async fn unload(edge: &Edge, model: &str, body: Body) -> Response {
 /// The body of a load or an unload: files come with it, in base64.
 async fn whole(edge: &Edge, body: Body) -> Result<Bytes, InferError> {
     let most = edge.settings.max_input_size;
-    match body::read(body, most, false).await? {
+    match body::read(&edge.settings.budget, body, most, false).await? {
         Read::Whole(body) => Ok(body.join()),
         Read::TooLarge(size) => {
             let message = format!(

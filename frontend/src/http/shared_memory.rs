@@ -64,7 +64,7 @@ impl FromRequestParts<Edge> for Region {
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
         let path = Path::<String>::from_request_parts(parts, edge).await;
-        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(edge))
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.engine))
     }
 }
 
@@ -122,7 +122,7 @@ async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>)
         Kind::Cuda => Route::CudaSharedMemoryRegister,
     });
     let result = async {
-        let body = match body::read(request.into_body(), MAX_BODY, false).await? {
+        let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
             Read::Whole(body) => body.join(),
             Read::TooLarge(size) => {
                 let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");

@@ -50,7 +50,7 @@ pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: 
 async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
     edge.engine.trace_settings(model)?;
-    let body = match body::read(body, MAX_BODY, false).await? {
+    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {
             let text = format!("the body has {size} bytes; a change of the trace settings has at most {MAX_BODY}");

@@ -78,7 +78,7 @@ async fn predict(
     };
     match named {
         Some(named) => answer_predict(&edge, named, request).await,
-        None => super::not_found_response(&edge),
+        None => super::not_found_response(&edge.engine),
     }
 }
 
@@ -115,7 +115,7 @@ async fn receive(
 ) -> Result<(InferRequest, request::Form), InferError> {
     check_encoding(headers)?;
     let metadata = edge.engine.model_metadata(model, version)?;
-    let body = read(body, edge.settings.max_input_size, headers.contains_key(EXPECT)).await?;
+    let body = read(edge, body, headers.contains_key(EXPECT)).await?;
     let (inputs, form) =
         on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
     let mut request = InferRequest {

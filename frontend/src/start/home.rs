@@ -8,7 +8,8 @@ use tokio::task::JoinHandle;
 use crate::engine::Engine;
 use crate::listener::Life;
 use crate::log;
-use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, Settings, Start, snapshot};
+use crate::receiving::Budget;
+use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, snapshot};
 
 /// What the endpoints show.
 pub(super) struct Home {
@@ -23,7 +24,11 @@ impl Home {
     ///
     /// # Errors
     /// An address cannot be used.
-    pub(super) fn new(plan: &Plan, engine: &Engine, life: Life) -> Result<Self, String> {
+    pub(super) fn new(
+        plan: &Plan,
+        engine: &Engine,
+        (life, server, budget): (Life, ServerAccess, Budget),
+    ) -> Result<Self, String> {
         plan.begin();
         torchserve::check_addresses(&plan.settings)?;
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
@@ -33,6 +38,8 @@ impl Home {
             registry: registry.clone(),
             life,
             access: Some(Arc::new(log::answered_line)),
+            server,
+            budget,
         };
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }

@@ -16,7 +16,9 @@ use crate::access::{Access, Forward};
 use crate::cli::{Options, TlsOptions};
 use crate::engine::Engine;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
+use crate::receiving::Budget;
 use crate::reread::{self, Reread};
+use crate::torchserve::ServerAccess;
 use crate::{grpc, http, statsd};
 
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
@@ -32,19 +34,20 @@ pub(super) struct Listeners<'a> {
     pub(super) life: Life,
     /// Notified when files are to be read again.
     pub(super) reread: Arc<Notify>,
+    /// The memory of what is being received.
+    pub(super) budget: Budget,
 }
 
 impl Listeners<'_> {
     /// Opens the listeners and serves on them.
-    pub(super) async fn open(&self) -> Result<Vec<JoinHandle<()>>, String> {
+    pub(super) async fn open(&self, guards: &ServerAccess) -> Result<Vec<JoinHandle<()>>, String> {
         let Self { options, engine, .. } = self;
         let mut tasks = Vec::new();
-        let access = self.access()?;
         if options.http.allow {
-            tasks.push(self.http(&access)?);
+            tasks.push(self.http(guards)?);
         }
         if options.grpc.allow {
-            tasks.push(self.grpc(&access)?);
+            tasks.push(self.grpc(guards)?);
         }
         if options.metrics.allow {
             let wanted = (options.metrics_address(), options.metrics.port, false);
@@ -67,15 +70,16 @@ impl Listeners<'_> {
         Ok(tasks)
     }
 
-    fn http(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+    fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.http_clients;
         let settings = http::Settings {
             max_input_size: options.http.max_input_size,
-            restricted: restricted(&options.http.restricted, HTTP_RESTRICTED)?,
-            access: access.clone(),
-            forward: Forward::new(clients.forward.clone(), access),
+            restricted: guards.http.clone(),
+            access: guards.tokens.clone(),
+            forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
+            budget: self.budget.clone(),
         };
         let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
@@ -85,16 +89,18 @@ impl Listeners<'_> {
         Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
     }
 
-    fn grpc(&self, access: &Access) -> Result<JoinHandle<()>, String> {
+    fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.grpc_clients;
         clients.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
         let settings = grpc::Settings {
-            restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)?,
-            access: access.clone(),
-            forward: Forward::new(clients.forward.clone(), access),
+            restricted: guards.grpc.clone(),
+            access: guards.tokens.clone(),
+            forward: Forward::new(clients.forward.clone(), &guards.tokens),
             body_timeout: options.patience.body,
             compress: clients.compress(),
+            budget: self.budget.clone(),
+            limits: grpc::Limits::new(options.grpc.max_input_size),
             beside: None,
         };
         let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;
@@ -138,6 +144,15 @@ impl Listeners<'_> {
         let read = move || reading.reload().map(|()| "for connections from now on".to_owned());
         self.watch(Credentials::Tls(listener), paths, read);
         Ok(Some(tls))
+    }
+
+    /// What guards the listeners: tokens and restricted parts.
+    pub(super) fn guards(&self) -> Result<ServerAccess, String> {
+        Ok(ServerAccess {
+            tokens: self.access()?,
+            http: restricted(&self.options.http.restricted, HTTP_RESTRICTED)?,
+            grpc: restricted(&self.options.grpc.restricted, GRPC_RESTRICTED)?,
+        })
     }
 
     /// The tokens.

@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::guard::Guard;
 use super::ids::Ids;
 use super::registry::Quiet;
 use super::rest::{Port, Shared};
@@ -16,9 +18,11 @@ use super::settings::Age;
 use super::token::Tokens;
 use super::ways::Doors;
 use super::{AccessSink, Address, Registry, Settings, grpc};
+use crate::access::Access;
 use crate::engine::{Engine, Protocol, Route};
 use crate::http;
 use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
+use crate::receiving::Budget;
 
 /// What the endpoints are made of.
 pub struct Start {
@@ -32,6 +36,21 @@ pub struct Start {
     pub life: Life,
     /// Where lines about requests go.
     pub access: Option<AccessSink>,
+    /// What guards the server's own ports.
+    pub server: ServerAccess,
+    /// The memory of what is being received.
+    pub budget: Budget,
+}
+
+/// What guards the server's own ports, and TorchServe's too.
+#[derive(Clone, Debug, Default)]
+pub struct ServerAccess {
+    /// The tokens of files.
+    pub tokens: Access,
+    /// `--http-restricted-api`.
+    pub http: Arc<Restrictions>,
+    /// `--grpc-restricted-protocol`.
+    pub grpc: Arc<Restrictions>,
 }
 
 /// Checks that every address can be bound, without opening a port: what is in use is known before models load.
@@ -57,14 +76,21 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
 pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { engine, settings, registry, life, access } = start;
+    let Start { engine, settings, registry, life, access, server, budget } = start;
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
+    let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
+    if tokens.is_some() && !server.tokens.is_open() {
+        tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
+    }
+    let ServerAccess { tokens: files, http, grpc } = server;
+    let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
     let shared = Arc::new(Shared {
         engine: engine.with_aliases(registry.clone()),
         quiet: engine.with_aliases(Arc::new(Quiet)),
         registry,
-        tokens: tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?,
+        guard,
+        budget,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
         access,
@@ -113,7 +139,11 @@ fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(shared, label, (address, Speaks::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
-    let settings = http::Settings { max_input_size: shared.settings.max_request_size, ..http::Settings::default() };
+    let settings = http::Settings {
+        max_input_size: shared.settings.max_request_size,
+        budget: shared.budget.clone(),
+        ..http::Settings::default()
+    };
     let port = Port { shared: shared.clone(), doors, kserve: http::router(shared.engine.clone(), settings) };
     let engine = shared.engine.clone();
     let refused = move |status| engine.record_answered(Protocol::Http, Route::Unknown, status, None);

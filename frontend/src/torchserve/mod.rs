@@ -13,6 +13,8 @@ pub mod form;
 // The edges of the v2 protocol have another engine in unit tests (`fake_engine`).
 #[cfg(not(test))]
 mod grpc;
+#[cfg_attr(test, allow(dead_code))]
+mod guard;
 mod ids;
 #[cfg(not(test))]
 mod listen;
@@ -39,7 +41,7 @@ pub use archive::{Archive, Unpacked, open};
 pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
 #[cfg(not(test))]
-pub use listen::{Start, check_addresses, serve};
+pub use listen::{ServerAccess, Start, check_addresses, serve};
 pub use refused::Refused;
 pub use registry::Registry;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};

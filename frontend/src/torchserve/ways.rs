@@ -5,6 +5,8 @@ use percent_encoding::percent_decode_str;
 use pharos::metrics::labels::Route;
 
 use super::token::Purpose;
+use crate::access::routes::{self, Class};
+use pharos::access::Api;
 
 /// What a listener serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,8 +43,8 @@ pub enum Way {
     Ping,
     /// A prediction or an explanation.
     Predict(Target),
-    /// The v2 protocol.
-    Kserve,
+    /// The v2 protocol, and its route; [`Route::Unknown`] for a path that it does not have.
+    Kserve(Route),
     /// The models.
     List,
     /// A new model.
@@ -90,20 +92,29 @@ impl Way {
             Self::V1Ready(_) => Route::ModelReady,
             Self::Token => Route::Token,
             Self::Metrics => Route::Metrics,
-            Self::Kserve | Self::Workflows | Self::Workflow(_) | Self::NotFound | Self::WrongMethod => Route::Unknown,
+            Self::Kserve(route) => *route,
+            Self::Workflows | Self::Workflow(_) | Self::NotFound | Self::WrongMethod => Route::Unknown,
         }
     }
 
-    /// What it needs a token for; `None` if for nothing.
-    pub fn purpose(&self, doors: Doors) -> Option<Purpose> {
+    /// What it belongs to.
+    pub(crate) fn class(&self) -> Class {
         match self {
-            Self::ApiDescription | Self::Metrics => None,
-            Self::Token => Some(Purpose::Renewal),
-            Self::Ping | Self::Predict(_) | Self::Kserve | Self::Workflow(_) => Some(Purpose::Inference),
-            Self::NotFound | Self::WrongMethod if doors.inference => Some(Purpose::Inference),
-            Self::NotFound | Self::WrongMethod if doors.metrics => None,
-            _ => Some(Purpose::Management),
+            // These have no route of their own, or one that inference needs too.
+            Self::ManagementApi(..) | Self::Workflows | Self::V1Ready(_) => Class::Part(Api::ModelRepository),
+            Self::Workflow(_) => Class::Part(Api::Inference),
+            way => routes::class(way.route()),
         }
+    }
+
+    /// The key that it needs; `None` if none.
+    pub fn purpose(&self, doors: Doors) -> Option<Purpose> {
+        let otherwise = match doors {
+            Doors { inference: true, .. } => Some(Purpose::Inference),
+            Doors { metrics: true, .. } => None,
+            _ => Some(Purpose::Management),
+        };
+        if *self == Self::Token { Some(Purpose::Renewal) } else { super::guard::purpose(self.class(), otherwise) }
     }
 }
 
@@ -120,14 +131,14 @@ pub fn way(doors: Doors, method: &Method, path: &str) -> Way {
         ["api-description", ..] => Way::ApiDescription,
         ["metrics", ..] if doors.metrics => Way::Metrics,
         segments => {
-            let found = doors.inference.then(|| inference(segments)).flatten();
+            let found = doors.inference.then(|| inference(segments, path)).flatten();
             let found = found.or_else(|| doors.management.then(|| management(method, segments)).flatten());
             found.unwrap_or(Way::NotFound)
         }
     }
 }
 
-fn inference(segments: &[&str]) -> Option<Way> {
+fn inference(segments: &[&str], path: &str) -> Option<Way> {
     let target = |model: &str, version: &str| Target {
         model: Some(model.to_owned()),
         version: version.to_owned(),
@@ -150,7 +161,8 @@ fn inference(segments: &[&str]) -> Option<Way> {
         ["v2", "models", model, verb @ ("infer" | "explain")] => {
             Way::Predict(Target { explain: Some(*verb == "explain"), ..target(model, "") })
         }
-        ["v2", ..] => Way::Kserve,
+        // The v2 protocol's edge matches the path as it came, so that is what is classified.
+        ["v2", ..] => Way::Kserve(routes::of_http(path)),
         ["wfpredict", workflow, ..] => Way::Workflow((*workflow).to_owned()),
         [model, "predict"] => with_query(target(model, "")),
         [model, version, "predict"] => with_query(target(model, version)),
@@ -220,8 +232,11 @@ mod tests {
             ("/v1/models/m:explain", predict("m", "", (Some(true), None, false))),
             ("/v2/models/m/infer", predict("m", "", (Some(false), None, false))),
             ("/v2/models/m/explain", predict("m", "", (Some(true), None, false))),
-            ("/v2/models/m/ready", Way::Kserve),
-            ("/v2", Way::Kserve),
+            ("/v2/models/m/ready", Way::Kserve(Route::ModelReady)),
+            ("/v2", Way::Kserve(Route::ServerMetadata)),
+            ("/v2/repository/index", Way::Kserve(Route::RepositoryIndex)),
+            ("/%762/repository/index", Way::Kserve(Route::Unknown)),
+            ("/v2/repository/index/", Way::Kserve(Route::Unknown)),
             ("/wfpredict/w", Way::Workflow("w".into())),
             ("/predictions", Way::NotFound),
             ("/models/m/invokes", Way::NotFound),
@@ -279,6 +294,12 @@ mod tests {
         assert_eq!(purpose(INFERENCE, Method::GET, "/ping"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::GET, "/nowhere"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::OPTIONS, "/"), None);
+        assert_eq!(purpose(INFERENCE, Method::POST, "/predictions/m"), Some(Purpose::Inference));
+        assert_eq!(purpose(INFERENCE, Method::GET, "/v2/models/m/ready"), Some(Purpose::Inference));
+        assert_eq!(purpose(INFERENCE, Method::POST, "/v2/repository/models/m/load"), Some(Purpose::Management));
+        assert_eq!(purpose(INFERENCE, Method::GET, "/v2/logging"), Some(Purpose::Management));
+        assert_eq!(purpose(MANAGEMENT, Method::OPTIONS, "/models/m"), Some(Purpose::Management));
+        assert_eq!(purpose(MANAGEMENT, Method::GET, "/workflows"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/models"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/nowhere"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/token"), Some(Purpose::Renewal));

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::AUTHORIZATION;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use pharos::error::Reason;
@@ -25,9 +24,12 @@ use tower::Service;
 
 use self::inference::Inference;
 use self::management::Management;
+use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
 use super::rest::Shared;
 use super::token::{FAILED, Purpose};
+use crate::access::routes::{class, of_grpc};
 use crate::engine::{Protocol, Route};
+use crate::grpc::Limits;
 use crate::listener::Peer;
 use crate::{clock, grpc};
 
@@ -83,11 +85,16 @@ pub(super) struct Port {
 /// # Errors
 /// Reflection cannot be offered.
 pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
-    let most = usize::try_from(shared.settings.max_request_size).unwrap_or(usize::MAX);
+    let most = limits(shared).received;
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
-    let settings = grpc::Settings { beside: Some(service_of(OWN_INFERENCE)), ..grpc::Settings::default() };
+    let settings = grpc::Settings {
+        beside: Some(service_of(OWN_INFERENCE)),
+        budget: shared.budget.clone(),
+        limits: limits(shared),
+        ..grpc::Settings::default()
+    };
     let others = grpc::service(shared.engine.clone(), settings).map_err(|error| error.to_string())?;
     Ok(Port { shared: shared.clone(), services: Services::Inference(Box::new((own, others))) })
 }
@@ -100,6 +107,11 @@ pub(super) fn management(shared: &Arc<Shared>) -> Result<Port, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(Management(shared.clone()))));
     let own = grpc::with_reflection(own, &[service_of(OWN_MANAGEMENT)]).map_err(|error| error.to_string())?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
+}
+
+/// The most bytes of a message.
+fn limits(shared: &Shared) -> Limits {
+    Limits { setting: "max_request_size", ..Limits::new(Some(shared.settings.max_request_size)) }
 }
 
 /// The name of the service whose methods have paths that begin so.
@@ -124,11 +136,15 @@ where
         let path = request.uri().path().to_owned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
+        let bounds = (&shared.budget, limits(&shared));
         let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
-        let answer: Answering = match (self.refusal(&request), &mut self.services) {
-            (Some(status), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(request),
-            (None, Services::Management(own)) => Box::pin(own.call(request)),
+        let route = of_grpc(&path);
+        let denied = self.denied(route, &request);
+        let refused = denied.as_ref().map(|(_, reason)| *reason);
+        let answer: Answering = match (denied, &mut self.services) {
+            (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
+            (None, Services::Inference(both)) if is_own => both.0.call(grpc::received(request, bounds)),
+            (None, Services::Management(own)) => Box::pin(own.call(grpc::received(request, bounds))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
                 if let Some(method) = path.strip_prefix(ALIAS) {
@@ -140,9 +156,10 @@ where
         Box::pin(async move {
             let response = answer.await?;
             let code = code(&response);
-            if is_own {
-                let reason = (code != Code::Ok).then_some(reason(code));
-                shared.engine.record_answered(Protocol::Grpc, route(&path), code as u16, reason);
+            // The v2 protocol's edge counts its answers itself.
+            if is_own || refused.is_some() {
+                let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
+                shared.engine.record_answered(Protocol::Grpc, route, code as u16, reason);
             }
             tell(&shared, (peer, &path), code, received);
             Ok(response)
@@ -151,15 +168,19 @@ where
 }
 
 impl Port {
-    /// The refusal of a call without the token that it needs.
-    fn refusal<B>(&self, request: &Request<B>) -> Option<Status> {
-        let tokens = self.shared.tokens.as_ref()?;
+    /// The refusal of a call that may not have its route, or whose route is not known.
+    fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
+        let class = class(route);
         let purpose = match self.services {
-            Services::Inference(_) => Purpose::Inference,
-            Services::Management(_) => Purpose::Management,
+            Services::Inference(_) => purpose(class, Some(Purpose::Inference)),
+            Services::Management(_) => Some(Purpose::Management),
         };
-        let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-        tokens.check(purpose, given).err().map(|_| Status::permission_denied(FAILED))
+        let wanted = Wanted { route, class, purpose };
+        Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
+            Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
+            Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
+            Denied::Server(denied) => grpc::denied_status(&denied),
+        })
     }
 }
 
@@ -182,21 +203,6 @@ fn reason(code: Code) -> Reason {
         Code::Unavailable => Reason::NotReady,
         Code::Unimplemented => Reason::Unsupported,
         _ => Reason::Backend,
-    }
-}
-
-fn route(path: &str) -> Route {
-    match path.rsplit('/').next().unwrap_or_default() {
-        "Ping" => Route::Ping,
-        "Predictions" => Route::Predict,
-        "StreamPredictions" | "StreamPredictions2" => Route::StreamPredict,
-        "DescribeModel" => Route::ModelDescribe,
-        "ListModels" => Route::ModelList,
-        "RegisterModel" => Route::ModelRegister,
-        "ScaleWorker" => Route::ModelScale,
-        "SetDefault" => Route::ModelSetDefault,
-        "UnregisterModel" => Route::ModelUnregister,
-        _ => Route::Unknown,
     }
 }
 

@@ -14,12 +14,19 @@ use crate::clock;
 pub(super) struct Health {
     /// Loading the model is not tried any more.
     given_up: bool,
+    /// The last attempt to load it succeeded.
+    loaded: bool,
 }
 
 impl Health {
     /// It is tried again.
     pub(super) fn begin(&mut self) {
-        self.given_up = false;
+        *self = Self::default();
+    }
+
+    /// Its workers are there.
+    pub(super) fn loaded(&mut self) {
+        self.loaded = true;
     }
 
     pub(super) fn give_up(&mut self) {
@@ -45,7 +52,9 @@ impl Registry {
         let wanted = deployment.min_workers as usize;
         let workers = self.engine.worker_states(&version.called);
         if workers.is_empty() {
-            return wanted == 0 || !version.health().given_up;
+            // A model that was loaded and has no workers was unloaded behind the registry's back, by the v2 protocol.
+            let health = version.health();
+            return wanted == 0 || !(health.given_up || health.loaded);
         }
         let patience = Duration::from_secs(deployment.max_retry_timeout.into());
         // While their number grows, those to come are no loss.

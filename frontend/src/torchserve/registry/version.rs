@@ -173,6 +173,7 @@ impl Version {
         let loaded = registry.engine.load_model(&self.called, Vec::new()).await;
         if loaded.is_ok() {
             self.progress.set(Phase::Loaded);
+            self.health().loaded();
         }
         Some(loaded.map_err(|error| error.message))
     }

@@ -107,14 +107,14 @@ pub(super) async fn register(shared: &Shared, asked: &Asked, body: Body) -> Resu
     }
     let is_json =
         asked.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
-    let said = if is_json { from_json(asked, body).await? } else { Registration::of_query(asked) };
+    let said = if is_json { from_json(shared, asked, body).await? } else { Registration::of_query(asked) };
     let wait = said.synchronous.unwrap_or(true);
     let (url, wanted) = said.wanted()?;
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json(asked: &Asked, body: Body) -> Result<Registration, Refused> {
-    let read = body::read(body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
+async fn from_json(shared: &Shared, asked: &Asked, body: Body) -> Result<Registration, Refused> {
+    let read = body::read(&shared.budget, body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
@@ -192,7 +192,7 @@ pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
 
 /// `GET /token`.
 pub(super) async fn token(shared: &Shared, asked: &Asked) -> Result<Response, Refused> {
-    let Some(tokens) = &shared.tokens else { return Err(answer::not_found()) };
+    let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = asked.query("type").unwrap_or_default();
     match tokens.renew(&kind) {
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),

@@ -21,18 +21,22 @@ use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HeaderMap, TRANSFER_ENCODING};
-use http::{Method, Request, Uri, Version};
+use http::header::{HeaderMap, TRANSFER_ENCODING};
+use http::{Method, Request, StatusCode, Uri, Version};
+use pharos::error::Reason;
 use pharos::timeline::Instant;
 use tower::Service;
 
+use super::guard::{Denied, Guard, NO_MODEL_API, Wanted};
 use super::ids::Ids;
-use super::token::Tokens;
 use super::ways::{Doors, Way, way};
 use super::{AccessSink, Refused, Registry, Settings};
+use crate::access::{self, routes};
 use crate::clock;
 use crate::engine::{Engine, Protocol};
+use crate::http::{denied_response, error_response};
 use crate::listener::Peer;
+use crate::receiving::Budget;
 use crate::slow::{Pace, Paced};
 
 pub(super) use describe::descriptions;
@@ -53,7 +57,8 @@ pub(super) struct Shared {
     pub(super) quiet: Engine,
     pub(super) registry: Arc<Registry>,
     pub(super) settings: Arc<Settings>,
-    pub(super) tokens: Option<Tokens>,
+    pub(super) guard: Guard,
+    pub(super) budget: Budget,
     pub(super) ids: Ids,
     pub(super) access: Option<AccessSink>,
 }
@@ -136,18 +141,17 @@ impl Port {
         let way = match way(self.doors, &asked.method, asked.uri.path()) {
             // Tensors behind the JSON are no body for a handler.
             Way::Predict(_) if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") => {
-                Way::Kserve
+                Way::Kserve(routes::of_http(asked.uri.path()))
             }
             way => way,
         };
-        let (route, is_counted) = (way.route(), way == Way::Kserve);
-        let answered = match self.allowed(&way, &asked) {
-            Ok(()) => self.answer(way, &asked, body).await,
-            Err(refused) => Err(refused),
-        };
-        let (mut response, reason) = match answered {
-            Ok(response) => (response, None),
-            Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
+        let (route, is_counted) = (way.route(), matches!(way, Way::Kserve(_)));
+        let (mut response, reason) = match self.denied(&way, &asked) {
+            Some((response, reason)) => (response, Some(reason)),
+            None => match self.answer(way, &asked, body).await {
+                Ok(response) => (response, None),
+                Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
+            },
         };
         answer::finish(&mut response, &asked, &self.shared.settings.cors);
         let status = response.status().as_u16();
@@ -159,9 +163,21 @@ impl Port {
         response
     }
 
-    fn allowed(&self, way: &Way, asked: &Asked) -> Result<(), Refused> {
-        let (Some(tokens), Some(purpose)) = (&self.shared.tokens, way.purpose(self.doors)) else { return Ok(()) };
-        tokens.check(purpose, asked.headers.get(AUTHORIZATION).map(|value| value.as_bytes()))
+    /// The refusal of a request that may not have what it asks for, or asks for nothing that is there.
+    fn denied(&self, way: &Way, asked: &Asked) -> Option<(Response, Reason)> {
+        let wanted = Wanted { route: way.route(), class: way.class(), purpose: way.purpose(self.doors) };
+        let denied = self.shared.guard.check(Protocol::Http, wanted, &asked.headers).err()?;
+        let refused = match (way, denied) {
+            (_, Denied::Key(refused)) => refused,
+            (Way::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
+            (Way::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
+            (_, Denied::ModelApi) => {
+                let response = error_response(StatusCode::FORBIDDEN, NO_MODEL_API);
+                return Some((response, Reason::Restricted));
+            }
+            (_, Denied::Server(denied)) => return Some(denied_response(&denied)),
+        };
+        Some((answer::refusal(&refused), answer::reason(&refused)))
     }
 
     async fn answer(&self, way: Way, asked: &Asked, body: Body) -> Result<Response, Refused> {
@@ -170,7 +186,7 @@ impl Port {
             Way::ApiDescription => Ok(answer::json(&openapi::description(self.doors))),
             Way::Ping => Ok(answer::health(shared.registry.is_healthy())),
             Way::Predict(target) => predict::predict(self, asked, target, body).await,
-            Way::Kserve => Ok(self.kserve(asked, body).await),
+            Way::Kserve(_) => Ok(self.kserve(asked, body).await),
             Way::List => Ok(manage::list(shared, asked)),
             Way::Register => manage::register(shared, asked, body).await,
             Way::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,

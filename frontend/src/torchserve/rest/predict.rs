@@ -138,7 +138,7 @@ fn too_late(limit: Duration) -> InferError {
 async fn parts(shared: &Shared, asked: &Asked, (target, body): (&Target, Body)) -> Result<Vec<Part>, Refused> {
     let limit = shared.settings.max_request_size;
     let waits = asked.headers.contains_key(EXPECT);
-    let whole = match body::read(body, limit, waits).await {
+    let whole = match body::read(&shared.budget, body, limit, waits).await {
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
             let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");

@@ -1,0 +1,66 @@
+//! Warns when models can be loaded by request without a token from other machines: a model is code, so whoever reaches such
+//! an address can run code here.
+
+use std::net::{IpAddr, SocketAddr};
+
+use pharos::access::tokens::Scope;
+use pharos::access::{Api, Restrictions};
+
+use crate::cli::{ControlMode, Options};
+use crate::torchserve::{Plan, ServerAccess, Settings};
+
+/// Warns if it is so.
+pub(super) fn warn(options: &Options, plan: Option<&Plan>, guards: &ServerAccess) {
+    if guards.tokens.guards(Scope::Management) {
+        return;
+    }
+    let mut open = of_server(options, guards);
+    open.extend(plan.map(|plan| of_torchserve(&plan.settings, guards)).unwrap_or_default());
+    if open.is_empty() {
+        return;
+    }
+    // A line each: the log escapes line breaks.
+    tracing::warn!(
+        "models can be loaded by request without a token: every client that reaches one of these addresses can run code on \
+         this machine"
+    );
+    open.iter().for_each(|address| tracing::warn!("    {address}"));
+    tracing::warn!(
+        "    to prevent that, give --management-token-file, listen on a loopback address (--http-address=127.0.0.1, \
+         --grpc-address=127.0.0.1), or disable loading by request (--model-control-mode=none; for TorchServe's ports \
+         enable_model_api=false)"
+    );
+}
+
+/// The server's own addresses that are open.
+fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
+    if options.models.control_mode != ControlMode::Explicit {
+        return Vec::new();
+    }
+    let listeners = [
+        ("HTTP", options.http.allow, options.http.address, options.http.port, &guards.http),
+        ("gRPC", options.grpc.allow, options.grpc.address, options.grpc.port, &guards.grpc),
+    ];
+    let open = listeners.into_iter().filter(|(_, allowed, address, _, rules)| *allowed && is_open(*address, rules));
+    open.map(|(name, _, address, port, _)| format!("{name} on {}", SocketAddr::new(address, port))).collect()
+}
+
+/// TorchServe's addresses that are open. Both of a protocol take loads: the one TorchServe's, the other the v2 protocol's.
+fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
+    if !settings.model_api || settings.token.is_some() {
+        return Vec::new();
+    }
+    let listeners = [
+        ("TorchServe's inference API", settings.inference, &guards.http),
+        ("TorchServe's management API", settings.management, &guards.http),
+        ("TorchServe's gRPC inference API", settings.grpc_inference, &guards.grpc),
+        ("TorchServe's gRPC management API", settings.grpc_management, &guards.grpc),
+    ];
+    let open = listeners.into_iter().filter(|(_, address, rules)| is_open(address.socket.ip(), rules));
+    open.map(|(name, address, _)| format!("{name} on {}", address.socket)).collect()
+}
+
+/// Whether other machines can load models at this address.
+fn is_open(address: IpAddr, rules: &Restrictions) -> bool {
+    !address.to_canonical().is_loopback() && !rules.restricts(Api::ModelRepository)
+}
