@@ -233,7 +233,9 @@ DIFFERENCES = [
 
 FRAME = re.compile(r"^  (.*)\((\d+)\): (.*)$", re.M)
 OBJECT = re.compile(r"<[\w. ]*(?:InferenceResponse|Tensor object)[^>]*>")
-MORE = re.compile(r"(NumPy dtype is not supported)[.:].*")
+MORE = re.compile(
+    r"(NumPy dtype is not supported)[.:].*|(unexpected inference input '[^']*' for model '[^']*'), allowed inputs are: .*"
+)
 """A text that goes on with what was given; Triton's does not."""
 
 
@@ -253,7 +255,7 @@ calls INTERNAL and which is the real one here."""
 def plain(value):
     """An answer without what each server may have its own way: frames of tracebacks, keys of the configuration."""
     if isinstance(value, str):
-        return MORE.sub(r"\1", traceback(value))
+        return MORE.sub(lambda found: found[1] or found[2], traceback(value))
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
