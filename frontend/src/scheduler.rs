@@ -21,9 +21,10 @@ mod stream;
 mod timer;
 pub(crate) mod traced;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
@@ -137,6 +138,8 @@ pub(crate) struct Driver {
     /// What the metrics know of the counts of [`Driver::sequences`].
     sequences_told: [AtomicU64; 3],
     restarts_said: Mutex<Throttle>,
+    /// Outputs whose mismatch with the configuration is in the log. Locked only when there is one.
+    mismatches_warned: Mutex<HashSet<String>>,
     /// When the system last killed a process of the model, in nanoseconds of the clock of all stamps; 0 for never.
     killed: AtomicU64,
     this: Weak<Driver>,
@@ -184,6 +187,7 @@ impl Driver {
                 cache,
                 sequences_told: Default::default(),
                 restarts_said: Mutex::default(),
+                mismatches_warned: Mutex::default(),
                 killed: AtomicU64::new(0),
                 this: this.clone(),
             }

@@ -222,12 +222,13 @@ impl View {
             Builtin::ModelLoadDuration => Number::Float(f64::from_bits(model.load_duration.get())),
             Builtin::TsRequests => count(&model.requests),
             Builtin::InstanceRestarts => count(&model.restarts),
+            Builtin::OutputMismatches => count(&model.output_mismatches),
             Builtin::SamplesDropped => count(&model.samples_dropped),
             _ => return,
         };
         let labels = match builtin {
             Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => self.ts_labels(model),
-            Builtin::InstanceRestarts | Builtin::SamplesDropped => model_labels(model),
+            Builtin::InstanceRestarts | Builtin::OutputMismatches | Builtin::SamplesDropped => model_labels(model),
             _ => nv_labels(model),
         };
         out.push((labels, value));

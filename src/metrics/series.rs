@@ -99,6 +99,7 @@ pub struct ModelSeries {
     pub(super) load_duration: Count,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
+    pub(super) output_mismatches: Count,
     /// Those of the loads before, while something of them is left.
     before: Mutex<Vec<Weak<ModelSeries>>>,
     pub(super) samples_dropped: Count,
@@ -176,6 +177,7 @@ impl ModelSeries {
             load_duration: Count::default(),
             instances: Default::default(),
             restarts: Count::default(),
+            output_mismatches: Count::default(),
             before: Mutex::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),

@@ -108,16 +108,6 @@ DIFFERENCES = [
     ),
     Difference(("view: big endian",), "Triton refuses such an array; here it is put in order.", ("[0.0, 1.0, 2.0",)),
     Difference(
-        ("batch: too few rows",),
-        "Triton passes on whatever shape a model gives; a batch whose rows are not those of the requests is refused here.",
-        ("output 'OUT' has shape [1, 2] for a batch of 2",),
-    ),
-    Difference(
-        ("wrong: another datatype",),
-        "Triton passes on an output of another datatype than the configuration says.",
-        ("output 'OUT' is INT32, the configuration says FP32",) * 2,
-    ),
-    Difference(
         ("wrong: an output twice",),
         "Triton sends both, of which its HTTP client shows the last and its gRPC client the first; refused, as of all backends.",
         ("the response has the output 'OUT' twice",),

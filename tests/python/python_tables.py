@@ -175,6 +175,12 @@ BATCHED = [
     Row("batch: None for all", (rows("answer", 2, "batched"), rows("return none", 2, "batched", delay_s=0.3)), at_once=True),
     Row("batch: too few rows", (rows("output", 2, values=[1, 2], shape=[1, 2]),)),
     Row("batch: without its dimension", (rows("output", 2, values=[1, 2]),)),
+    Row("batch: an empty output", (rows("output", 2, values=[], shape=[0, 2]), rows("output", 2, values=[]), rows("output", 2, values=[], via="grpc"))),
+    Row("batch: an output without dimensions", (rows("output", 2, values=[1], shape=[]),)),
+    Row("batch: too many rows", (rows("output", 2, values=[1, 2, 3], shape=[3, 1]), rows("output", 2, values=[1, 2, 3], shape=[3, 1], via="grpc"))),
+    Row("batch: another datatype", (rows("output", 2, values=[1, 2], shape=[2, 1], dtype="float64"), rows("output", 2, values=[1, 2], shape=[2, 1], dtype="float16", via="grpc"))),
+    Row("batch: one of them has too few rows", (rows("answer", 2, "batched"), rows("output", 2, "batched", values=[7], delay_s=0.3)), at_once=True),
+    Row("batch: one of them has another datatype", (rows("answer", 2, "batched"), rows("output", 2, "batched", values=[7, 8], shape=[2, 1], dtype="int8", delay_s=0.3)), at_once=True),
 ]
 
 ERRORS = [
@@ -201,6 +207,8 @@ WRONG = [
     Row("wrong: None as a response", (plain("nothing"), plain("answer"))),
     Row("wrong: a text as a response", (plain("a text"), plain("answer"))),
     Row("wrong: another datatype", (plain("output", values=[1], dtype="int32"), plain("output", values=[1], dtype="int32", via="grpc"))),
+    Row("wrong: texts for numbers", (plain("output", values=["one", "two"], dtype="object"), plain("output", values=["one", "two"], dtype="object", via="grpc"))),
+    Row("wrong: an empty array of another datatype", (plain("output", values=[], dtype="float64"), plain("output", values=[], dtype="float64", via="grpc"))),
     Row("wrong: another name", (plain("output", values=[1], name="OTHER"), plain("output", values=[1], name="OTHER", outputs=("OUT",)))),
     Row("wrong: another name, asked for", (plain("output", values=[1], name="OTHER", outputs=("OTHER",)),)),
     Row("wrong: more dimensions", (plain("output", values=[1, 2], shape=[1, 2]),)),
@@ -396,6 +404,7 @@ CALLS = [
     Row("call: an unknown model", (called(call("nowhere", **VALUE)),)),
     Row("call: a model that is not loaded", (called(call("on_demand", **TOLD)),)),
     Row("call: a model that fails", (called(call("refusing", **VALUE)),)),
+    Row("call: a model that gives another datatype", (called(call("plain", inputs={"DO": ["object", [1], ['{"do":"output","values":[1,2],"dtype":"float64"}']]})),)),
     Row("call: a model that raises", (called(call("plain", inputs={"DO": ["object", [1], ['{"do":"raise","type":"ValueError","text":"inside"}']]})),)),
     Row("call: an ensemble", (called(call("chain", **VALUE)),)),
     Row("call: an ensemble that fails", (called(call("chain_of_plain", **VALUE)),)),

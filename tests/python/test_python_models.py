@@ -17,12 +17,13 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from server import Server, eventually
+from server import Server, eventually, total
 
 CODE = Path(__file__).resolve().parent / "python_models"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
+STRICT = 'parameters { key: "strict_output_types" value: { string_value: "true" } }\n'
 ITERATIVE = "max_batch_size: 4\nsequence_batching { iterative_sequence: true }\n"
 THROUGH = """platform: "ensemble"
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -32,6 +33,9 @@ ensemble_scheduling {
 }
 """
 METRICS = """
+ts_metrics:
+  counter:
+    - {name: pharos_output_mismatches_total, unit: Count, dimensions: [model, version]}
 model_metrics:
   counter:
     - {name: Orders, unit: Count, dimensions: [shop]}
@@ -64,6 +68,8 @@ def served(tmp_path_factory):
     model(models, "memory_batched", "own_memory", BATCHED)
     model(models, "memory_ragged", "own_memory", BATCHED)
     model(models, "process", "own_process")
+    model(models, "unlike", "own_unlike", BATCHED)
+    model(models, "unlike_strict", "own_unlike", BATCHED + STRICT)
     for name in ("ready", "never_ready"):
         model(models, name, "own_ready")
         (models / name / "ready").write_text("no")
@@ -71,6 +77,9 @@ def served(tmp_path_factory):
     (models / "through/config.pbtxt").write_text(THROUGH)
     for name in ("labels", "more_labels"):
         model(models, name, "own_labels")
+    model(models, "endless", "own_endless", DECOUPLED)
+    model(models, "canceller", "own_canceller")
+    model(models, "returns", "own_unlike", DECOUPLED)
     model(models, "late", "own_late")
     model(models, "late_stream", "own_late", DECOUPLED)
     model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
@@ -139,6 +148,34 @@ def test_ragged_requests_keep_their_shapes(served):
     for given, (output, _) in zip(values, answers):
         np.testing.assert_array_equal(output, given)
     assert served.statistics("memory_ragged")["execution_count"] == 1
+
+
+def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served):
+    """Clients receive what the model gave; the log has one warning for the output, with both types and the fix."""
+    mismatches = lambda: total(served.scrape(), "pharos_output_mismatches_total", model="unlike")  # noqa: E731
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    assert ask(served, "unlike", values)[0].dtype == np.float32 and mismatches() == 0
+    for _ in range(3):
+        output, _ = ask(served, "unlike", values, dtype="float64")
+        assert output.dtype == np.float64
+        np.testing.assert_array_equal(output, values)
+    output, _ = ask(served, "unlike", values, short=1)
+    np.testing.assert_array_equal(output, values[1:])
+    assert mismatches() == 4
+    lines = [line for line in served.log.read_text().splitlines() if "strict_output_types" in line and "WARN" in line]
+    assert len(lines) == 1 and "the output is FP64, the configuration says FP32" in lines[0], lines
+    assert "data_type: TYPE_FP64" in lines[0] and "unlike" in lines[0] and "OUT" in lines[0]
+
+
+def test_strict_output_types_refuses_them(served):
+    """The parameter: another datatype and other rows fail the request, and nothing is counted."""
+    values = np.ones((2, 2), np.float32)
+    np.testing.assert_array_equal(ask(served, "unlike_strict", values)[0], values)
+    with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, the configuration says FP32"):
+        ask(served, "unlike_strict", values, dtype="float64")
+    with pytest.raises(http.InferenceServerException, match=r"output 'OUT' has shape \[1, 2\] for a batch of 2"):
+        ask(served, "unlike_strict", values, short=1)
+    assert total(served.scrape(), "pharos_output_mismatches_total", model="unlike_strict") == 0
 
 
 def test_a_thread_answers_after_execute(served):

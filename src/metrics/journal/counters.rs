@@ -210,6 +210,7 @@ fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut im
         Builtin::CacheHitDuration if model.cached() => each(&labels, micros(&model.cache.hit_ns)),
         Builtin::CacheMissDuration if model.cached() => each(&labels, micros(&model.cache.miss_ns)),
         Builtin::InstanceRestarts => each(labels.get(..2).unwrap_or(&labels), whole(&model.restarts)),
+        Builtin::OutputMismatches => each(labels.get(..2).unwrap_or(&labels), whole(&model.output_mismatches)),
         Builtin::SamplesDropped => each(labels.get(..2).unwrap_or(&labels), whole(&model.samples_dropped)),
         _ => {}
     }
