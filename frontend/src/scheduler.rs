@@ -35,7 +35,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, SequenceStep, flags};
 use tokio::sync::oneshot;
 
@@ -448,6 +448,14 @@ impl Driver {
     }
 }
 
+/// How long the server has had a request before it was enqueued; nothing if that is not known.
+fn waited(timeline: &Timeline) -> Duration {
+    match timeline.request_start {
+        Instant(0) => Duration::ZERO,
+        start => Duration::from_nanos(timeline.queue_start.ns_since(start)),
+    }
+}
+
 fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
     Ticket {
         request: id,
@@ -455,6 +463,7 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
         shape_key: checked.shape_key,
         priority: request.priority,
         timeout_us: request.timeout_us,
+        waited: waited(&request.timeline),
         sequence: (!request.correlation_id.is_none()).then(|| InSequence {
             id: request.correlation_id.clone(),
             start: request.sequence_start,

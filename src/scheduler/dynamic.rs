@@ -155,7 +155,8 @@ impl DynamicBatcher {
     fn entry(&self, ticket: Ticket, queued: Instant) -> Entry {
         let level = self.settings.level(ticket.priority);
         let timeout = self.settings.policy(level).timeout(ticket.timeout_us);
-        Entry { queued, deadline: timeout.map(|timeout| queued + timeout), level, ticket }
+        let deadline = timeout.map(|timeout| queued + timeout.saturating_sub(ticket.waited));
+        Entry { queued, deadline, level, ticket }
     }
 
     fn reject(&mut self, request: RequestId, reason: RejectReason) {

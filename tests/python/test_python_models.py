@@ -3,7 +3,9 @@ memory, threads that answer late, a process that ends, forks or prints, and metr
 
 They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
 
+import json
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -363,3 +365,48 @@ def test_a_model_that_does_not_say_in_time_is_not_ready(served):
     assert 4.5 < time.monotonic() - begin < 5.9
     assert says_ready(served, "ready", "yes"), "shares the question that is under way, or asks again"
 
+
+
+def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
+    """The called model learns of it; another iteration gives the same responses again."""
+    _, told = ask(served, "canceller", np.ones(1, np.float32))
+    assert told["good"] >= 3 and told["errors"] == 1 and told["cancelled"], told
+    assert told["again"] == told["good"] + told["errors"], told
+    eventually("the called model has ended", 10, lambda: served.statistics("endless").get("execution_count") == 1)
+
+
+def test_a_decoupled_model_that_returns_something_names_its_instance(served):
+    """The error tells which instance it was."""
+    with grpc.InferenceServerClient(served.grpc) as client:
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put(error or result))
+        given = grpc.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        client.async_stream_infer("returns", [given])
+        error = str(got.get(timeout=20))
+        client.stop_stream()
+    assert "Python model 'returns_0' is using the decoupled mode and the execute function must return None." in error
+
+
+def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
+    """A W3C traceparent as JSON in the mode `opentelemetry`, of the trace that the client named; None without a trace."""
+    model(tmp_path / "models", "traced", "own_trace")
+    options = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces"]
+    options += ["--trace-config=rate=1", "--trace-config=level=TIMESTAMPS", f"--python={PYTHON}"]
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    trace = "0af7651916cd43dd8448eb211c80319c"
+
+    def context(server, **headers):
+        status, text = server.ask("POST", "/v2/models/traced/infer", json.dumps(body), headers=headers)
+        assert status == 200, text
+        return json.loads(json.loads(text)["parameters"]["context"] or "null")
+
+    with Server(tmp_path, [tmp_path / "models"], options) as server:
+        own = context(server)
+        assert list(own) == ["traceparent"] and re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", own["traceparent"])
+        named = context(server, traceparent=f"00-{trace}-b7ad6b7169203331-01", tracestate="a=b")
+        assert named["tracestate"] == "a=b" and named["traceparent"].split("-")[1] == trace
+        assert named["traceparent"].split("-")[2] != "b7ad6b7169203331"
+        status, _ = server.ask("POST", "/v2/trace/setting", json.dumps({"trace_level": ["OFF"]}))
+        assert status == 200
+        assert context(server) is None
