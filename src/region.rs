@@ -1,8 +1,8 @@
 //! Memory that a client shares with the server, and places in it: what a tensor has in place of bytes.
 //!
 //! A client names a region and a range; [`Slice`] is that, first as the client wrote it and then with the [`Region`] that
-//! it turned out to be. Whoever holds the slice uses the region: what is unregistered meanwhile vanishes when the last
-//! slice is dropped. The frontend never looks at what is in a region. Workers map it, and trust nothing of it: the client
+//! it turned out to be. Whoever holds the slice uses the region: a region that is unregistered meanwhile is removed when
+//! the last slice is dropped. The frontend never looks at what is in a region. Workers map it, and trust nothing of it: the client
 //! may write to it, shrink it or remove it at any moment.
 
 use std::fmt;

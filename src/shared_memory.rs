@@ -51,6 +51,15 @@ pub fn cannot_open(key: &str) -> InferError {
     refusal(ErrorCode::Internal, format!("Unable to open shared memory region: '{key}'"))
 }
 
+/// A range whose end is beyond 64 bits.
+fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
+    let text = format!(
+        "Integer overflow detected: byte_size ({len}) + offset ({offset}) exceeds maximum value ({}) for region '{name}'",
+        u64::MAX
+    );
+    refusal(ErrorCode::InvalidArg, text)
+}
+
 /// Checks that an object of `object` bytes holds a region.
 ///
 /// # Errors
@@ -78,7 +87,7 @@ pub struct Status {
 #[derive(Debug)]
 pub struct Registry {
     regions: BTreeMap<String, Arc<Region>>,
-    /// Unregistered, but used by requests.
+    /// Unregistered, but used by requests, which keep them; in the order in which they were unregistered.
     leaving: Vec<Weak<Region>>,
     next: u64,
     most: usize,
@@ -129,12 +138,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Lends a range to a request: the region stays until the slice is dropped.
+    /// Lends a range to a request: the region stays until the slice is dropped. A region that was unregistered while in
+    /// use is lent as well until its last user is done, as Triton does.
     ///
     /// # Errors
     /// The name is not registered, or the region does not hold the range.
     pub fn lend(&self, slice: &mut Slice) -> Result<Kind, InferError> {
-        let Some(region) = self.regions.get(&slice.name) else {
+        let Some(region) = self.find(&slice.name) else {
             let text = format!("Unable to find shared memory region: '{}'", slice.name);
             return Err(refusal(ErrorCode::NotFound, text));
         };
@@ -148,14 +158,22 @@ impl Registry {
         match slice.offset.checked_add(slice.len) {
             // As for Triton, nothing at the very start is no range, and nothing elsewhere is an empty one.
             Some(end) if end > 0 && end <= region.byte_size => {}
-            _ => return wrong("offset + byte size"),
+            Some(_) => return wrong("offset + byte size"),
+            None => return Err(overflow(slice)),
         }
-        slice.lend(Arc::clone(region));
-        Ok(region.kind())
+        let kind = region.kind();
+        slice.lend(region);
+        Ok(kind)
     }
 
-    /// Unregisters the region of this kind and name, or all of the kind. What is in use vanishes after its last user; one
-    /// that is not there is unregistered already.
+    /// The registered region of this name, else the one that was unregistered last and is still in use.
+    fn find(&self, name: &str) -> Option<Arc<Region>> {
+        let leaving = || self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name);
+        self.regions.get(name).cloned().or_else(leaving)
+    }
+
+    /// Unregisters the region of this kind and name, or all of the kind. A region in use is removed after its last user;
+    /// a region that does not exist is unregistered already.
     pub fn unregister(&mut self, kind: Kind, name: Option<&str>) {
         self.leaving.retain(|region| region.strong_count() > 0);
         let leaving = &mut self.leaving;
@@ -318,6 +336,10 @@ mod tests {
         }
         let mut registry = Registry::new(9);
         registry.insert("r", 10, memory(Kind::System)).unwrap();
+        let mut far = Slice::new("r".into(), 9, u64::MAX);
+        let text = "Integer overflow detected: byte_size (18446744073709551615) + offset (9) exceeds maximum value \
+                    (18446744073709551615) for region 'r'";
+        assert_eq!(refused(registry.lend(&mut far)), (ErrorCode::InvalidArg, text.into()));
         for (offset, len, wrong) in [
             (0, 10, None),
             (9, 1, None),
@@ -325,7 +347,7 @@ mod tests {
             (10, 0, Some("offset")),
             (u64::MAX, 2, Some("offset")),
             (9, 2, Some("offset + byte size")),
-            (9, u64::MAX, Some("offset + byte size")),
+            (9, u64::MAX - 9, Some("offset + byte size")),
             (0, 0, Some("offset + byte size")),
         ] {
             let expected = wrong.map(|what| format!("Invalid {what} for shared memory region: 'r'"));
@@ -351,13 +373,21 @@ mod tests {
         registry.unregister(Kind::System, Some("nothing"));
         registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap();
         registry.unregister(Kind::System, Some("r"));
-        // Nobody new gets it; who has it keeps it, and the status says so.
-        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap_err();
+        // It is lent until its last user is done, and the status shows it.
+        let mut late = Slice::new("r".into(), 0, 8);
+        assert_eq!(registry.lend(&mut late), Ok(Kind::System));
+        assert_eq!(names(&registry, Kind::System), [("r".into(), 3)]);
+        registry.unregister(Kind::System, Some("r"));
         drop(slice);
+        drop(late);
         assert_eq!(names(&registry, Kind::System), [("r".into(), 1)]);
         assert_eq!(registry.totals(Kind::System), (1, 4096, 1));
-        // The name is free: another region, which is the one that is told of.
+        // The name can be registered again: that is the region which is shown and lent.
         registry.insert("r", 100, memory(Kind::System)).unwrap();
+        let mut new = Slice::new("r".into(), 0, 8);
+        registry.lend(&mut new).unwrap();
+        assert_eq!(new.region().unwrap().byte_size, 100);
+        drop(new);
         let status = registry.status(Kind::System, Some("r")).unwrap();
         assert_eq!((status.len(), status[0].region.byte_size, status[0].in_use), (1, 100, 0));
         drop(status);
@@ -365,6 +395,7 @@ mod tests {
         drop(copy);
         assert_eq!(registry.totals(Kind::System), (1, 100, 0));
         registry.unregister(Kind::System, None);
+        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap_err();
         assert!(names(&registry, Kind::System).is_empty());
         assert_eq!(refused(registry.status(Kind::System, Some("r"))).0, ErrorCode::NotFound);
     }

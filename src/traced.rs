@@ -293,6 +293,18 @@ impl Traced {
         self.shared.context.as_ref().map(|context| Traceparent { trace: context.trace, span: context.span })
     }
 
+    /// The context of the trace for other tracers, as Triton gives it to models: a JSON object with the entries of the W3C
+    /// Trace Context. `None` if the trace does not go to a collector.
+    pub fn context_json(&self) -> Option<String> {
+        let context = self.shared.context.as_ref()?;
+        let parent = Traceparent { trace: context.trace, span: context.span };
+        let state = match context.state.as_str() {
+            "" => String::new(),
+            state => format!(r#","tracestate":{}"#, serde_json::Value::from(state)),
+        };
+        Some(format!(r#"{{"traceparent":"{parent}"{state}}}"#))
+    }
+
     /// Something happened.
     pub fn stamp(&self, activity: Activity, at: Instant) {
         self.stamps(&[(activity, at)]);

@@ -203,7 +203,10 @@ impl Forward {
                 continue;
             }
             if RESERVED.contains(&name) || name.starts_with("triton_") {
-                return Err(format!("header '{name}' cannot be forwarded: a parameter of this name is reserved"));
+                return Err(format!(
+                    "header '{name}' cannot be forwarded: parameters of this name are reserved for Triton usage and should not \
+                     be specified."
+                ));
             }
             let mut values = Vec::new();
             for value in headers.get_all(name) {
@@ -248,7 +251,11 @@ mod tests {
         assert_eq!(names(".*"), ["my-a=1, 4", "other=3", "x-my-b=2"], "a token is never forwarded");
         assert_eq!(Forward::default().parameters(&given), Ok(Vec::new()));
         for (name, value, expected) in [
-            ("timeout", &b"1"[..], "'timeout' cannot be forwarded: a parameter of this name is reserved"),
+            (
+                "timeout",
+                &b"1"[..],
+                "'timeout' cannot be forwarded: parameters of this name are reserved for Triton usage",
+            ),
             ("triton_x", b"1", "reserved"),
             ("plain", b"\xff", "no UTF-8"),
         ] {

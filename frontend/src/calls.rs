@@ -126,10 +126,13 @@ impl Calls {
         }
     }
 
-    /// Nobody waits for the answers of a call any more.
+    /// The caller has cancelled a call, or let it go: the request is dropped. A caller that still reads gets an error as its last
+    /// answer.
     pub(crate) fn abandon(&self, call: u64) {
-        if let Some(UnderWay { task: Some(task), .. }) = self.shared.lock().remove(&call) {
+        let under_way = self.shared.lock().remove(&call);
+        if let Some(UnderWay { task: Some(task), .. }) = under_way {
             task.abort();
+            self.shared.fail(call, InferError::cancelled());
         }
     }
 }

@@ -21,9 +21,10 @@ mod stream;
 mod timer;
 pub(crate) mod traced;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
@@ -34,7 +35,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, SequenceStep, flags};
 use tokio::sync::oneshot;
 
@@ -137,6 +138,8 @@ pub(crate) struct Driver {
     /// What the metrics know of the counts of [`Driver::sequences`].
     sequences_told: [AtomicU64; 3],
     restarts_said: Mutex<Throttle>,
+    /// Outputs whose mismatch with the configuration is in the log. Locked only when there is one.
+    mismatches_warned: Mutex<HashSet<String>>,
     /// When the system last killed a process of the model, in nanoseconds of the clock of all stamps; 0 for never.
     killed: AtomicU64,
     this: Weak<Driver>,
@@ -184,6 +187,7 @@ impl Driver {
                 cache,
                 sequences_told: Default::default(),
                 restarts_said: Mutex::default(),
+                mismatches_warned: Mutex::default(),
                 killed: AtomicU64::new(0),
                 this: this.clone(),
             }
@@ -444,6 +448,14 @@ impl Driver {
     }
 }
 
+/// How long the server has had a request before it was enqueued; nothing if that is not known.
+fn waited(timeline: &Timeline) -> Duration {
+    match timeline.request_start {
+        Instant(0) => Duration::ZERO,
+        start => Duration::from_nanos(timeline.queue_start.ns_since(start)),
+    }
+}
+
 fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
     Ticket {
         request: id,
@@ -451,6 +463,7 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
         shape_key: checked.shape_key,
         priority: request.priority,
         timeout_us: request.timeout_us,
+        waited: waited(&request.timeline),
         sequence: (!request.correlation_id.is_none()).then(|| InSequence {
             id: request.correlation_id.clone(),
             start: request.sequence_start,

@@ -121,7 +121,8 @@ impl SharedMemory {
         self.lock().insert(name, byte_size, Memory::Cuda { device, handle: Box::new(handle) })
     }
 
-    /// Unregisters the region of a kind and name, or all of the kind. Requests that use one keep it until they are done.
+    /// Unregisters the region of a kind and name, or all of the kind. A region in use stays usable until the last request
+    /// that uses it is done.
     ///
     /// # Errors
     /// Shared memory of clients is off.

@@ -125,6 +125,7 @@ builtins! {
     Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
+    OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] Cells;
     Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
     SequenceSlots = "pharos_sequence_slots" Gauge ["model", "version"] Family;
     SequenceSlotsUsed = "pharos_sequence_slots_used" Gauge ["model", "version"] Family;

@@ -220,6 +220,7 @@ impl View {
             Builtin::ModelLoadDuration => Number::Float(f64::from_bits(model.load_duration.get())),
             Builtin::TsRequests => count(&model.requests),
             Builtin::InstanceRestarts => count(&model.restarts),
+            Builtin::OutputMismatches => count(&model.output_mismatches),
             Builtin::SamplesDropped => count(&model.samples_dropped),
             _ => return,
         };

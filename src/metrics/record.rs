@@ -348,6 +348,12 @@ pub fn instance_restarted(series: &ModelSeries) {
     series.journal().touch();
 }
 
+/// A model gave an output of another datatype or batch dimension than its configuration says, which was passed on.
+pub fn output_mismatched(series: &ModelSeries) {
+    series.output_mismatches.add(1);
+    series.journal().touch();
+}
+
 /// Metric samples of the model's workers were lost or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
     series.samples_dropped.add(count);

@@ -100,6 +100,7 @@ pub struct ModelSeries {
     pub(super) load_duration: Count,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     pub(super) restarts: Count,
+    pub(super) output_mismatches: Count,
     /// Those of the loads before, while something of them is left.
     before: Mutex<Vec<Weak<ModelSeries>>>,
     pub(super) samples_dropped: Count,
@@ -177,6 +178,7 @@ impl ModelSeries {
             load_duration: Count::default(),
             instances: Default::default(),
             restarts: Count::default(),
+            output_mismatches: Count::default(),
             before: Mutex::default(),
             samples_dropped: Count::default(),
             memory: Count::default(),
@@ -296,7 +298,11 @@ impl ModelSeries {
                 let namespace = self.model.namespace().map(|namespace| ("namespace", namespace));
                 labels.into_iter().chain(namespace).collect()
             }
-            Builtin::Batches | Builtin::Instances | Builtin::InstanceRestarts | Builtin::SamplesDropped => {
+            Builtin::Batches
+            | Builtin::Instances
+            | Builtin::InstanceRestarts
+            | Builtin::OutputMismatches
+            | Builtin::SamplesDropped => {
                 vec![("model", &*self.model.name), ("version", version)]
             }
             _ => [("model", name), ("version", version)].into_iter().chain(tags).collect(),

@@ -139,7 +139,11 @@ impl ModelConfig {
         }
         let known = |(position, input): &(usize, &InferInput)| self.spec(*position, &input.name).is_some();
         if let Some((_, input)) = inputs.iter().enumerate().find(|entry| !known(entry)) {
-            return Err(bare(format!("unexpected inference input '{}' for model '{}'", input.name, self.name)));
+            let allowed = self.inputs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
+            let (name, model) = (&input.name, &self.name);
+            let text =
+                format!("unexpected inference input '{name}' for model '{model}', allowed inputs are: {allowed}");
+            return Err(bare(text));
         }
         // With all names known and none twice, a full count leaves nothing out.
         if inputs.len() < limit && self.missing(inputs).next().is_some() {

@@ -49,6 +49,9 @@ pub struct ModelConfig {
     pub response_cache: bool,
     /// Requests to run before the model is ready.
     pub warmups: Vec<Warmup>,
+    /// Whether a request fails when an output has another datatype or batch dimension than configured, instead of
+    /// passing on what the model gave. From the parameter `strict_output_types`.
+    pub strict_output_types: bool,
     /// What it says and hardly means, a sentence each; for the log.
     pub doubtful: Vec<String>,
     /// The same in the schema's form, for the model configuration extension.

@@ -13,6 +13,13 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
             format!("the control input '{}' has no 'control': the model is not given this input", input.name)
         }));
     }
+    if config.backend == "python" && config.inputs.is_empty() && config.outputs.is_empty() {
+        found.push(
+            "it has neither inputs nor outputs, so requests with inputs are refused and outputs of the model are dropped: name \
+             them in config.pbtxt, or add them in the auto_complete_config of model.py"
+                .to_owned(),
+        );
+    }
     found
 }
 

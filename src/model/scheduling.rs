@@ -141,7 +141,7 @@ fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
 }
 
 /// Whether a free parameter says so; not if it is not there.
-fn flag(model: &proto::ModelConfig, name: &str) -> Result<bool, ConfigError> {
+pub(super) fn flag(model: &proto::ModelConfig, name: &str) -> Result<bool, ConfigError> {
     match parameter(model, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

@@ -10,7 +10,7 @@ use super::proto::model_version_policy::PolicyChoice;
 use super::proto::model_warmup::input::InputDataType;
 use super::proto::{self, ModelTensorReshape};
 use super::ragged::{batch_inputs, batch_outputs};
-use super::scheduling::scheduling;
+use super::scheduling::{flag, scheduling};
 use super::state::states;
 use super::{Completion, ConfigError, normalize};
 use crate::tensor::DataType;
@@ -54,6 +54,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         decoupled,
         response_cache: cache,
         warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
+        strict_output_types: flag(&proto, "strict_output_types")?,
         doubtful: Vec::new(),
         proto,
         shape_hash: RandomState::new(),

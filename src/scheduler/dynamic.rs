@@ -159,7 +159,8 @@ impl DynamicBatcher {
     fn entry(&self, ticket: Ticket, queued: Instant) -> Entry {
         let level = self.settings.level(ticket.priority);
         let policy = self.settings.policy(level);
-        let deadline = policy.timeout(ticket.timeout_us).map(|timeout| queued + timeout);
+        let timeout = policy.timeout(ticket.timeout_us);
+        let deadline = timeout.map(|timeout| queued + timeout.saturating_sub(ticket.waited));
         Entry { queued, deadline, timeout_action: policy.timeout_action, level, ticket }
     }
 

@@ -46,6 +46,8 @@ pub struct Ticket {
     pub priority: u64,
     /// The request's own queue timeout in microseconds; 0: none. See [`QueuePolicy::timeout`] for when it applies.
     pub timeout_us: u64,
+    /// How much of its queue timeout had passed when it was enqueued: the time since the server got it.
+    pub waited: Duration,
     /// Its place in a sequence, for a model with sequences.
     pub sequence: Option<InSequence>,
 }

@@ -262,7 +262,7 @@ fields!(Execute { batch, requests, inputs, outputs, released, flags, placements,
 fields!(Placement { request, output, region, offset, len });
 fields!(Resumed { request, sent, taken });
 fields!(BatchRequest { id, rows, parameters, sequence, details });
-fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced, ragged });
+fields!(Details { correlation, start, end, priority, timeout_us, outputs, traced, trace_context, ragged });
 fields!(SequenceStep { key, start, end });
 fields!(InputBlock { input, datatype, shape, offset, len, pieces });
 fields!(Piece { region, request, offset, len, elements });
@@ -477,6 +477,7 @@ mod tests {
                         timeout_us: 3,
                         outputs: vec![1],
                         traced: true,
+                        trace_context: Some("{}".into()),
                         ragged: vec![(0, vec![1, 3])],
                     })),
                 },

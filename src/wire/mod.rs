@@ -21,7 +21,7 @@ pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb}
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
@@ -180,6 +180,8 @@ pub struct Details {
     pub outputs: Vec<u16>,
     /// It is traced.
     pub traced: bool,
+    /// The context of its trace for other tracers, as JSON, if the trace goes to a collector.
+    pub trace_context: Option<String>,
     /// The shapes of its inputs that may be ragged, by position in the configuration: their batch has one dimension.
     pub ragged: Vec<(u16, Vec<i64>)>,
 }

@@ -175,6 +175,12 @@ BATCHED = [
     Row("batch: None for all", (rows("answer", 2, "batched"), rows("return none", 2, "batched", delay_s=0.3)), at_once=True),
     Row("batch: too few rows", (rows("output", 2, values=[1, 2], shape=[1, 2]),)),
     Row("batch: without its dimension", (rows("output", 2, values=[1, 2]),)),
+    Row("batch: an empty output", (rows("output", 2, values=[], shape=[0, 2]), rows("output", 2, values=[]), rows("output", 2, values=[], via="grpc"))),
+    Row("batch: an output without dimensions", (rows("output", 2, values=[1], shape=[]),)),
+    Row("batch: too many rows", (rows("output", 2, values=[1, 2, 3], shape=[3, 1]), rows("output", 2, values=[1, 2, 3], shape=[3, 1], via="grpc"))),
+    Row("batch: another datatype", (rows("output", 2, values=[1, 2], shape=[2, 1], dtype="float64"), rows("output", 2, values=[1, 2], shape=[2, 1], dtype="float16", via="grpc"))),
+    Row("batch: one of them has too few rows", (rows("answer", 2, "batched"), rows("output", 2, "batched", values=[7], delay_s=0.3)), at_once=True),
+    Row("batch: one of them has another datatype", (rows("answer", 2, "batched"), rows("output", 2, "batched", values=[7, 8], shape=[2, 1], dtype="int8", delay_s=0.3)), at_once=True),
 ]
 
 ERRORS = [
@@ -201,6 +207,8 @@ WRONG = [
     Row("wrong: None as a response", (plain("nothing"), plain("answer"))),
     Row("wrong: a text as a response", (plain("a text"), plain("answer"))),
     Row("wrong: another datatype", (plain("output", values=[1], dtype="int32"), plain("output", values=[1], dtype="int32", via="grpc"))),
+    Row("wrong: texts for numbers", (plain("output", values=["one", "two"], dtype="object"), plain("output", values=["one", "two"], dtype="object", via="grpc"))),
+    Row("wrong: an empty array of another datatype", (plain("output", values=[], dtype="float64"), plain("output", values=[], dtype="float64", via="grpc"))),
     Row("wrong: another name", (plain("output", values=[1], name="OTHER"), plain("output", values=[1], name="OTHER", outputs=("OUT",)))),
     Row("wrong: another name, asked for", (plain("output", values=[1], name="OTHER", outputs=("OTHER",)),)),
     Row("wrong: more dimensions", (plain("output", values=[1, 2], shape=[1, 2]),)),
@@ -271,6 +279,7 @@ NEWER = {
     "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[]).is_cancelled()": False,
     "pb_utils.InferenceResponse([], parameters={'a': [1]})": "TritonModelException",
     "pb_utils.InferenceResponse([], parameters={5: 1})": "TritonModelException",
+    "pb_utils.InferenceResponse([], parameters={'a': 1.5})": "TritonModelException",
 }
 """Expressions that a Triton 2.51 does not know or whose process they end, and what they give here, as in newer ones."""
 
@@ -286,10 +295,43 @@ FAULTS = [
 ]
 """Wrong calls, and what they raise."""
 
+CALL = "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[]"
+
+MISSING = [
+    "pb_utils.InferenceRequest()", "pb_utils.InferenceRequest(model_name='m', inputs=[])", "pb_utils.InferenceRequest(requested_output_names=['O'], inputs=[])", "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'])",
+    "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=None)", "pb_utils.InferenceRequest(model_name='m', requested_output_names=None, inputs=[])", "pb_utils.InferenceRequest(model_name=None, requested_output_names=['O'], inputs=[])",
+    *(f"{CALL}, {name}=None)" for name in ("request_id", "correlation_id", "model_version", "flags", "timeout", "trace", "preferred_memory")), f"{CALL}, parameters=None).parameters()",
+    "pb_utils.InferenceResponse()", "pb_utils.InferenceResponse(None)", "pb_utils.InferenceResponse(output_tensors=None, error=pb_utils.TritonError('e'))", "pb_utils.InferenceResponse(error=pb_utils.TritonError('e')).has_error()", "pb_utils.InferenceResponse([], None).has_error()",
+    "pb_utils.Logger.log()", "pb_utils.Logger.log('a', None)", "pb_utils.Logger.log('a', 1)", "pb_utils.Logger.log('a', 'INFO')", "pb_utils.Logger.log('a', pb_utils.Logger.WARNING)", "pb_utils.Logger.log_info(None)",
+    "pb_utils.Tensor()", "pb_utils.Tensor('', None)", "pb_utils.Tensor('A', None)", "pb_utils.Tensor(None, np.zeros(1))", "pb_utils.Tensor('', 5)", "pb_utils.Tensor('', np.zeros(1))", "pb_utils.TritonError(None)", "pb_utils.TritonError('a', None)",
+]
+"""Calls with arguments that are missing or None."""
+
+ACCEPTED = [
+    "type(pb_utils.InferenceRequest(model_name=b'm', requested_output_names=[b'O'], inputs=[])).__name__", "sorted(pb_utils.InferenceRequest(model_name='m', requested_output_names=(b'O',), inputs=()).requested_output_names())",
+    f"{CALL}, request_id=b'r').request_id()", "pb_utils.Tensor(b'A', np.zeros(1)).name()", "pb_utils.TritonError(b'x').message()", "pb_utils.Logger.log(b'a')", "pb_utils.Logger.log_info(message=b'a')",
+    "__import__('sys').argv", "__import__('c_python_backend_utils').Tensor is pb_utils.Tensor", "__import__('c_python_backend_utils').InferenceRequest is pb_utils.InferenceRequest", "issubclass(__import__('c_python_backend_utils').TritonModelException, Exception)",
+    *(f"hasattr(__import__('c_python_backend_utils'), '{name}')" for name in ("InferenceResponse", "TritonError", "Logger", "Metric", "MetricFamily", "PreferredMemory", "InferenceTrace", "load_model", "unload_model", "is_model_ready", "TRITONSERVER_MEMORY_GPU")),
+]
+"""What is accepted besides texts, and what the process of a model has."""
+
+STREAM = """(lambda it: {})(pb_utils.InferenceRequest(model_name='streamed', requested_output_names=['OUT'], inputs=[pb_utils.Tensor('DO',
+ np.array([json.dumps([{{'send': [1]}}, {{'send': [2]}}, {{'final': True}}]).encode()], np.object_))]).exec(decoupled=True))""".replace("\n", "")
+COUNTER = "[pb_utils.MetricFamily(name='{}', description='{}', kind=pb_utils.MetricFamily.COUNTER)]"
+DELETED = "(lambda f: (lambda m: [f.clear(), {}])(f[0].Metric(labels={{'k': 'v'}})))" + f"({COUNTER})"
+
+
+def attempted(*expressions, **more) -> Ask:
+    """A request that says what each of these expressions gives."""
+    return plain("attempt", "interface", expressions=list(expressions), **more)
+
+
 INTERFACE = [
     Row("interface: names", (plain("attempt", "interface", expressions=[f"hasattr({of}, '{name}')" for of, names in NAMES.items() for name in names]),)),
     Row("interface: facts", (plain("attempt", "interface", expressions=FACTS),)),
     Row("interface: wrong calls", (plain("attempt", "interface", expressions=FAULTS),)),
+    Row("interface: missing arguments", (attempted(*MISSING),)),
+    Row("interface: accepted arguments", (attempted(*ACCEPTED),)),
     Row("interface: newer", (plain("attempt", "interface", expressions=list(NEWER)),)),
 ]
 
@@ -387,6 +429,8 @@ ZERO = {"inputs": {"DO": ["object", [1], [json.dumps([FINAL])]]}}
 FAILS = {"inputs": {"DO": ["object", [1], [json.dumps([{"send": [1]}, {"error": "in band", "code": "NOT_FOUND"}, FINAL])]]}}
 DETAILS = {"request_id": "mine", "correlation_id": 7, "flags": 1, "timeout": 5000000, "parameters": {"a": 1, "b": "x", "c": True}}
 
+ROW = {"inputs": {"DO": ["object", [1, 1], ['{"do":"answer"}']], "VALUE": ["float32", [1, 2], [1, 2]]}}["inputs"]
+
 CALLS = [
     Row("call: one", (called(call("doubled", **VALUE)),)),
     Row("call: two outputs", (called(call("plain", ["OUT", "SEEN"], **TOLD)),)),
@@ -396,6 +440,7 @@ CALLS = [
     Row("call: an unknown model", (called(call("nowhere", **VALUE)),)),
     Row("call: a model that is not loaded", (called(call("on_demand", **TOLD)),)),
     Row("call: a model that fails", (called(call("refusing", **VALUE)),)),
+    Row("call: a model that gives another datatype", (called(call("plain", inputs={"DO": ["object", [1], ['{"do":"output","values":[1,2],"dtype":"float64"}']]})),)),
     Row("call: a model that raises", (called(call("plain", inputs={"DO": ["object", [1], ['{"do":"raise","type":"ValueError","text":"inside"}']]})),)),
     Row("call: an ensemble", (called(call("chain", **VALUE)),)),
     Row("call: an ensemble that fails", (called(call("chain_of_plain", **VALUE)),)),
@@ -408,9 +453,12 @@ CALLS = [
     Row("call: a decoupled model that fails", (called(call("streamed", **FAILS, decoupled=True)),)),
     Row("call: a decoupled model in the ordinary way", (called(call("streamed", **MANY)),)),
     Row("call: an ordinary model in the decoupled way", (called(call("doubled", **VALUE, decoupled=True)),)),
+    Row("call: a stream read twice", (attempted(STREAM.format("[len(list(it)), len(list(it)), len(list(it))]"), STREAM.format("[type(next(iter(it))).__name__, len(list(it)), len(list(it))]"), "[r.error().message() for r in pb_utils.InferenceRequest(model_name='nowhere', requested_output_names=['O'], inputs=[]).exec(decoupled=True)]"),)),
     Row("call: a stream passed on", (Ask("decoupled_caller", steps(call("streamed", **MANY), call("streamed", **FAILS)), via="stream"),)),
     Row("call: side by side", (called(call("coroutine", inputs={"VALUE": ["float32", [1], [0.3]]}), call("doubled", **VALUE), call("refusing", **VALUE), call("nowhere", **VALUE), model="async_caller"),)),
     Row("call: side by side, decoupled", (called(call("streamed", **MANY, decoupled=True), call("streamed", **WITH, decoupled=True), model="async_caller"),)),
+    Row("call: a timeout", (called(call("levels", inputs=ROW, timeout=5), call("levels", inputs=ROW, timeout=2000000)),)),
+    Row("call: a timeout behind another", (rows("sleep", 1, "levels", seconds=2), called(call("levels", inputs=ROW, timeout=200000), delay_s=0.5)), at_once=True),
     Row("call: a caller", (called(call("caller", ["SEEN"], inputs={"DO": ["object", [1], [json.dumps([call("doubled", **VALUE)])]]}), model="async_caller"),)),
     Row("call: a sequence", (called(*(call("oldest", inputs={"VALUE": ["float32", [1, 1], [n]]}, correlation_id=77, flags=flags) for n, flags in ((1, 1), (2, 0), (3, 2)))),)),
 ]
@@ -450,6 +498,8 @@ METRICS = [
     Row("metrics: made by a request", (measured(family("later_total", "later", "COUNTER", {"k": "grün \"quoted\" \\ \n end"}), ["later", "increment", 3]),), metrics=("later_total",)),
     Row("metrics: the same family once more", (measured(family("twice_total", "once", "COUNTER", {"k": "v"}), ["once", "increment", 1], family("twice_total", "again", "COUNTER", {"k": "w"}), ["again", "increment", 2]),), metrics=("twice_total",)),
     Row("metrics: the same labels once more", (measured(family("same_total", "one", "COUNTER", {"k": "v"}), ["one", "increment", 1], family("same_total", "other", "COUNTER", {"k": "v"}), ["other", "increment", 1], ["one", "value"]),), metrics=("same_total",)),
+    Row("metrics: the family is deleted", (attempted(*(DELETED.format(act, f"{kind}_gone_total", "d") for kind, act in (("incremented", "m.increment(1)"), ("read", "m.value()"), ("set", "m.set(1)"), ("observed", "m.observe(1)"))), texts=True),)),
+    Row("metrics: two descriptions", (measured(["described", "described_total", "The first", {"k": "v"}], ["described", "described_total", "The second", {"k": "w"}]),), metrics=("described_total",)),
     Row("metrics: another kind", (measured(family("kinds_total", "counted", "COUNTER", {"k": "v"}), family("kinds_total", "gauged", "GAUGE", {"k": "w"})),), metrics=("kinds_total",)),
     Row("metrics: other label names", (measured(family("labelled", "l1", "GAUGE", {"k": "v"}), family("labelled", "l2", "GAUGE", {"q": "v", "r": "w"}), ["l2", "set", 5]),), metrics=("labelled",)),
     Row("metrics: a histogram's buckets", (measured(family("sized", "none", "HISTOGRAM", {}), family("sized", "empty", "HISTOGRAM", {"a": "b"}, []), family("sized", "wrong", "HISTOGRAM", {"a": "c"}, [2, 1]), family("gauged", "g", "GAUGE", {}, [1])),), metrics=("sized", "gauged")),

@@ -176,7 +176,7 @@ def inputs():
         for name, parameters in [
             ("plain", at(0)), ("no offset", at(None)), ("elsewhere", at(64)), ("unknown", at(region="nothing")), ("no size", at(size=None)), ("no region", at(region=None)), ("only an offset", at(region=None, size=None)),
             ("size zero", at(size=0)), ("too small", at(size=60)), ("too large", at(size=68)), ("at the end", at(SIZE - 64)), ("over the end", at(SIZE - 60)), ("behind the end", at(SIZE)), ("far behind", at(10**9)), ("sum overflows", at(2**63 - 1, 2**63 - 1)), ("offset overflows", at(2**63 - 1)),
-            ("empty name", at(region="")),
+            ("empty name", at(region="")), ("size overflows", at(32, 2**63 - 1)),
         ]:
             yield f"input, {protocol}: {name}", [REGISTER, call(parameters)]
         for name, parameters in [("region a number", at(region=7)), ("size a string", at(size="64")), ("offset a string", at("0")), ("size negative", at(size=-64)), ("offset negative", at(-64)), ("size a fraction", at(size=64.5)), ("size true", at(size=True))]:
@@ -189,6 +189,8 @@ def inputs():
             ("good", at(1024, 20), 3), ("two of three", at(1024, 20), 2), ("four of three", at(1024, 20), 4), ("cut in a string", at(1024, 19), 3), ("cut in a length", at(1024, 13), 3), ("empty", at(1024, 0), 3), ("one", at(1024, 7), 1), ("of lengths", at(0, 64), 3),
         ]:
             yield f"strings, {protocol}: {name}", [REGISTER, text(parameters, elements)]
+    yield "input, http: size and offset overflow", [REGISTER, simple(at(32, 2**64 - 32))]
+    yield "output, http: size and offset overflow", [REGISTER, simple(outputs=[output("OUTPUT0", **at(32, 2**64 - 32))])]
     yield "input, http: data too", [REGISTER, infer("", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], NUMBERS.tolist(), **at()), tensor("INPUT1", "INT32", [1, 16], **at(64))]})]
     yield "input, http: binary data too", [REGISTER, simple(at(binary_data_size=64))]
     yield "input, http: mixed with data", [REGISTER, infer("", "simple", {"inputs": [tensor("INPUT0", "INT32", [1, 16], **data), tensor("INPUT1", "INT32", [1, 16], **at(64))]})]
@@ -236,9 +238,12 @@ ROWS = [Row(name, calls) for part in (life, bodies, keys, sizes, inputs, outputs
 
 NO_GPU = "failed to register CUDA shared memory region: 'r', GPUs not supported"
 EXTRA = "unexpected additional input data for model 'simple'"
-OUTSIDE = "Invalid offset + byte size for shared memory region: 'r'"
 ARGS = "failed to register shared memory region 'r': invalid args"
 G_ARGS = ARGS.replace("'r'", "'g'")
+OVERFLOW = (
+    "Integer overflow detected: byte_size (18446744073709551584) + offset (32) exceeds maximum value (18446744073709551615) "
+    "for region 'r'"
+)
 UNKNOWN = "Request for unknown model: 'no_such_model' is not found"
 RESERVED = "cannot register shared memory region '{}' - invalid shm key"
 
@@ -272,13 +277,16 @@ DIFFERENCES = {
     "size: zero": {0: (400, ARGS), 2: ("INVALID_ARGUMENT", G_ARGS)},
     "size: zero at the end": {0: (400, ARGS), 2: ("INVALID_ARGUMENT", G_ARGS)},
     "size: sum overflows": {0: (400, ARGS), 2: ("INVALID_ARGUMENT", G_ARGS)},
+    # Later versions of Triton name the overflow.
+    "input, http: size and offset overflow": {1: (400, OVERFLOW)},
+    "output, http: size and offset overflow": {1: (400, OVERFLOW)},
     # As everywhere: 400, where this Triton says 404.
     "input, http: unknown region and unknown model": {0: (400, UNKNOWN)},
     "input, grpc: unknown region and unknown model": {0: ("INVALID_ARGUMENT", UNKNOWN)},
     # Triton does not miss the inputs that the client has sent.
     "input, grpc: raw contents too": {1: ("INVALID_ARGUMENT", EXTRA)},
-    # Triton takes a negative size for a very large one.
-    "output, grpc: size negative": {1: ("INVALID_ARGUMENT", OUTSIDE), "written": (None, "")},
+    # Triton takes a negative size for a very large one; later versions refuse the overflow.
+    "output, grpc: size negative": {1: ("INVALID_ARGUMENT", "Integer overflow detected: byte_size"), "written": (None, "")},
 }
 """Where the answer to a call, by its number, is another one on purpose: its status, and what its text contains. `written`:
 nothing is to be written where Triton does."""

@@ -256,7 +256,11 @@ def test_headers_over_http(forwarding):
 @pytest.mark.parametrize("name", ["timeout", "triton_enable_empty_final_response"])
 def test_reserved_names(forwarding, name):
     """A header must not set what means something to the server: 400, INVALID_ARGUMENT."""
-    text = f"header '{name}' cannot be forwarded: a parameter of this name is reserved"
+    # Clients of newer Tritons look for "reserved for Triton usage".
+    text = (
+        f"header '{name}' cannot be forwarded: parameters of this name are reserved for Triton usage and should not be "
+        "specified."
+    )
     answer = forwarding.ask("POST", "/v2/models/echo/infer", BODY, headers={name: "1"})
     assert answer == (400, json.dumps({"error": text}, separators=(",", ":")))
     with tritonclient.grpc.InferenceServerClient(forwarding.grpc) as client:

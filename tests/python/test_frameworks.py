@@ -19,6 +19,10 @@ MODULES = {"pytorch": "torch"}
 FAILING = ("no_model", "no_file", "no_method", "wrong_parameter", "wrong_names", "says_nothing")
 
 
+UNCONFIGURED = {"sklearn": ("classifier", "texts"), "xgboost": ("regression", ""), "pytorch": ("exported", "texts")}
+"""A model whose configuration says nothing of batching, and one whose configuration chooses no scheduler."""
+
+
 def missing(framework: str) -> str:
     """Why a framework cannot be tested, with the command that mends it; empty if it can."""
     module = MODULES.get(framework, framework)
@@ -94,6 +98,15 @@ def test_answers_in_batches(served):
         thread.join()
     assert wrong == []
     assert server.statistics(model)["inference_count"] >= 20 * rows
+
+
+def test_a_model_without_a_configuration_batches(served):
+    """As an ONNX model does: a largest batch and the dynamic batcher. What is configured stays as it is."""
+    server, _, framework = served
+    config = lambda model: json.loads(server.get(f"/v2/models/{model}/config")[1])  # noqa: E731
+    bare, told = UNCONFIGURED[framework]
+    assert config(bare)["max_batch_size"] > 1 and "dynamic_batching" in config(bare), config(bare)
+    assert not told or "dynamic_batching" not in config(told), config(told)
 
 
 REASONS = {

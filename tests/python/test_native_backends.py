@@ -38,6 +38,7 @@ model_metrics:
 MODELS = {
     "plain": config_of(),
     "other": config_of(),
+    "strict": config_of(parameter("strict_output_types", "true")),
     "whole": config_of(batch=0),
     "many": config_of("model_transaction_policy { decoupled: true }"),
     "steps": config_of("sequence_batching { max_sequence_idle_microseconds: 100000 }"),
@@ -236,7 +237,6 @@ def test_outputs_that_nobody_wants_are_not_made(served):
 
 
 REFUSED = {
-    "wrong_datatype": "output 'OUT' is INT32, the configuration says FP32",
     "unknown_datatype": "output 'OUT' has datatype 99; 1 to 14 are allowed",
     "index": "there is no output 7: the model has 2, counted from 0",
     "too_large": "bytes of output do not fit in the 8589934592 bytes of the output arena",
@@ -257,7 +257,6 @@ REFUSED = {
     "code": "the backend returned the code 2 and gave no reason",
     "fail_batch": "the batch \ufffd failed",
     "fail_and_go_on": "never",
-    "wrong_rows": "output 'OUT' has shape [2, 1] for a batch of 1",
     "wrong_text": "output 'TEXT' does not hold 1 BYTES elements",
 }
 """What the library does wrong, and what its client is told."""
@@ -269,6 +268,22 @@ def test_rubbish_costs_its_batch_alone(served, what):
     workers, lost = served.workers(), crashes(served, "plain")
     assert REFUSED[what] in refused(served, "plain", do=what)
     assert answers(served) and served.workers() >= workers and crashes(served, "plain") == lost
+
+
+UNLIKE = {
+    "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, the configuration says FP32"),
+    "wrong_rows": ("FP32", [2, 1], "output 'OUT' has shape [2, 1] for a batch of 1"),
+}
+"""Outputs unlike their configuration: their datatypes and shapes, and what `strict_output_types` has the client read."""
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_outputs_unlike_their_configuration_are_passed_on(served, what):
+    """As the library made them, unless the model's configuration is strict."""
+    datatype, shape, error = UNLIKE[what]
+    output = ask(served, "plain", [[1, 2]], outputs=["OUT"], do=what).get_response()["outputs"][0]
+    assert (output["datatype"], output["shape"]) == (datatype, shape)
+    assert error in refused(served, "strict", do=what)
 
 
 @pytest.mark.parametrize("code", [-1, 10, 12345, 2**31 - 1])

@@ -3,7 +3,9 @@ memory, threads that answer late, a process that ends, forks or prints, and metr
 
 They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
 
+import json
 import os
+import queue
 import re
 import shutil
 import subprocess
@@ -17,12 +19,13 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
-from server import Server, eventually
+from server import Server, eventually, total
 
 CODE = Path(__file__).resolve().parent / "python_models"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
+STRICT = 'parameters { key: "strict_output_types" value: { string_value: "true" } }\n'
 ITERATIVE = "max_batch_size: 4\nsequence_batching { iterative_sequence: true }\n"
 THROUGH = """platform: "ensemble"
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -32,6 +35,9 @@ ensemble_scheduling {
 }
 """
 METRICS = """
+ts_metrics:
+  counter:
+    - {name: pharos_output_mismatches_total, unit: Count, dimensions: [model, version]}
 model_metrics:
   counter:
     - {name: Orders, unit: Count, dimensions: [shop]}
@@ -64,6 +70,8 @@ def served(tmp_path_factory):
     model(models, "memory_batched", "own_memory", BATCHED)
     model(models, "memory_ragged", "own_memory", BATCHED)
     model(models, "process", "own_process")
+    model(models, "unlike", "own_unlike", BATCHED)
+    model(models, "unlike_strict", "own_unlike", BATCHED + STRICT)
     for name in ("ready", "never_ready"):
         model(models, name, "own_ready")
         (models / name / "ready").write_text("no")
@@ -71,6 +79,9 @@ def served(tmp_path_factory):
     (models / "through/config.pbtxt").write_text(THROUGH)
     for name in ("labels", "more_labels"):
         model(models, name, "own_labels")
+    model(models, "endless", "own_endless", DECOUPLED)
+    model(models, "canceller", "own_canceller")
+    model(models, "returns", "own_unlike", DECOUPLED)
     model(models, "late", "own_late")
     model(models, "late_stream", "own_late", DECOUPLED)
     model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
@@ -139,6 +150,34 @@ def test_ragged_requests_keep_their_shapes(served):
     for given, (output, _) in zip(values, answers):
         np.testing.assert_array_equal(output, given)
     assert served.statistics("memory_ragged")["execution_count"] == 1
+
+
+def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served):
+    """Clients receive what the model gave; the log has one warning for the output, with both types and the fix."""
+    mismatches = lambda: total(served.scrape(), "pharos_output_mismatches_total", model="unlike")  # noqa: E731
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    assert ask(served, "unlike", values)[0].dtype == np.float32 and mismatches() == 0
+    for _ in range(3):
+        output, _ = ask(served, "unlike", values, dtype="float64")
+        assert output.dtype == np.float64
+        np.testing.assert_array_equal(output, values)
+    output, _ = ask(served, "unlike", values, short=1)
+    np.testing.assert_array_equal(output, values[1:])
+    assert mismatches() == 4
+    lines = [line for line in served.log.read_text().splitlines() if "strict_output_types" in line and "WARN" in line]
+    assert len(lines) == 1 and "the output is FP64, the configuration says FP32" in lines[0], lines
+    assert "data_type: TYPE_FP64" in lines[0] and "unlike" in lines[0] and "OUT" in lines[0]
+
+
+def test_strict_output_types_refuses_them(served):
+    """The parameter: another datatype and other rows fail the request, and nothing is counted."""
+    values = np.ones((2, 2), np.float32)
+    np.testing.assert_array_equal(ask(served, "unlike_strict", values)[0], values)
+    with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, the configuration says FP32"):
+        ask(served, "unlike_strict", values, dtype="float64")
+    with pytest.raises(http.InferenceServerException, match=r"output 'OUT' has shape \[1, 2\] for a batch of 2"):
+        ask(served, "unlike_strict", values, short=1)
+    assert total(served.scrape(), "pharos_output_mismatches_total", model="unlike_strict") == 0
 
 
 def test_a_thread_answers_after_execute(served):
@@ -326,3 +365,48 @@ def test_a_model_that_does_not_say_in_time_is_not_ready(served):
     assert 4.5 < time.monotonic() - begin < 5.9
     assert says_ready(served, "ready", "yes"), "shares the question that is under way, or asks again"
 
+
+
+def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
+    """The called model learns of it; another iteration gives the same responses again."""
+    _, told = ask(served, "canceller", np.ones(1, np.float32))
+    assert told["good"] >= 3 and told["errors"] == 1 and told["cancelled"], told
+    assert told["again"] == told["good"] + told["errors"], told
+    eventually("the called model has ended", 10, lambda: served.statistics("endless").get("execution_count") == 1)
+
+
+def test_a_decoupled_model_that_returns_something_names_its_instance(served):
+    """The error tells which instance it was."""
+    with grpc.InferenceServerClient(served.grpc) as client:
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put(error or result))
+        given = grpc.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        client.async_stream_infer("returns", [given])
+        error = str(got.get(timeout=20))
+        client.stop_stream()
+    assert "Python model 'returns_0' is using the decoupled mode and the execute function must return None." in error
+
+
+def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
+    """A W3C traceparent as JSON in the mode `opentelemetry`, of the trace that the client named; None without a trace."""
+    model(tmp_path / "models", "traced", "own_trace")
+    options = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces"]
+    options += ["--trace-config=rate=1", "--trace-config=level=TIMESTAMPS", f"--python={PYTHON}"]
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    trace = "0af7651916cd43dd8448eb211c80319c"
+
+    def context(server, **headers):
+        status, text = server.ask("POST", "/v2/models/traced/infer", json.dumps(body), headers=headers)
+        assert status == 200, text
+        return json.loads(json.loads(text)["parameters"]["context"] or "null")
+
+    with Server(tmp_path, [tmp_path / "models"], options) as server:
+        own = context(server)
+        assert list(own) == ["traceparent"] and re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", own["traceparent"])
+        named = context(server, traceparent=f"00-{trace}-b7ad6b7169203331-01", tracestate="a=b")
+        assert named["tracestate"] == "a=b" and named["traceparent"].split("-")[1] == trace
+        assert named["traceparent"].split("-")[2] != "b7ad6b7169203331"
+        status, _ = server.ask("POST", "/v2/trace/setting", json.dumps({"trace_level": ["OFF"]}))
+        assert status == 200
+        assert context(server) is None

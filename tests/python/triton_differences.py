@@ -98,6 +98,11 @@ DIFFERENCES = [
         "Which of two wrong inputs, or of two faults, is named first depends on the order of a hash map in Triton.",
     ),
     Difference(
+        ("tensor: unknown input",),
+        "The text also names the inputs of the model.",
+        fragment="unexpected inference input 'INPUT7' for model 'simple', allowed inputs are: INPUT0, INPUT1",
+    ),
+    Difference(
         ("tensor: one input too many", "grpc: unknown input"),
         "Triton's text ends in an unbalanced bracket when no input is missing.",
         fragment="expected 2 inputs but got 3 inputs for model 'simple'",

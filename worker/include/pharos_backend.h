@@ -210,7 +210,7 @@ typedef struct pharos_output {
     const int64_t *shape; /* as of an input: of the whole batch, or of the one request of a response */
     size_t rank;
     size_t bytes; /* needed for PHAROS_BYTES; for the others what the shape makes, or 0 */
-    pharos_datatype datatype; /* as in the configuration */
+    pharos_datatype datatype; /* as in the configuration; another one is passed on with a warning */
 } pharos_output;
 
 /* A metric to be recorded. */
@@ -279,8 +279,8 @@ struct pharos_host {
 
     /* Memory for an output over the whole batch, once for each output. It is aligned to 64 bytes unless it is a
        client's own, holds anything, must be filled whole, and is valid until pharos_backend_execute returns.
-       PHAROS_INVALID_ARG: no such output, another datatype than configured, a shape with a negative dimension, or
-       bytes that do not fit the shape. PHAROS_ALREADY_EXISTS: it was allocated before. PHAROS_INTERNAL: there is
+       PHAROS_INVALID_ARG: no such output, a shape with a negative dimension, bytes that do not fit the shape, or
+       (with the parameter strict_output_types) another datatype than configured. PHAROS_ALREADY_EXISTS: it was allocated before. PHAROS_INTERNAL: there is
        no room. */
     pharos_code (*allocate)(pharos_outputs *outputs, const pharos_output *output, void **data);
 

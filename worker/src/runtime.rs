@@ -34,7 +34,7 @@ use board::Board;
 use bytes::Loans;
 pub(crate) use bytes::{Loan, LoanCell};
 pub use bytes::{Memory, Received};
-pub use calls::{Call, CallInput, Called, CalledOutput, Pending};
+pub use calls::{Call, CallInput, Called, CalledOutput, Canceller, Pending};
 pub(crate) use responder::{Collected, Sent};
 pub use responder::{Content, Reply, ReplyOutput, Responder};
 pub(crate) use stash::{Stash, merge};

@@ -1,16 +1,17 @@
 //! A batch's reply into answers: recorded first, so that whoever has an answer finds it in the statistics.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use pharos::error::InferError;
 use pharos::id::RequestId;
+use pharos::infer::InferResponse;
 use pharos::metrics::record;
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::Done;
+use pharos::wire::{Done, OutputBlock};
 
 use super::{Answer, Driver, Request, traced};
 use crate::clock;
-use crate::wire::{Part, SharedLink};
+use crate::wire::{Part, Scattered, SharedLink};
 
 impl Driver {
     /// Records a batch, which its worker had from the first to the second time, and answers its requests.
@@ -71,13 +72,41 @@ impl Driver {
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
     }
 
+    /// The responses that a worker's outputs make. Outputs that differ from the configuration are counted, and the first
+    /// of each is in the log.
+    ///
+    /// # Errors
+    /// Those of [`Link::scatter`](crate::wire::Link::scatter).
+    pub(super) fn scattered(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        blocks: &[OutputBlock],
+    ) -> Result<Vec<InferResponse>, InferError> {
+        let Scattered { responses, mismatches } = link.scatter(&self.config, self.model.version, parts, blocks)?;
+        for mismatch in mismatches {
+            record::output_mismatched(&self.series);
+            let mut warned = self.mismatches_warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.insert(mismatch.output.clone()) {
+                tracing::warn!(
+                    model = %self.model,
+                    output = mismatch.output,
+                    "the output {mismatch}; clients receive it as the model gave it. To fix this, {}. The parameter \
+                     strict_output_types refuses such outputs",
+                    mismatch.fix()
+                );
+            }
+        }
+        Ok(responses)
+    }
+
     /// One answer for each request, in batch order.
     pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
         // A backend's own words reach the client as they are, without the request's id in front (as Triton's do).
         let fail = |error: &InferError| Err(error.clone());
         let outputs = match &done.error {
             Some(error) => Err(error.clone().into()),
-            None => link.scatter(&self.config, self.model.version, parts, &done.outputs),
+            None => self.scattered(parts, link, &done.outputs),
         };
         let mut answers: Vec<Answer> = match outputs {
             Ok(responses) => responses.into_iter().map(Ok).collect(),

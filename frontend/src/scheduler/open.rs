@@ -85,7 +85,7 @@ impl Driver {
         blocks: &[pharos::wire::OutputBlock],
     ) -> Answer {
         let parts = std::slice::from_ref(part);
-        let scattered = link.scatter(&self.config, self.model.version, parts, blocks);
-        scattered.and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response")))
+        self.scattered(parts, link, blocks)
+            .and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response")))
     }
 }

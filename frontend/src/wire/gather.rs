@@ -8,6 +8,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec};
 use pharos::tensor::{DataType, element_count};
+use pharos::traced::Traced;
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 
 use super::Link;
@@ -280,6 +281,7 @@ fn details_of(config: &ModelConfig, part: &Part) -> Details {
         timeout_us: request.timeout_us,
         outputs: outputs.collect(),
         traced: request.traced.is_some(),
+        trace_context: request.traced.as_ref().and_then(Traced::context_json),
         ragged: ragged(config, request),
     }
 }

@@ -5,6 +5,7 @@
 
 mod gather;
 mod leases;
+mod mismatch;
 mod readiness;
 mod regions;
 mod scatter;
@@ -28,6 +29,7 @@ use regions::Regions;
 
 pub(crate) use gather::{Part, ToSend};
 pub(crate) use readiness::all_say_ready;
+pub(crate) use scatter::Scattered;
 
 /// The connection to one worker process.
 pub(crate) struct Link {

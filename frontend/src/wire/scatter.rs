@@ -13,6 +13,7 @@ use pharos::region::Slice;
 use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use pharos::wire::OutputBlock;
 
+use super::mismatch::Mismatch;
 use super::{Link, Part};
 
 /// An output of a batch: its block, and where each request's bytes end in it.
@@ -26,6 +27,7 @@ struct BatchOutput {
     ends: Vec<usize>,
     /// The requests that it is for; empty for all.
     requests: Vec<u32>,
+    mismatch: Option<Mismatch>,
 }
 
 impl BatchOutput {
@@ -36,6 +38,14 @@ impl BatchOutput {
         }
         self.requests.iter().position(|request| usize::try_from(*request) == Ok(index))
     }
+}
+
+/// What became of a batch's outputs.
+pub(crate) struct Scattered {
+    /// The responses, in batch order.
+    pub(crate) responses: Vec<InferResponse>,
+    /// Outputs that were passed on although the configuration says something else.
+    pub(crate) mismatches: Vec<Mismatch>,
 }
 
 /// What shape each request's part of an output has.
@@ -66,22 +76,25 @@ impl Link {
     /// The responses of a batch, in batch order.
     ///
     /// # Errors
-    /// The worker described outputs that cannot be: outside its arena, of another datatype or size than the
-    /// configuration allows. None of the batch's outputs can be trusted then.
+    /// The worker described outputs that cannot be: outside its arena, of another size than their shape needs, or, with
+    /// `strict_output_types`, of another datatype or batch dimension than configured. None of the batch's outputs can be
+    /// trusted then.
     pub(crate) fn scatter(
         &self,
         config: &ModelConfig,
         version: u64,
         parts: &[Arc<Part>],
         blocks: &[OutputBlock],
-    ) -> Result<Vec<InferResponse>, InferError> {
+    ) -> Result<Scattered, InferError> {
         check_apart(config, parts.len(), blocks)?;
         // All are taken before any is judged: whatever is wrong, the blocks go back to the worker.
         let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
         let outputs =
             taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
-        let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
-        Ok(parts.iter().enumerate().map(|(index, part)| response(config, version, part, (index, &outputs))).collect())
+        let mut outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+        let mismatches = outputs.iter_mut().filter_map(|output| output.mismatch.take()).collect();
+        let response = |(index, part): (usize, &Arc<Part>)| response(config, version, part, (index, &outputs));
+        Ok(Scattered { responses: parts.iter().enumerate().map(response).collect(), mismatches })
     }
 }
 
@@ -145,58 +158,72 @@ fn batch_output(
     let spec = config.outputs.get(usize::from(block.output));
     let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
     let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
+    let mut mismatch = None;
     if block.datatype != spec.datatype {
-        return Err(wrong(format!("is {}, the configuration says {}", block.datatype, spec.datatype)));
+        let found = Mismatch::datatype(spec, block.datatype);
+        if config.strict_output_types {
+            return Err(wrong(found.to_string()));
+        }
+        mismatch = Some(found);
     }
     let shape = spec.protocol_shape(&block.shape, config.batches());
-    if block.placed {
-        return placed(config, parts, (block, shape), &spec.name).map_err(wrong);
+    if config.scattered_by(&spec.name).is_none() {
+        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+        if let Some(found) = Mismatch::rows(config, spec, (&shape, rows)) {
+            // What is for several requests has to be cut by rows.
+            if config.strict_output_types || parts.len() != 1 {
+                return Err(wrong(found.to_string()));
+            }
+            mismatch.get_or_insert(found);
+        }
     }
-    if let Some(source) = config.scattered_by(&spec.name) {
-        return scattered(config, parts, (block, source), data).map_err(wrong);
-    }
-    let batching = config.max_batch_size > 0;
-    let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
-    if batching && shape.first().and_then(|first| u64::try_from(*first).ok()) != Some(rows) {
-        return Err(wrong(format!("has shape {shape:?} for a batch of {rows}")));
-    }
+    let output = match (block.placed, config.scattered_by(&spec.name)) {
+        (true, _) => placed(parts, (block, shape), &spec.name),
+        (false, Some(source)) => scattered(config, parts, (block, source), data),
+        (false, None) => cut_by_rows(config, parts, (block, shape), (&spec.name, data)),
+    };
+    Ok(BatchOutput { mismatch, ..output.map_err(wrong)? })
+}
+
+/// An output whose rows are those of the requests, one behind the other.
+fn cut_by_rows(
+    config: &ModelConfig,
+    parts: &[Arc<Part>],
+    (block, shape): (&OutputBlock, Vec<i64>),
+    (name, data): (&str, Bytes),
+) -> Result<BatchOutput, String> {
+    // One request has all of it, whatever its shape.
+    let batching = config.max_batch_size > 0 && parts.len() != 1;
     let rows_of: Vec<u64> =
         if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
     let ends = match byte_size(block.datatype, &shape) {
         Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
-        Some(size) => return Err(wrong(format!("has {} bytes, its shape {shape:?} needs {size}", block.len))),
+        Some(size) => return Err(format!("has {} bytes, its shape {shape:?} needs {size}", block.len)),
         None => {
-            let elements = element_count(&shape).ok_or_else(|| wrong(format!("has shape {shape:?}")))?;
-            text_ends(&data, elements, &rows_of)
-                .ok_or_else(|| wrong(format!("does not hold {elements} BYTES elements")))?
+            let elements = element_count(&shape).ok_or_else(|| format!("has shape {shape:?}"))?;
+            text_ends(&data, elements, &rows_of).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
     };
     let shapes = Shapes::Batch { shape, rows_first: batching };
-    let (name, requests) = (spec.name.clone(), block.requests.clone());
-    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests })
+    let (name, requests) = (name.to_owned(), block.requests.clone());
+    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests, mismatch: None })
 }
 
 /// An output that is in the memory of the one client that it is for.
-fn placed(
-    config: &ModelConfig,
-    parts: &[Arc<Part>],
-    (block, shape): (&OutputBlock, Vec<i64>),
-    name: &str,
-) -> Result<BatchOutput, String> {
+fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &str) -> Result<BatchOutput, String> {
     let region = parts.iter().filter_map(|part| region_of(part, name));
     let room: Vec<u64> = region.map(|slice| slice.len).collect();
     if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
         return Err("is in memory of a client that does not want it there".to_owned());
     }
     let rows = parts.first().map_or(0, |part| part.checked.batch_size);
-    let rows_fit = !config.batches() || shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
-    if !rows_fit || byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
+    if byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
         return Err(format!("has {} bytes and shape {shape:?} for a batch of {rows}", block.len));
     }
     let ends = vec![usize::try_from(block.len).unwrap_or(usize::MAX)];
     let shapes = Shapes::Batch { shape, rows_first: false };
     let (name, requests, data) = (name.to_owned(), block.requests.clone(), Bytes::new());
-    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: true, ends, requests })
+    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: true, ends, requests, mismatch: None })
 }
 
 /// Where a request wants an output in its client's memory.
@@ -244,6 +271,7 @@ fn scattered(
         placed: false,
         ends,
         requests,
+        mismatch: None,
     })
 }
 
@@ -364,8 +392,8 @@ mod tests {
         assert_eq!((answer(0).shape, answer(0).data), (vec![1, 2], vec![1u8, 2].into()));
         assert_eq!((answer(1).shape, answer(1).data), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
         assert_eq!((answer(2).shape, answer(2).data), (vec![1, 2], vec![3u8, 4].into()));
-        // What a worker may not say: in memory of one that does not want it there, of several, or with other rows.
-        for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 1), (&[1], 5)] {
+        // What a worker may not say: in memory of one that does not want it there, of several, or beyond its range.
+        for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 5)] {
             assert!(output(block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
         }
     }

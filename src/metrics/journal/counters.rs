@@ -201,6 +201,7 @@ fn of_model(model: &ModelSeries, hostname: &str, builtin: Builtin, each: &mut im
         Builtin::CacheMissDuration if model.cached() => each(&labels, micros(&model.cache.miss_ns)),
         Builtin::InstanceRestarts => each(&labels, whole(&model.restarts)),
         Builtin::SamplesDropped => each(&labels, whole(&model.samples_dropped)),
+        Builtin::OutputMismatches => each(&labels, whole(&model.output_mismatches)),
         _ => {}
     }
 }

@@ -189,3 +189,10 @@ fn workers_of_an_archive_take_the_gpus_in_turn() {
     let said = placed("instance_group { kind: KIND_GPU gpus: [1] }", r#""kind":"KIND_CPU","count":3"#, all);
     assert_eq!(short(said), [(1, vec![1])]);
 }
+
+#[test]
+fn a_python_model_without_tensors_is_doubtful() {
+    let doubtful = |io: &str| answered("", &format!("{{\"config\":{{{io}}}}}")).unwrap().doubtful;
+    assert!(doubtful("")[0].starts_with("it has neither inputs nor outputs"));
+    assert!(doubtful(&format!(r#""input":[{IN}],"output":[{OUT}]"#)).is_empty());
+}

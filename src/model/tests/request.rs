@@ -85,7 +85,10 @@ fn wrong_inputs_are_refused() {
             "expected 2 inputs but got 3 inputs for model 'simple'. Got input(s) ['INPUT0','INPUT1','FOO'], but missing required \
              input(s) []. Please provide all required input(s).",
         ),
-        (vec![a(), int32("FOO", &[1, 1])], "!unexpected inference input 'FOO' for model 'simple'"),
+        (
+            vec![a(), int32("FOO", &[1, 1])],
+            "!unexpected inference input 'FOO' for model 'simple', allowed inputs are: INPUT0, INPUT1",
+        ),
         (vec![a(), a()], "input 'INPUT0' already exists in request"),
         (
             vec![int32("INPUT0", &[1, 8]), b()],

@@ -65,7 +65,10 @@ fn arrivals() -> impl Strategy<Value = Vec<(u64, Ticket)>> {
         (gap, 0..6u32, prop_oneof![4 => Just(7u64), 1 => Just(8u64)], 0..5u64, prop_oneof![Just(0u64), 1..600u64]);
     prop::collection::vec(one, 0..60).prop_map(|drawn| {
         let number = |(index, (gap, batch_size, shape_key, priority, timeout_us))| {
-            (gap, Ticket { request: RequestId(index), batch_size, shape_key, priority, timeout_us, sequence: None })
+            (
+                gap,
+                Ticket { request: RequestId(index), batch_size, shape_key, priority, timeout_us, ..Ticket::default() },
+            )
         };
         (1u64..).zip(drawn).map(number).collect()
     })

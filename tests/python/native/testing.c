@@ -136,9 +136,7 @@ static pharos_code allocate_badly(instance *self, const char *how, const pharos_
     void *data = &data;
     memcpy(shape, input->shape, input->rank * sizeof *shape);
     output.shape = shape;
-    if (strcmp(how, "wrong_datatype") == 0) {
-        output.datatype = PHAROS_INT32;
-    } else if (strcmp(how, "unknown_datatype") == 0) {
+    if (strcmp(how, "unknown_datatype") == 0) {
         output.datatype = 99;
     } else if (strcmp(how, "index") == 0) {
         output.index = (size_t)number(self, batch, "index", 7);
@@ -173,14 +171,16 @@ static pharos_code allocate_badly(instance *self, const char *how, const pharos_
     return code == PHAROS_OK || data ? PHAROS_UNKNOWN : code;
 }
 
-/* Outputs that the server takes and the client must not be shown. */
+/* Outputs unlike the configuration, and one that the client must not be shown. */
 static pharos_code answer_badly(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_input *input = self->host->input(batch, 0);
     int64_t shape[2] = {input->shape[0], 1};
     pharos_output output = pharos_output_of(0, PHAROS_FP32, shape, 2);
     void *data;
-    if (strcmp(how, "wrong_rows") == 0) {
+    if (strcmp(how, "wrong_datatype") == 0) {
+        output.datatype = PHAROS_INT32;
+    } else if (strcmp(how, "wrong_rows") == 0) {
         shape[0]++;
     } else { /* wrong_text: the length of an element passes the end */
         output.index = 1;

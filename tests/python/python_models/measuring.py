@@ -45,6 +45,10 @@ class TritonPythonModel:
                 self.families.append(family)
                 self.metrics[arguments[0]] = metric
                 return "made"
+            if name == "described":
+                family = self.kinds(name=verb, description=arguments[0], kind=self.kinds.COUNTER)
+                self.families.append(family)
+                return family.Metric(labels=arguments[1]).increment(1)
             if verb == "drop":
                 del self.metrics[name]
                 return "dropped"

@@ -13,8 +13,8 @@ class TritonPythonModel:
     """One instance."""
 
     def initialize(self, args):
-        family = pb_utils.MetricFamily("own_parents", "Of the parent", pb_utils.MetricFamily.COUNTER)
-        self.counter = family.Metric(labels={})
+        self.family = pb_utils.MetricFamily("own_parents", "Of the parent", pb_utils.MetricFamily.COUNTER)
+        self.counter = self.family.Metric(labels={})
 
     def execute(self, requests):
         for request in requests:

@@ -191,7 +191,7 @@ impl PythonModel {
             return Ok(batch::reschedule(requests, answers, outputs)?);
         }
         if self.model.config.decoupled {
-            let name = &self.model.config.name;
+            let name = &self.model.instance;
             return wrong(format!(
                 "Python model '{name}' is using the decoupled mode and the execute function must return None."
             ));

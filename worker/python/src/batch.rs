@@ -89,6 +89,7 @@ fn told(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) 
         timeout_us: details.timeout_us,
         parameters: request.parameters.clone(),
         outputs,
+        trace_context: details.trace_context.as_deref().map(Arc::from),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
-use pharos_worker::backend::{Call, CallInput, Called, Pending, Runtime};
+use pharos_worker::backend::{Call, CallInput, Called, Canceller, Pending, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -29,8 +29,9 @@ pub(crate) fn exec(py: Python<'_>, request: &InferenceRequest, decoupled: bool) 
         Err(error) => return one(py, decoupled, failed(py, &error)?),
     };
     if decoupled {
-        let waiting = Mutex::new(Some(pending));
-        return Ok(Py::new(py, ResponseIterator { waiting, first: Mutex::new(None) })?.into_any());
+        let canceller = Some(pending.canceller());
+        let iterator = ResponseIterator { waiting: Mutex::new(Some(pending)), seen: Mutex::default(), canceller };
+        return Ok(Py::new(py, iterator)?.into_any());
     }
     let response = match py.detach(|| pending.next()) {
         Some(called) => response(py, called)?,
@@ -45,8 +46,9 @@ fn one(py: Python<'_>, decoupled: bool, response: InferenceResponse) -> PyResult
     if !decoupled {
         return Ok(response.into_any());
     }
-    let (waiting, first) = (Mutex::new(None), Mutex::new(Some(response)));
-    Ok(Py::new(py, ResponseIterator { waiting, first })?.into_any())
+    let seen = Seen { responses: vec![response], next: 0, complete: true };
+    let iterator = ResponseIterator { waiting: Mutex::new(None), seen: Mutex::new(seen), canceller: None };
+    Ok(Py::new(py, iterator)?.into_any())
 }
 
 fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoupled: bool) -> PyResult<Call> {
@@ -94,25 +96,52 @@ fn response(py: Python<'_>, called: Result<Called, InferError>) -> PyResult<Infe
     Ok(InferenceResponse { tensors: tensors.collect::<PyResult<_>>()?, error: None, parameters: called.parameters })
 }
 
-/// The responses of a decoupled model, as they come.
+/// The responses of a decoupled model, as they come. When all have come, another iteration gives them again.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct ResponseIterator {
-    /// Held by the thread that waits for the next one.
+    /// Held by the thread that waits for the next one; taken before `seen`.
     waiting: Mutex<Option<Pending>>,
-    /// Given before them.
-    first: Mutex<Option<Py<InferenceResponse>>>,
+    seen: Mutex<Seen>,
+    /// `None` if there is nothing to wait for.
+    canceller: Option<Canceller>,
+}
+
+/// The responses that have come.
+#[derive(Default)]
+struct Seen {
+    responses: Vec<Py<InferenceResponse>>,
+    /// The one to give next, when all have come.
+    next: usize,
+    /// No more will come.
+    complete: bool,
+}
+
+impl Seen {
+    /// The next of the responses, which have all come.
+    fn again(&mut self, py: Python<'_>) -> Option<Py<InferenceResponse>> {
+        let next = self.responses.get(self.next).map(|response| response.clone_ref(py));
+        self.next += usize::from(next.is_some());
+        next
+    }
 }
 
 #[pymethods]
 impl ResponseIterator {
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        let mut seen = lock(&slf.get().seen);
+        if seen.complete {
+            seen.next = 0;
+        }
+        drop(seen);
         slf
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<InferenceResponse>>> {
-        if let Some(first) = lock(&self.first).take() {
-            return Ok(Some(first));
+        let mut seen = lock(&self.seen);
+        if seen.complete {
+            return Ok(seen.again(py));
         }
+        drop(seen);
         let called = py.detach(|| {
             let mut waiting = lock(&self.waiting);
             let called = waiting.as_mut().and_then(Pending::next);
@@ -121,12 +150,24 @@ impl ResponseIterator {
             }
             called
         });
-        called.map(|called| Py::new(py, response(py, called)?)).transpose()
+        let called = called.map(|called| Py::new(py, response(py, called)?)).transpose()?;
+        let mut seen = lock(&self.seen);
+        match &called {
+            Some(response) => seen.responses.push(response.clone_ref(py)),
+            None => {
+                seen.complete = true;
+                seen.next = seen.responses.len();
+            }
+        }
+        Ok(called)
     }
 
-    /// Gives up what has not come yet.
+    /// Gives up the responses that have not come yet, from any thread. Those that have come can still be read; a response with a
+    /// CANCELLED error follows, unless the last one had come.
     fn cancel(&self, py: Python<'_>) {
-        drop(py.detach(|| lock(&self.waiting).take()));
+        if let Some(canceller) = &self.canceller {
+            py.detach(|| canceller.cancel());
+        }
     }
 }
 

@@ -6,6 +6,8 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTraceback};
 
+use crate::given::Text;
+
 create_exception!(
     triton_python_backend_utils,
     TritonModelException,
@@ -68,14 +70,14 @@ impl TritonError {
 
     #[new]
     #[pyo3(signature = (message, code = 1))]
-    fn new(message: String, code: u8) -> PyResult<Self> {
+    fn new(message: Text, code: u8) -> PyResult<Self> {
         if usize::from(code) >= CODES.len() {
             let most = CODES.len() - 1;
             let text =
                 format!("{code} is no code of a TritonError: they are 0 to {most}, such as TritonError.INTERNAL");
             return Err(pyo3::exceptions::PyValueError::new_err(text));
         }
-        Ok(Self { message, code })
+        Ok(Self { message: message.0, code })
     }
 
     /// The text.

@@ -15,6 +15,7 @@ mod datatype;
 #[allow(unsafe_code)]
 mod dlpack;
 mod error;
+mod given;
 mod metrics;
 mod model;
 mod output;
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<error::TritonError>()?;
     module.add_class::<metrics::Recorder>()?;
     module.add_class::<metrics::Series>()?;
+    module.add_class::<metrics::Family>()?;
     module.add("TritonModelException", module.py().get_type::<error::TritonModelException>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("WIRE_VERSION", pharos::wire::VERSION)?;

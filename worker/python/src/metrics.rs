@@ -18,7 +18,6 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(add_metric, module)?)?;
     module.add_function(wrap_pyfunction!(get_metric, module)?)?;
-    module.add_function(wrap_pyfunction!(own_series, module)?)?;
     module.add_function(wrap_pyfunction!(record, module)?)?;
     module.add_function(wrap_pyfunction!(defined, module)?)?;
     module.add_function(wrap_pyfunction!(flush, module)?)?;
@@ -72,22 +71,42 @@ fn get_metric(name: &str, kind: &str) -> PyResult<Recorder> {
     metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
 }
 
-/// A series of a metric that the model itself describes, with buckets for a histogram.
-#[pyfunction]
-fn own_series(
-    name: &str,
-    description: &str,
-    kind: &str,
-    buckets: Vec<f64>,
-    labels: Vec<(String, String)>,
-) -> PyResult<Series> {
-    let kind = kind_of(kind)?;
-    let (dimensions, values): (Vec<String>, Vec<String>) = labels.into_iter().unzip();
-    let (name, description) = (name.to_owned(), description.to_owned());
-    let metric = backend::Described { name, kind, description, buckets, dimensions };
-    let texts: Vec<&str> = values.iter().map(String::as_str).collect();
-    let series = metrics()?.own_series(&metric, &texts).map_err(|error| refused(&error))?;
-    Ok(Series { series, kind, value: model()?.value(metric.name, values) })
+/// What a `pb_utils.MetricFamily` holds as long as it lives. Its series cannot be used after it.
+#[pyclass(frozen, module = "pharos_worker._native")]
+pub(crate) struct Family {
+    deleted: Arc<AtomicBool>,
+}
+
+#[pymethods]
+impl Family {
+    #[new]
+    fn new() -> Self {
+        Self { deleted: Arc::default() }
+    }
+
+    /// A series of a metric that the model itself describes, with buckets for a histogram. `described` is the metric's name,
+    /// description and kind.
+    fn series(
+        &self,
+        described: (String, String, String),
+        buckets: Vec<f64>,
+        labels: Vec<(String, String)>,
+    ) -> PyResult<Series> {
+        let (name, description, kind) = described;
+        let kind = kind_of(&kind)?;
+        let (dimensions, values): (Vec<String>, Vec<String>) = labels.into_iter().unzip();
+        let metric = backend::Described { name, kind, description, buckets, dimensions };
+        let texts: Vec<&str> = values.iter().map(String::as_str).collect();
+        let series = metrics()?.own_series(&metric, &texts).map_err(|error| refused(&error))?;
+        let value = model()?.value(metric.name, values);
+        Ok(Series { series, kind, value, family_deleted: self.deleted.clone() })
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        self.deleted.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Records a sample of a metric as TorchServe's handlers give it: `metric` is its name, unit and type, `request_ids` are
@@ -166,12 +185,24 @@ pub(crate) struct Series {
     /// What this process has recorded, as the bits of a double: a counter's sum, a gauge's value. All handles of a series have
     /// the same.
     value: Arc<AtomicU64>,
+    family_deleted: Arc<AtomicBool>,
 }
 
 impl Series {
     fn wrong(&self, verb: &str, why: &str) -> PyErr {
         let kind = self.kind.as_str();
         TritonModelException::new_err(format!("Failed to {verb} metric value: a {kind} {why}"))
+    }
+
+    /// Refuses to use a series whose family the model has let go, as Triton does.
+    fn check(&self, verb: &str) -> PyResult<()> {
+        if !self.family_deleted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(TritonModelException::new_err(format!(
+            "Failed to {verb} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The \
+             'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+        )))
     }
 
     fn add(&self, value: f64) -> f64 {
@@ -191,6 +222,7 @@ impl Series {
 impl Series {
     /// Adds to a counter (0 or more) or a gauge (any number).
     fn increment(&self, value: f64) -> PyResult<()> {
+        self.check("increment")?;
         match self.kind {
             Kind::Counter if value < 0.0 => {
                 Err(self.wrong("increment", &format!("takes no negative increments, such as {value}")))
@@ -211,6 +243,7 @@ impl Series {
 
     /// Sets a gauge.
     fn set(&self, value: f64) -> PyResult<()> {
+        self.check("set")?;
         if self.kind != Kind::Gauge {
             return Err(self.wrong("set", "cannot be set: only gauges can"));
         }
@@ -221,6 +254,7 @@ impl Series {
 
     /// Adds an observation to a histogram.
     fn observe(&self, value: f64) -> PyResult<()> {
+        self.check("observe")?;
         if self.kind != Kind::Histogram {
             return Err(self.wrong("observe", "takes no observations: only histograms do"));
         }
@@ -230,6 +264,7 @@ impl Series {
 
     /// The value as this process has recorded it, of a counter or a gauge.
     fn value(&self) -> PyResult<f64> {
+        self.check("get")?;
         match self.kind {
             Kind::Counter | Kind::Gauge => Ok(f64::from_bits(self.value.load(Ordering::Relaxed))),
             _ => Err(self.wrong("get", "has no single value")),

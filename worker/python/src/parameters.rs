@@ -22,16 +22,23 @@ pub(crate) fn to_json(parameters: &Parameters) -> String {
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
+/// Whether a value may be a number with a fraction: not in responses, as in Triton.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fractions {
+    Allowed,
+    Refused,
+}
+
 /// The parameters of a dictionary that a model gave; none for `None`.
 ///
 /// # Errors
-/// It is no dictionary, a name is no text, or a value is neither a truth value, a number, nor a text.
-pub(crate) fn from_python(given: Option<&Bound<'_, PyAny>>) -> PyResult<Parameters> {
+/// It is no dictionary, a name is no text, or a value is neither a truth value, a number that is allowed, nor a text.
+pub(crate) fn from_python(given: Option<&Bound<'_, PyAny>>, fractions: Fractions) -> PyResult<Parameters> {
     let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Vec::new()) };
     let given = given
         .cast::<PyDict>()
         .map_err(|_| TritonModelException::new_err(format!("parameters must be a dict, not {}", given.get_type())))?;
-    given.iter().map(|(name, value)| Ok((name_of(&name)?, value_of(&value)?))).collect()
+    given.iter().map(|(name, value)| Ok((name_of(&name)?, value_of(&value, fractions)?))).collect()
 }
 
 fn name_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
@@ -42,23 +49,22 @@ fn name_of(name: &Bound<'_, PyAny>) -> PyResult<String> {
     text.extract()
 }
 
-fn value_of(value: &Bound<'_, PyAny>) -> PyResult<Parameter> {
+fn value_of(value: &Bound<'_, PyAny>, fractions: Fractions) -> PyResult<Parameter> {
     if value.is_instance_of::<PyBool>() {
         return value.extract().map(Parameter::Bool);
     }
     if value.is_instance_of::<PyInt>() {
         return value.extract().map(Parameter::Int).or_else(|_| value.extract().map(Parameter::Uint));
     }
-    if value.is_instance_of::<PyFloat>() {
+    if fractions == Fractions::Allowed && value.is_instance_of::<PyFloat>() {
         return value.extract().map(Parameter::Double);
     }
     if value.is_instance_of::<PyString>() {
         return value.extract().map(Parameter::String);
     }
+    let kinds = if fractions == Fractions::Allowed { "bool/int/float/str" } else { "bool/int/str" };
     let kind = value.get_type();
-    Err(TritonModelException::new_err(format!(
-        "Expect parameters values to have type bool/int/float/str, found type {kind}"
-    )))
+    Err(TritonModelException::new_err(format!("Expect parameters values to have type {kinds}, found type {kind}")))
 }
 
 /// The files of `load_model`, which are parameters as the repository extension has them.

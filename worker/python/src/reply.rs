@@ -50,7 +50,7 @@ pub(crate) fn of(
 fn check(model: &Model, output: usize, tensor: &Tensor, before: &[(usize, &Tensor)]) -> PyResult<()> {
     let name = tensor.name();
     let expected = model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
-    if tensor.datatype() != expected {
+    if model.config.strict_output_types && tensor.datatype() != expected {
         let given = tensor.datatype();
         let text = format!("output '{name}' is {given}, the configuration says {expected}");
         return Err(TritonModelException::new_err(text));

@@ -14,7 +14,8 @@ use pyo3::types::{PyList, PySet, PyString};
 use crate::answer::Answer;
 use crate::call;
 use crate::error::TritonModelException;
-use crate::parameters;
+use crate::given::{Given, Text};
+use crate::parameters::{self, Fractions};
 use crate::sender::InferenceResponseSender;
 use crate::tensor::Tensor;
 
@@ -32,6 +33,8 @@ const RELEASE_RESCHEDULE: u32 = 2;
 #[derive(Clone, Default)]
 pub(crate) struct InferenceTrace {
     pub(crate) place: Option<(u64, u32)>,
+    /// W3C Trace Context as JSON, for a trace that goes to a collector.
+    context: Option<Arc<str>>,
 }
 
 #[pymethods]
@@ -41,9 +44,10 @@ impl InferenceTrace {
         Self::default()
     }
 
-    /// The context of the trace for other tracers: this server keeps it, so there is none.
-    fn get_context(&self) -> Option<String> {
-        None
+    /// The context of the trace for other tracers: a JSON object with `traceparent`, and `tracestate` if the client sent one
+    /// (W3C Trace Context). `None` unless the server's trace mode is `opentelemetry` and the request is sampled.
+    fn get_context(&self) -> Option<&str> {
+        self.context.as_deref()
     }
 }
 
@@ -89,12 +93,14 @@ pub(crate) struct Told {
     pub(crate) parameters: Parameters,
     /// The outputs that are asked for; all of them are named.
     pub(crate) outputs: Vec<String>,
+    /// Where its trace goes on, for other tracers.
+    pub(crate) trace_context: Option<Arc<str>>,
 }
 
 impl InferenceRequest {
     /// A request of the batch.
     pub(crate) fn received(told: Told, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
-        let trace = InferenceTrace { place: Some(answer.place()) };
+        let trace = InferenceTrace { place: Some(answer.place()), context: told.trace_context.clone() };
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
         Self { told, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
     }
@@ -135,41 +141,46 @@ impl InferenceRequest {
 impl InferenceRequest {
     /// A request to another model.
     #[new]
-    #[pyo3(signature = (request_id = String::new(), correlation_id = None, inputs = None, requested_output_names = None,
-        model_name = String::new(), model_version = -1, flags = 0, timeout = 0, preferred_memory = None, trace = None,
-        parameters = None))]
+    #[pyo3(signature = (request_id = Text::default(), correlation_id = Given(None), inputs = Given(None),
+        requested_output_names = Given(None), model_name = Given(None), model_version = -1, flags = 0, timeout = 0,
+        preferred_memory = Given(None), trace = Given(None), parameters = None))]
     #[allow(clippy::too_many_arguments)] // Triton's.
     fn new(
-        request_id: String,
-        correlation_id: Option<&Bound<'_, PyAny>>,
-        inputs: Option<&Bound<'_, PyAny>>,
-        requested_output_names: Option<Vec<String>>,
-        model_name: String,
+        request_id: Text,
+        correlation_id: Given<Bound<'_, PyAny>>,
+        inputs: Given<Bound<'_, PyAny>>,
+        requested_output_names: Given<Vec<Text>>,
+        model_name: Given<Text>,
         model_version: i64,
         flags: u32,
         timeout: u64,
-        preferred_memory: Option<PreferredMemory>,
-        trace: Option<InferenceTrace>,
+        preferred_memory: Given<PreferredMemory>,
+        trace: Given<InferenceTrace>,
         parameters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let missing = |what: &str| PyTypeError::new_err(format!("InferenceRequest() needs {what}"));
-        let inputs = inputs_of(inputs.ok_or_else(|| missing("inputs"))?, &request_id)?;
-        let outputs = requested_output_names.ok_or_else(|| missing("requested_output_names"))?;
+        let (inputs, outputs) = (inputs.0.ok_or_else(|| missing("inputs"))?, requested_output_names.0);
+        let outputs = outputs.ok_or_else(|| missing("requested_output_names"))?;
+        let model_name = model_name.0.ok_or_else(|| missing("model_name"))?.0;
+        let of = format!("for request with id '{}' and model name '{model_name}' should not be empty.", request_id.0);
+        let inputs = inputs_of(&inputs, &of)?;
+        let outputs: Vec<String> = outputs.into_iter().map(|name| name.0).collect();
         if outputs.iter().any(String::is_empty) {
-            let text = format!("Requested output name for request with id '{request_id}' should not be empty.");
-            return Err(TritonModelException::new_err(text));
+            return Err(TritonModelException::new_err(format!("Requested output name {of}")));
         }
         let told = Told {
-            correlation: correlation_of(correlation_id)?,
-            id: request_id,
+            correlation: correlation_of(correlation_id.0.as_ref())?,
+            id: request_id.0,
             model_name,
             model_version,
             timeout_us: timeout,
-            parameters: parameters::from_python(parameters)?,
+            parameters: parameters::from_python(parameters, Fractions::Allowed)?,
             outputs,
+            trace_context: None,
         };
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
-        let (trace, answer) = (trace.unwrap_or_default(), Mutex::new(None));
+        let (trace, answer) = (trace.0.unwrap_or_default(), Mutex::new(None));
+        let preferred_memory = preferred_memory.0;
         Ok(Self { told, inputs, flags, release, preferred_memory, trace, answer })
     }
 
@@ -281,11 +292,10 @@ impl InferenceRequest {
     }
 }
 
-fn inputs_of(given: &Bound<'_, PyAny>, id: &str) -> PyResult<Vec<Py<Tensor>>> {
+fn inputs_of(given: &Bound<'_, PyAny>, of: &str) -> PyResult<Vec<Py<Tensor>>> {
     let tensor = |item: Bound<'_, PyAny>| {
         if item.is_none() {
-            let text = format!("Input tensor for request with id '{id}' should not be empty.");
-            return Err(TritonModelException::new_err(text));
+            return Err(TritonModelException::new_err(format!("Input tensor {of}")));
         }
         let wrong = PyTypeError::new_err(format!("inputs must be a list of Tensor, not of {}", item.get_type()));
         item.cast_into::<Tensor>().map(Bound::unbind).map_err(|_| wrong)

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::error::{TritonError, TritonModelException};
-use crate::parameters;
+use crate::given::Given;
+use crate::parameters::{self, Fractions};
 use crate::tensor::Tensor;
 
 /// A response.
@@ -21,20 +22,20 @@ pub(crate) struct InferenceResponse {
 #[pymethods]
 impl InferenceResponse {
     #[new]
-    #[pyo3(signature = (output_tensors = None, error = None, parameters = None))]
+    #[pyo3(signature = (output_tensors = Given(None), error = None, parameters = None))]
     fn new(
-        output_tensors: Option<&Bound<'_, PyAny>>,
+        output_tensors: Given<Bound<'_, PyAny>>,
         error: Option<&Bound<'_, PyAny>>,
         parameters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let tensors = output_tensors.map(tensors).transpose()?.unwrap_or_default();
+        let tensors = output_tensors.0.as_ref().map(tensors).transpose()?.unwrap_or_default();
         let error = error
             .map(|error| {
                 let wrong = |_| PyTypeError::new_err(format!("error must be a TritonError, not {}", error.get_type()));
                 error.cast::<TritonError>().map(|error| error.clone().unbind()).map_err(wrong)
             })
             .transpose()?;
-        Ok(Self { tensors, error, parameters: parameters::from_python(parameters)? })
+        Ok(Self { tensors, error, parameters: parameters::from_python(parameters, Fractions::Refused)? })
     }
 
     /// The outputs.

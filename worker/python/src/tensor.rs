@@ -13,6 +13,7 @@ use crate::array;
 use crate::datatype;
 use crate::dlpack::{self, Foreign};
 use crate::error::{TritonModelException, model_exception};
+use crate::given::Text;
 use crate::output;
 use crate::strings::{self, Elements};
 
@@ -78,12 +79,12 @@ impl Tensor {
     }
 
     fn of_array(name: String, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if name.is_empty() {
-            return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
-        }
         if !array::is_array(given)? {
             let kind = given.get_type();
             return Err(PyTypeError::new_err(format!("Tensor('{name}', ...) takes a numpy.ndarray, not {kind}")));
+        }
+        if name.is_empty() {
+            return Err(TritonModelException::new_err("Tensor name cannot be an empty string."));
         }
         let given = given.clone();
         let view = array::view(&given)?;
@@ -182,8 +183,8 @@ impl Tensor {
 impl Tensor {
     #[new]
     #[pyo3(signature = (name, numpy_array))]
-    fn new(name: String, numpy_array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::of_array(name, numpy_array)
+    fn new(name: Text, numpy_array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of_array(name.0, numpy_array)
     }
 
     /// The name.

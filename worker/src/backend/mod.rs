@@ -35,7 +35,8 @@ pub use crate::instance::{Outputs, Response};
 pub use crate::metrics::{Coalesced, Described, Loose, Metric, MetricError, Metrics, Requests, Series};
 pub use crate::regions::ReceivedOnDevice;
 pub use crate::runtime::{
-    Call, CallInput, Called, CalledOutput, Content, Memory, Pending, Received, Reply, ReplyOutput, Responder, Runtime,
+    Call, CallInput, Called, CalledOutput, Canceller, Content, Memory, Pending, Received, Reply, ReplyOutput,
+    Responder, Runtime,
 };
 pub use registry::Create;
 pub(crate) use registry::Registry;

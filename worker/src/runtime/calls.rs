@@ -95,6 +95,20 @@ pub struct Pending {
     _lent: Vec<Received>,
 }
 
+/// Cancels a call, from any thread, also while another one waits for its answers. Those that the server has sent are still given;
+/// the last one is the error of a cancelled request.
+pub struct Canceller {
+    shared: Arc<Shared>,
+    call: u64,
+}
+
+impl Canceller {
+    /// Gives the call up. Without effect when its last answer is on its way.
+    pub fn cancel(&self) {
+        self.shared.send(&ToFrontend::Abandoned(self.call));
+    }
+}
+
 impl Runtime {
     /// Has another model infer. The request is under way when this returns.
     ///
@@ -234,6 +248,11 @@ impl Iterator for Pending {
 }
 
 impl Pending {
+    /// What cancels it.
+    pub fn canceller(&self) -> Canceller {
+        Canceller { shared: self.shared.clone(), call: self.call }
+    }
+
     fn called(&self, answer: Answer) -> Result<Called, InferError> {
         let blocks = answer.outputs.iter().map(|output| (output.offset, output.len));
         let loan = (answer.loan != 0).then(|| Loan::new(&self.shared, answer.loan, blocks));

@@ -23,14 +23,17 @@ def _forget_the_working_directory():
 
 
 def main():
+    """Runs the instance. Models see an empty `sys.argv`, as with Triton: one that calls `argparse` or `unittest.main()` must not
+    read the worker's arguments."""
     _print_lines_at_once()
     _forget_the_working_directory()
     # Ctrl-C is the server's affair: it lets requests end before it ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if len(sys.argv) == 3 and sys.argv[1] == "--auto-complete":
+    arguments, sys.argv = sys.argv[1:], [""]
+    if len(arguments) == 2 and arguments[0] == "--auto-complete":
         from pharos_worker import autocomplete
 
-        return autocomplete.main(sys.argv[2])
+        return autocomplete.main(arguments[1])
     from pharos_worker import _native, driver
 
     driver.watch_forks()

@@ -13,12 +13,13 @@ class MetricKind(enum.IntEnum):
 
 
 _NAME = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
-# The kind of each family of this process.
-_KINDS = {}
+# The kind and the description of each name in this process: those of the first family of that name.
+_KNOWN = {}
 
 
 class MetricFamily:
-    """A metric by name. Its series are made with `Metric`; all families of a name must be of one kind."""
+    """A metric by name. Its series are made with `Metric`, and can be used as long as the family exists. All families of a
+    name must be of one kind; the description of the first one is shown."""
 
     MetricKind = MetricKind
     COUNTER = MetricKind.COUNTER
@@ -34,10 +35,12 @@ class MetricFamily:
             raise _native.TritonModelException(
                 f"Error when creating MetricFamily: '{name}' is no name of a metric: letters, digits, '_' and ':' only"
             )
-        if _KINDS.setdefault(name, self.kind) is not self.kind:
+        known, self.description = _KNOWN.setdefault(name, (self.kind, description))
+        if known is not self.kind:
             raise _native.TritonModelException(
-                f"Error when creating MetricFamily: '{name}' is a {_KINDS[name].name.lower()} already"
+                f"Error when creating MetricFamily: '{name}' is a {known.name.lower()} already"
             )
+        self._family = _native.Family()
 
     def Metric(self, labels=None, buckets=None):  # noqa: N802 (Triton's name)
         """The series with these labels; a histogram needs the upper ends of its buckets, ascending."""
@@ -53,5 +56,5 @@ class MetricFamily:
         elif not isinstance(buckets, list):
             raise fail("Failed to create metric. Buckets must be a list.")
         named = sorted((str(name), str(value)) for name, value in (labels or {}).items())
-        kind = self.kind.name.lower()
-        return _native.own_series(self.name, self.description, kind, [float(end) for end in buckets], named)
+        described = (self.name, self.description, self.kind.name.lower())
+        return self._family.series(described, [float(end) for end in buckets], named)

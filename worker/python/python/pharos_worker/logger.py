@@ -22,6 +22,8 @@ _LETTERS = {LogLevel.INFO: "I", LogLevel.WARNING: "W", LogLevel.ERROR: "E", LogL
 
 
 def _write(message, level, depth):
+    if isinstance(message, bytes):
+        message = message.decode("utf-8", "replace")
     if not isinstance(message, str):
         raise TypeError(f"a log message must be a str, not {type(message).__name__}")
     frame = sys._getframe(depth)
@@ -46,7 +48,9 @@ class Logger:
 
     @staticmethod
     def log(message, level=LogLevel.INFO):
-        _write(message, LogLevel(level), 2)
+        if not isinstance(level, LogLevel):
+            raise TypeError(f"the level of a log message must be a LogLevel such as Logger.INFO, not {level!r}")
+        _write(message, level, 2)
 
     @staticmethod
     def log_info(message):

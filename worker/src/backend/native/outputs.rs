@@ -38,7 +38,7 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
     let datatype = u8::try_from(output.datatype).ok().and_then(DataType::from_number);
     let wrong = |text: String| misuse(format!("output '{name}' {text}"));
     let datatype = datatype.ok_or_else(|| wrong(format!("has datatype {}; 1 to 14 are allowed", output.datatype)))?;
-    if datatype != *configured {
+    if names.strict && datatype != *configured {
         return Err(wrong(format!("is {datatype}, the configuration says {configured}")));
     }
     // SAFETY: the caller's promise.

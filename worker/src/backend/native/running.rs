@@ -40,6 +40,8 @@ pub(super) struct Names {
     inputs: Vec<CString>,
     /// Configured outputs, and states that are none.
     pub(super) outputs: Vec<(String, DataType)>,
+    /// Whether outputs must have the datatype that is configured.
+    pub(super) strict: bool,
 }
 
 /// The batch that is executed.
@@ -77,7 +79,7 @@ impl Handle {
         let inputs = (0..config.backend_inputs()).map(|at| c_text(config.input_name(at).unwrap_or_default()));
         let outputs = config.backend_outputs().map(|(name, datatype)| (name.to_owned(), datatype));
         Self {
-            names: Names { inputs: inputs.collect(), outputs: outputs.collect() },
+            names: Names { inputs: inputs.collect(), outputs: outputs.collect(), strict: config.strict_output_types },
             runtime: runtime.clone(),
             responses: Pool::default(),
             responders: Pool::default(),

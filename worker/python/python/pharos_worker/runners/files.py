@@ -7,6 +7,9 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 
+SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
 def configuration(args):
     """The model's configuration of `initialize`'s arguments."""
     return json.loads(args["model_config"])
@@ -66,10 +69,10 @@ def names(config, kind):
 
 def complete(config, inputs, outputs, batch):
     """Adds what a configuration leaves open: all inputs if it names none, all outputs if it names none; the largest
-    batch only then, since dimensions that are told without it would mean something else with it."""
+    batch and dynamic batching only then, since dimensions that are told without it would mean something else with it."""
     given = config.as_dict()
     if not given.get("input") and not given.get("output") and not given.get("max_batch_size"):
-        config.set_max_batch_size(batch)
+        batch_together(config, batch)
         batched = bool(batch)
     else:
         batched = bool(given.get("max_batch_size"))
@@ -78,6 +81,14 @@ def complete(config, inputs, outputs, batch):
             dims = entry["dims"] if batched else [-1, *entry["dims"]]
             add({**entry, "dims": dims})
     return config
+
+
+def batch_together(config, batch):
+    """Sets the largest batch, and the dynamic batcher unless a scheduler is chosen: as for ONNX models, a batch size that
+    is filled in would be of no use without it."""
+    config.set_max_batch_size(batch)
+    if batch > 1 and not any(config.as_dict().get(name) is not None for name in SCHEDULERS):
+        config.set_dynamic_batching()
 
 
 def rows(requests, name):

@@ -304,7 +304,10 @@ class TritonPythonModel:
                 )
         if not config.get("input") and batch:
             # All inputs share their first dimension, which is free: that is what a batch is.
-            auto_complete_model_config.set_max_batch_size(batch)
+            if config.get("max_batch_size"):
+                auto_complete_model_config.set_max_batch_size(batch)
+            else:
+                files.batch_together(auto_complete_model_config, batch)
             entries = [{**entry, "dims": entry["dims"][1:]} for entry in entries]
         if not config.get("input"):
             for entry in entries:

@@ -1,0 +1,67 @@
+//! Outputs that differ from their model's configuration. Triton passes on what a model gives; so does this server, with a
+//! warning and a metric, unless the configuration has `strict_output_types`.
+
+use std::fmt;
+
+use pharos::model::{ModelConfig, TensorSpec};
+use pharos::tensor::DataType;
+
+/// How an output differs from what its model's configuration says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    /// The output's name.
+    pub(crate) output: String,
+    what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Datatype { configured: DataType, given: DataType },
+    Rows { shape: Vec<i64>, rows: u64 },
+}
+
+impl Mismatch {
+    /// An output of another datatype.
+    pub(super) fn datatype(spec: &TensorSpec, given: DataType) -> Self {
+        Self { output: spec.name.clone(), what: What::Datatype { configured: spec.datatype, given } }
+    }
+
+    /// An output whose shape does not begin with the rows of its requests; `None` if it does, or the model does not batch.
+    pub(super) fn rows(config: &ModelConfig, spec: &TensorSpec, (shape, rows): (&[i64], u64)) -> Option<Self> {
+        let fits = shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
+        let mismatch = config.batches() && !fits;
+        mismatch.then(|| Self { output: spec.name.clone(), what: What::Rows { shape: shape.to_vec(), rows } })
+    }
+
+    /// What to change so that model and configuration agree.
+    pub(crate) fn fix(&self) -> String {
+        match &self.what {
+            What::Datatype { configured, given } => {
+                format!(
+                    "return {configured} from the model, or set data_type: TYPE_{} in config.pbtxt",
+                    config_name(*given)
+                )
+            }
+            What::Rows { rows, .. } => {
+                format!("return {rows} as the first dimension, or set max_batch_size: 0 in config.pbtxt")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Datatype { configured, given } => write!(f, "is {given}, the configuration says {configured}"),
+            What::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
+        }
+    }
+}
+
+/// The name of a datatype in a configuration, behind `TYPE_`.
+fn config_name(datatype: DataType) -> String {
+    match datatype {
+        DataType::Bytes => "STRING".to_owned(),
+        other => other.to_string(),
+    }
+}
