@@ -41,6 +41,7 @@ use crate::cache::ResponseCache;
 use crate::cli;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
+use crate::process::HostPolicies;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Devices, Worker};
 use control::{Locks, Wanted};
@@ -113,6 +114,8 @@ pub struct Settings {
     pub devices: Arc<Devices>,
     /// Bytes that instances on GPUs may register with the driver together.
     pub pinned_pool: u64,
+    /// The processors of host policies.
+    pub(crate) policies: HostPolicies,
     /// The response cache, for models that ask for it.
     pub response_cache: Option<cli::Cache>,
 }

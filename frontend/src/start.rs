@@ -5,7 +5,7 @@ mod listen;
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
+use crate::process::HostPolicies;
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{log, onnxruntime, repository, shared_memory, trace, tslog};
@@ -63,6 +64,8 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
         Ok(log) => log,
         Err(reason) => return failed(&reason),
     };
+    options.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+    options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
     raise_descriptor_limit();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
@@ -76,7 +79,7 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => failed(&reason),
+        Err(reason) => failed(&options.with_origins(&reason)),
     }
 }
 
@@ -223,7 +226,7 @@ async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, syste
     };
     // Seen by scrapes or in the metric logs; what nobody sees is not measured.
     let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
-    let gpus = find_gpus(options.metrics.nvml_library.clone()).await;
+    let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = system_settings(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
@@ -266,14 +269,9 @@ fn settings(
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
-    if options.deprecated_cache_size() {
-        tracing::warn!("--response-cache-byte-size is deprecated: use --cache-config local,size=BYTES");
-    }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
-    let rate_limits = options.rate_limiter.limits();
-    if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
-        tracing::warn!("--rate-limit-resource means nothing without --rate-limit=execution_count");
-    }
+    let (policies, doubts) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
+    doubts.iter().for_each(|doubt| tracing::warn!("{doubt}"));
     let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
@@ -285,7 +283,7 @@ fn settings(
             namespaces: options.models.namespacing,
             cache_directory: options.models.cache_directory.clone(),
             program: program(options, worker, onnxruntime)?,
-            auto_complete: !options.models.disable_auto_complete_config,
+            auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
             at_start: match options.models.loads_all() {
@@ -302,7 +300,8 @@ fn settings(
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             devices,
             pinned_pool: options.gpus.pinned_memory_pool_byte_size,
-            rate_limits,
+            rate_limits: options.rate_limiter.limits(),
+            policies,
             response_cache: options.cache()?,
         },
     })
@@ -314,7 +313,6 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
         return Err(format!("--backend-directory names '{}', which is no directory", directory.display()));
     }
-    options.models.python_doubts().iter().for_each(|doubt| tracing::warn!("{doubt}"));
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
     Ok(Program {

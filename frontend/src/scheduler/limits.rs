@@ -243,6 +243,7 @@ mod tests {
             passive,
             demand: Demand { resources: vec![need], priority: 1 },
             device: None,
+            policy: String::new(),
         }
     }
 

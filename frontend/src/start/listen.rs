@@ -88,7 +88,6 @@ impl Listeners<'_> {
     fn grpc(&self, access: &Access) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.grpc_clients;
-        clients.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
         let settings = grpc::Settings {
             restricted: restricted(&options.grpc.restricted, GRPC_RESTRICTED)?,
             access: access.clone(),
