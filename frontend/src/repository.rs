@@ -4,6 +4,7 @@
 
 mod calls;
 mod change;
+mod checksums;
 mod configure;
 mod control;
 mod drain;

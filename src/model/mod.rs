@@ -5,6 +5,7 @@
 //! defaults say and makes a [`ModelConfig`], which is always valid. Never touches files: callers bring the text and the
 //! bytes.
 
+mod agents;
 mod asked;
 mod autocomplete;
 mod check;
@@ -13,6 +14,7 @@ mod controls;
 mod doubtful;
 mod draft;
 pub mod envelope;
+mod foreign;
 mod lexer;
 mod normalize;
 pub mod onnx;
@@ -20,6 +22,7 @@ mod proto;
 mod ragged;
 mod render;
 mod scheduling;
+mod session;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -27,6 +30,7 @@ mod text;
 mod validate;
 mod warmup;
 
+pub use agents::Checksum;
 pub use asked::Place;
 pub use check::Checked;
 pub use config::{
@@ -35,9 +39,11 @@ pub use config::{
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Completion, Draft};
+pub use foreign::advice;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
+pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
 
 /// Why a model configuration is refused: one line for the operator, with the place where the source is text.

@@ -235,6 +235,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
     ("worker/src/backend/onnxruntime/device.rs", "the same with memory of a device"),
     ("worker/src/backend/onnxruntime/providers.rs", "a stream that a library is lent"),
+    ("worker/src/backend/onnxruntime/session.rs", "options of a session across a C interface"),
 ];
 
 /// Macros that are not for committed code.

@@ -11,6 +11,7 @@ use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, onnx};
 use pharos::repository::{self, Made, Stamp};
 
+use super::checksums;
 use super::given::Given;
 use super::scan::{self, Contents};
 use super::source::{Local, Sources};
@@ -165,6 +166,8 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     let contents = scan::contents(local.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
     let draft = draft(settings, &contents, given).map_err(unreadable)?;
+    let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
+    checksums::verify(local.path(), &sums).map_err(unreadable)?;
     let configuration =
         configuration(settings, sources.without_namespace(model), &contents, draft).map_err(unreadable)?;
     let mut plan = match &configuration {
