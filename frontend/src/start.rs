@@ -134,7 +134,13 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     if let Some(home) = home {
         home.stopping();
     }
-    let unfinished = end(options, &engine, &mut ends, &phase).await;
+    let unfinished = match &loaded {
+        Ok(()) => end(options, &engine, &mut ends, &phase).await,
+        Err(_) => {
+            tracing::info!("exiting: not all models were loaded");
+            finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
+        }
+    };
     phase.send_replace(Phase::Stopping);
     for listener in listeners {
         let _ = tokio::time::timeout(LAST_ANSWERS, listener).await;
@@ -177,7 +183,7 @@ fn metric_logs(options: &Options) -> tslog::Settings {
     }
 }
 
-/// Is no longer ready, then refuses new requests and finishes what has begun. A further signal ends the patience.
+/// Is no longer ready for a while, then refuses new requests and finishes those in flight.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
@@ -189,6 +195,11 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
         }
     }
     tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
+    finish(patience, engine, ends, phase).await
+}
+
+/// Refuses new requests and finishes those in flight, for as long as `patience` lasts. A signal aborts that.
+async fn finish(patience: Duration, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     engine.refuse();
     phase.send_replace(Phase::Draining);
     let impatient = engine.clone();
@@ -263,7 +274,12 @@ fn settings(
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
     if !worker.is_file() {
-        return Err(format!("the worker '{}' does not exist; --worker-binary names another", worker.display()));
+        return Err(format!(
+            "the worker '{}', which runs the models, does not exist: it belongs beside pharos and comes with it, so reinstall \
+             the package that pharos came with, or copy pharos-worker from there (from source: `cargo build --release` \
+             makes both); --worker-binary names another",
+            worker.display()
+        ));
     }
     match &onnxruntime {
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),

@@ -166,3 +166,44 @@ def test_models_of_backends_that_are_not_here_are_told_what_serves_them(place, k
     put(place.repository, "m", f"{kind} max_batch_size: 8 {IO}")
     with place.server() as server:
         assert advice in reason(server, "m")
+
+
+def test_a_start_that_fails_does_not_speak_of_requests(place):
+    """The log names the model and its reason; nothing waits for requests."""
+    put(place.repository, "bad", "backend: 'tensorrt'")
+    server = Server(place.repository.parent, [place.repository])
+    server.launch()
+    assert server.process.wait(30) == 1
+    log = server.log.read_text()
+    assert "exiting: not all models were loaded" in log and "TensorRT plans are not read" in log
+    assert "waiting up to" not in log and "requests" not in log
+
+
+def test_loads_by_request_in_another_mode_name_the_modes(place):
+    """Triton's text, and which mode there is and which is needed."""
+    server = Server(place.repository.parent, [place.repository])
+    with server:
+        text = reason(server, "m")
+    assert text.startswith("explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none'")
+    assert "--model-control-mode=explicit (the modes are none, poll and explicit)" in text
+
+
+def test_an_interpreter_that_cannot_be_reached_says_permission(place, tmp_path):
+    """A directory on the way to the interpreter that the server's user may not enter."""
+    if os.geteuid() == 0 and not hasattr(os, "setresuid"):
+        pytest.skip("this user may enter every directory")
+    closed = tmp_path / "closed"
+    (closed / "bin").mkdir(parents=True)
+    (closed / "bin/python3").symlink_to("/usr/bin/python3")
+    put(place.repository, "m", "backend: 'python'", **{"model.py": "class TritonPythonModel:\n    pass\n"})
+    server = Server(tmp_path, [place.repository], ["--model-control-mode=explicit", f"--python={closed}/bin/python3"])
+    if os.geteuid() == 0:
+        # Root may enter every directory, but not without this capability.
+        server.command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *server.command]
+    closed.chmod(0)
+    try:
+        with server:
+            text = reason(server, "m")
+    finally:
+        closed.chmod(0o700)
+    assert "cannot be reached: permission denied" in text and str(closed) in text

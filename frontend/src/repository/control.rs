@@ -71,7 +71,16 @@ impl Repository {
         if self.settings.mode == Mode::Explicit {
             return Ok(());
         }
-        let text = "explicit model load / unload is not allowed if polling is enabled";
+        let mode = match self.settings.mode {
+            Mode::None => "none",
+            Mode::Poll(_) => "poll",
+            Mode::Explicit => "explicit",
+        };
+        // Triton's text for both modes, and what helps.
+        let text = format!(
+            "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
+             and unloads by request need --model-control-mode=explicit (the modes are none, poll and explicit)"
+        );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
 
