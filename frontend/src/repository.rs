@@ -40,6 +40,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::cache::ResponseCache;
 use crate::cli;
+use crate::descriptors::Descriptors;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
 use crate::process::HostPolicies;
@@ -117,6 +118,8 @@ pub struct Settings {
     pub pinned_pool: u64,
     /// The processors of host policies.
     pub(crate) policies: HostPolicies,
+    /// The file descriptors of instances.
+    pub(crate) descriptors: Arc<Descriptors>,
     /// The response cache, for models that ask for it.
     pub response_cache: Option<cli::Cache>,
 }

@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
+use crate::descriptors::{self, Descriptors};
 use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
@@ -66,7 +67,8 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     };
     options.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
-    raise_descriptor_limit();
+    let descriptors = Descriptors::new(descriptors::raise());
+    tracing::info!("{}", descriptors.describe());
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);
@@ -75,22 +77,11 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
     };
-    let result = runtime.block_on(serve(options, plan));
+    let result = runtime.block_on(serve(options, plan, descriptors));
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => failed(&options.with_origins(&reason)),
-    }
-}
-
-/// Lets this process open as many files as its user may. Each connection is one, and many systems start processes with
-/// room for 1024, after which nobody could connect any more.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files, and so of connections, cannot be raised");
     }
 }
 
@@ -101,14 +92,14 @@ fn failed(reason: &str) -> ExitCode {
 }
 
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
-async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
+async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descriptors>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();
     let source = Source { file, overrides };
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
-    let (engine, system) = engine(options, metrics).await?;
+    let (engine, system) = engine(options, metrics, descriptors).await?;
     let tslog =
         tslog::Writer::start(engine.cache().clone(), metric_logs(options)).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
@@ -226,7 +217,11 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 }
 
 /// The engine, and what of the system is to be measured for it.
-async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, system::Settings), String> {
+async fn engine(
+    options: &Options,
+    metrics: Definition,
+    descriptors: Arc<Descriptors>,
+) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
         auto_detect: options.metrics.auto_detect,
@@ -242,7 +237,7 @@ async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, syste
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
-    let settings = settings(options, library, devices)?;
+    let settings = settings(options, library, devices, descriptors)?;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -270,6 +265,7 @@ fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
     devices: Arc<Devices>,
+    descriptors: Arc<Descriptors>,
 ) -> Result<engine::Settings, String> {
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
@@ -318,6 +314,7 @@ fn settings(
             pinned_pool: options.gpus.pinned_memory_pool_byte_size,
             rate_limits: options.rate_limiter.limits(),
             policies,
+            descriptors,
             response_cache: options.cache()?,
         },
     })

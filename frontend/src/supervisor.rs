@@ -24,6 +24,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::calls::{Calls, Models};
 use crate::clock;
+use crate::descriptors::{Descriptors, Reserved};
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
 use crate::process::{self, HostPolicies, Printed};
@@ -66,6 +67,8 @@ pub(crate) struct Plan {
     pub(crate) pinned: Arc<PinnedPool>,
     /// The processors of host policies.
     pub(crate) policies: HostPolicies,
+    /// The file descriptors of instances.
+    pub(crate) descriptors: Arc<Descriptors>,
 }
 
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
@@ -141,6 +144,7 @@ struct Instance {
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
+    _descriptors: Reserved,
 }
 
 /// The process that an instance has now.

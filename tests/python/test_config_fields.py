@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
-from server import Server
+from server import Server, eventually
 from test_onnx_outputs import MODELS, write
 
 IO = "input { name: 'INPUT0' data_type: TYPE_FP32 dims: [ -1 ] } output { name: 'OUTPUT0' data_type: TYPE_FP32 dims: [ -1 ] }"
@@ -166,6 +167,41 @@ def test_models_of_backends_that_are_not_here_are_told_what_serves_them(place, k
     put(place.repository, "m", f"{kind} max_batch_size: 8 {IO}")
     with place.server() as server:
         assert advice in reason(server, "m")
+
+
+def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
+    """The soft limit is raised to the hard one; what does not fit is said before, fails with the reason, and the rest serves."""
+    count = 40
+    for number in range(count):
+        put(place.repository, f"m{number}", IDENTITY)
+    server = Server(place.repository.parent, [place.repository], ["--exit-on-error=false"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        # The hard limit cannot be raised again in this process: a shell lowers it for the server alone.
+        server.command = ["/bin/sh", "-c", 'ulimit -Hn 500; exec "$0" "$@"', *server.command]
+        server.launch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    server.wait_until_ready("/v2/health/live")
+    try:
+        eventually("all loads have ended", 120, lambda: all(
+            entry.get("state") == "READY" or (entry.get("state") == "UNAVAILABLE" and entry.get("reason"))
+            for entries in server.index().values() for entry in entries
+        ) and len(server.index()) == count)  # fmt: skip
+        entries = [entries[0] for entries in server.index().values()]
+        ready = [entry["name"] for entry in entries if entry["state"] == "READY"]
+        reasons = [entry["reason"] for entry in entries if entry["state"] != "READY"]
+        assert 10 <= len(ready) < count
+        assert all("too few file descriptors for model" in text and "the limit of open files is 500" in text for text in reasons), reasons
+        request = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        assert all(server.infer(name, request)[0] == 200 for name in ready)
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 500 - 100
+        log = server.log.read_text()
+        assert f"open files: 500 allowed, 7 for each instance of a model: at most {len(ready)} instances" in log
+        assert f"{count} models with {count} instances need {count * 7} file descriptors" in log
+    finally:
+        server.stop()
 
 
 def test_a_start_that_fails_does_not_speak_of_requests(place):

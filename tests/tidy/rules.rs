@@ -69,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow"]),
             apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
-            apart(&["clock", "cli", "client"]),
+            apart(&["clock", "cli", "client", "descriptors"]),
         ],
     },
     House {

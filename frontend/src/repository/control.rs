@@ -133,6 +133,10 @@ impl Repository {
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
         }
+        let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
+        if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
+            tracing::warn!("{warning}");
+        }
         // A sender that is dropped says that its model is done, one way or the other.
         let done: BTreeMap<String, watch::Receiver<()>> =
             loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();

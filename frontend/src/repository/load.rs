@@ -240,6 +240,7 @@ impl Repository {
             devices: self.settings.devices.clone(),
             pinned: self.pinned.clone(),
             policies,
+            descriptors: self.settings.descriptors.clone(),
         })
     }
 

@@ -17,6 +17,7 @@ use super::scan::{self, Contents};
 use super::source::{Local, Sources};
 use super::{Repository, Settings};
 use crate::launch::{self, backends};
+use crate::scheduler::placement;
 use crate::system::Devices;
 
 /// A model that can be loaded.
@@ -33,6 +34,18 @@ pub(super) struct Prepared {
     pub(super) missing: Vec<u64>,
     /// Its files.
     pub(super) local: Arc<Local>,
+}
+
+impl Prepared {
+    /// How many instances its versions have, as far as that is known before it is loaded.
+    pub(super) fn instances(&self) -> usize {
+        let of_version = match &self.configuration {
+            _ if self.plan.is_some() => 0,
+            Configuration::Known(config) => placement::of(config, 1).len(),
+            Configuration::Asked(_) => 1,
+        };
+        of_version * self.versions.len()
+    }
 }
 
 /// What is known of a model's configuration before it is loaded.

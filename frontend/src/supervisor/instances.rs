@@ -12,6 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Health, Instance, Plan};
+use crate::descriptors::Reserved;
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -153,10 +154,12 @@ impl Instances {
         driver: &Arc<Driver>,
     ) -> Result<Option<Loaded>, String> {
         let first = self.all().iter().map(|handle| handle.id.0 + 1).max().unwrap_or(0);
+        let reserved = plan.descriptors.reserve(&driver.model.name, placements.len())?;
         let starting: Vec<Starting> = placements
             .iter()
+            .zip(reserved)
             .zip(first..)
-            .map(|(placement, id)| self.begin(plan, (InstanceId(id), placement), driver))
+            .map(|((placement, reserved), id)| self.begin((plan, reserved), (InstanceId(id), placement), driver))
             .collect();
         let mut handles = Vec::new();
         let mut outcomes = Vec::new();
@@ -184,7 +187,12 @@ impl Instances {
     }
 
     /// Starts the task of one instance.
-    fn begin(&self, plan: &Arc<Plan>, (id, placement): (InstanceId, &Placement), driver: &Arc<Driver>) -> Starting {
+    fn begin(
+        &self,
+        (plan, reserved): (&Arc<Plan>, Reserved),
+        (id, placement): (InstanceId, &Placement),
+        driver: &Arc<Driver>,
+    ) -> Starting {
         let health = Arc::new(Health { passive: placement.passive, ..Health::default() });
         let (outcome, started) = oneshot::channel();
         let (stop, stopped) = watch::channel(false);
@@ -198,6 +206,7 @@ impl Instances {
             all: self.roster.clone(),
             shown: None,
             outcome: Some(outcome),
+            _descriptors: reserved,
         };
         let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
         let (memory, pinned) = Default::default();
