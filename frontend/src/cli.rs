@@ -5,21 +5,27 @@
 //! scrapers of either find their families in one place; `--metrics-config` takes the YAML file that defines the metrics
 //! beside Triton's `key=value` settings.
 
+mod accepted;
 mod cache;
 mod clients;
+pub mod cloud;
 mod definition;
+mod environment;
 mod gpus;
+mod host_policy;
 mod logging;
 mod models;
 mod place;
 mod rate_limit;
+mod refusal;
 mod shared_memory;
 mod tls;
 mod torchserve;
 mod trace;
+mod values;
 mod workers;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,10 +34,17 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
+use environment::Start;
+use values::{
+    address, boolean, fractional_milliseconds, input_size, milliseconds, port, positive_seconds, seconds,
+    statsd_address, whole,
+};
+
 pub use cache::{Cache, CacheConfig, Redis, Store};
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
-pub use gpus::{GpuLimit, Gpus};
+pub use gpus::{Capability, GpuLimit, Gpus};
+pub use host_policy::{HostPolicies, HostPolicy, Processors, cores};
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
 pub use place::{Address, Place, Places, Protocol};
@@ -64,7 +77,8 @@ const TRACE: &str = "Traces";
     args_override_self = true,
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
-    after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it."
+    after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it.\n\
+                  `pharos tritonserver [OPTIONS]`, or a link to pharos named tritonserver, has Triton's defaults: metrics on port 8002."
 )]
 pub struct Options {
     /// Of the server as a whole.
@@ -85,7 +99,12 @@ pub struct Options {
     /// How instances share resources.
     #[command(flatten)]
     pub rate_limiter: RateLimiter,
-
+    /// Which processors instances run on.
+    #[command(flatten)]
+    pub host_policies: HostPolicies,
+    /// Flags of Triton without effect.
+    #[command(flatten)]
+    accepted: accepted::Accepted,
     /// What is answered without being executed.
     #[command(flatten)]
     pub response_cache: ResponseCache,
@@ -128,6 +147,18 @@ pub struct Options {
     /// What is traced.
     #[command(flatten)]
     pub trace: TraceOptions,
+    /// The endpoints of Amazon SageMaker.
+    #[command(flatten)]
+    pub sagemaker: cloud::SageMaker,
+    /// The endpoints of Google Vertex AI.
+    #[command(flatten)]
+    pub vertex_ai: cloud::VertexAi,
+    /// Variables of the environment that are ignored, a sentence each.
+    #[arg(skip)]
+    ignored: Vec<String>,
+    /// The flags that variables gave.
+    #[arg(skip)]
+    origins: refusal::Origins,
     /// What to do in place of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -163,7 +194,7 @@ pub struct ResponseCache {
     #[arg(id = "cache-config", long = "cache-config", value_name = "NAME,KEY=VALUE", env = "PHAROS_CACHE_CONFIG", value_parser = cache::config, value_delimiter = ';', help_heading = CACHE)]
     configs: Vec<CacheConfig>,
     /// Deprecated: as --cache-config local,size=BYTES; 0 for none
-    #[arg(id = "response-cache-byte-size", long = "response-cache-byte-size", value_name = "BYTES", env = "PHAROS_RESPONSE_CACHE_BYTE_SIZE", help_heading = CACHE)]
+    #[arg(id = "response-cache-byte-size", long = "response-cache-byte-size", value_name = "BYTES", env = "PHAROS_RESPONSE_CACHE_BYTE_SIZE", value_parser = whole(0..=u64::MAX), help_heading = CACHE)]
     byte_size: Option<u64>,
 }
 
@@ -177,7 +208,7 @@ pub struct Http {
     #[arg(id = "http-address", long = "http-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_HTTP_ADDRESS", value_parser = address, help_heading = HTTP)]
     pub address: IpAddr,
     /// The port to listen on; 0 lets the system choose
-    #[arg(id = "http-port", long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", help_heading = HTTP)]
+    #[arg(id = "http-port", long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", value_parser = port, help_heading = HTTP)]
     pub port: u16,
     /// The most bytes of a request's JSON, and of its binary data
     #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
@@ -197,7 +228,7 @@ pub struct Grpc {
     #[arg(id = "grpc-address", long = "grpc-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_GRPC_ADDRESS", value_parser = address, help_heading = GRPC)]
     pub address: IpAddr,
     /// The port to listen on; 0 lets the system choose
-    #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", help_heading = GRPC)]
+    #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", value_parser = port, help_heading = GRPC)]
     pub port: u16,
     /// The most bytes of a message [default: 2147483647, and 67108864 for a message that is decompressed]
     #[arg(id = "grpc-max-input-size", long = "grpc-max-input-size", value_name = "BYTES", env = "PHAROS_GRPC_MAX_INPUT_SIZE", value_parser = clap::value_parser!(u64).range(1..=0x7fff_ffff), help_heading = GRPC)]
@@ -217,7 +248,7 @@ pub struct Metrics {
     #[arg(id = "metrics-address", long = "metrics-address", value_name = "ADDRESS", env = "PHAROS_METRICS_ADDRESS", value_parser = address, help_heading = METRICS)]
     pub address: Option<IpAddr>,
     /// The port to listen on; 0 lets the system choose
-    #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", help_heading = METRICS)]
+    #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", value_parser = port, help_heading = METRICS)]
     pub port: u16,
     /// The file that defines the metrics [default: the metrics.yaml built in], or a setting over it: KEY=VALUE; may be
     /// given several times, or several separated by ';'. Settings: counter_latencies, histogram_latencies,
@@ -232,7 +263,7 @@ pub struct Metrics {
     #[arg(id = "model-metrics-auto-detect", long = "model-metrics-auto-detect", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_METRICS_AUTO_DETECT", value_parser = boolean, help_heading = METRICS)]
     pub auto_detect: bool,
     /// The most label sets of one metric; those beyond it share one series whose labels are all "other"
-    #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = clap::value_parser!(u32).range(1..), help_heading = METRICS)]
+    #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = whole(1..=u32::MAX), help_heading = METRICS)]
     pub max_series: u32,
     /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (a Unix datagram socket); nobody is asked who they are
     #[arg(id = "statsd-address", long = "statsd-address", value_name = "ADDRESS", env = "PHAROS_STATSD_ADDRESS", value_parser = statsd_address, help_heading = METRICS)]
@@ -245,7 +276,7 @@ pub struct Metrics {
     #[arg(id = "allow-gpu-metrics", long = "allow-gpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GPU_METRICS", value_parser = boolean, help_heading = METRICS)]
     pub allow_gpu: bool,
     /// Milliseconds between two measurements of the host, processes and GPUs
-    #[arg(id = "metrics-interval-ms", long = "metrics-interval-ms", value_name = "MILLISECONDS", default_value = "2000", env = "PHAROS_METRICS_INTERVAL_MS", value_parser = milliseconds, help_heading = METRICS)]
+    #[arg(id = "metrics-interval-ms", long = "metrics-interval-ms", value_name = "MILLISECONDS", default_value = "2000", env = "PHAROS_METRICS_INTERVAL_MS", value_parser = fractional_milliseconds, help_heading = METRICS)]
     pub interval: Duration,
     /// Seconds between two lines of one of TorchServe's system metrics in its log
     #[arg(id = "system-metrics-log-interval-secs", long = "system-metrics-log-interval-secs", value_name = "SECONDS", default_value = "60", env = "PHAROS_SYSTEM_METRICS_LOG_INTERVAL_SECS", value_parser = positive_seconds, help_heading = METRICS)]
@@ -278,13 +309,13 @@ pub struct Tslog {
     #[arg(id = "log-location", long = "log-location", value_name = "DIR", env = "PHAROS_LOG_LOCATION", help_heading = TSLOG)]
     pub log_location: Option<PathBuf>,
     /// The size at which a metric log is compressed and a new one begun; 0 for never
-    #[arg(id = "tslog-max-bytes", long = "tslog-max-bytes", value_name = "BYTES", default_value_t = 100_000_000, env = "PHAROS_TSLOG_MAX_BYTES", help_heading = TSLOG)]
+    #[arg(id = "tslog-max-bytes", long = "tslog-max-bytes", value_name = "BYTES", default_value_t = 100_000_000, env = "PHAROS_TSLOG_MAX_BYTES", value_parser = whole(0..=u64::MAX), help_heading = TSLOG)]
     pub max_bytes: u64,
     /// Compressed metric logs that are kept of each kind
-    #[arg(id = "tslog-keep", long = "tslog-keep", value_name = "N", default_value_t = 5, env = "PHAROS_TSLOG_KEEP", help_heading = TSLOG)]
+    #[arg(id = "tslog-keep", long = "tslog-keep", value_name = "N", default_value_t = 5, env = "PHAROS_TSLOG_KEEP", value_parser = whole(0..=u32::MAX), help_heading = TSLOG)]
     pub keep: u32,
     /// The most lines of metrics in a second; 0 for no bound. Beyond it counters are summed, other samples skipped
-    #[arg(id = "tslog-lines-per-second", long = "tslog-lines-per-second", value_name = "N", default_value_t = 10_000, env = "PHAROS_TSLOG_LINES_PER_SECOND", help_heading = TSLOG)]
+    #[arg(id = "tslog-lines-per-second", long = "tslog-lines-per-second", value_name = "N", default_value_t = 10_000, env = "PHAROS_TSLOG_LINES_PER_SECOND", value_parser = whole(0..=u32::MAX), help_heading = TSLOG)]
     pub lines_per_second: u32,
     /// Write the lines to standard output too, with the logger's name
     #[arg(id = "tslog-stdout", long = "tslog-stdout", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_TSLOG_STDOUT", value_parser = boolean, help_heading = TSLOG)]
@@ -316,15 +347,52 @@ impl Options {
     /// What is wrong, with the flag, the value and what is allowed; also `--help` and `--version`. The caller prints it and
     /// exits with its code (`clap::Error::exit`).
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let is_set = |name: &OsStr| std::env::var_os(name).is_some();
-        let command = definition::with_torchserves_variables(Self::command(), is_set);
-        let mut matches = command.clone().try_get_matches_from(args)?;
+        let args = args.into_iter().map(Into::into).collect();
+        let Start { command, args, ignored } = Start::new(Self::command(), args, |name| std::env::var_os(name));
+        let explained = |error| refusal::explained(error, &command, &args);
+        let mut matches = command.clone().try_get_matches_from(&args).map_err(explained)?;
+        let origins = refusal::Origins::new(&command, &matches);
         let options = Self::from_arg_matches_mut(&mut matches).map_err(|error| error.with_cmd(&command))?;
-        let checked = options.cache().map(drop).and_then(|()| options.models.check());
-        match checked.and_then(|()| options.tracing().map(drop)) {
+        let options = Self { ignored, origins, ..options };
+        match options.check() {
             Ok(()) => Ok(options),
-            Err(text) => Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text)),
+            Err(text) => {
+                let text = options.origins.explain(&text);
+                Err(command.clone().error(clap::error::ErrorKind::ValueValidation, text))
+            }
         }
+    }
+
+    /// # Errors
+    /// Options contradict each other.
+    fn check(&self) -> Result<(), String> {
+        self.cache()?;
+        self.models.check()?;
+        self.tracing()?;
+        cloud::check(self)
+    }
+
+    /// Adds to a message about flags the variables from which they came.
+    pub fn with_origins(&self, text: &str) -> String {
+        self.origins.explain(text)
+    }
+
+    /// What was given and is probably not meant so, a sentence each; for the log.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut all = self.ignored.clone();
+        all.extend(self.models.warnings());
+        if self.response_cache.byte_size.is_some() {
+            all.push("--response-cache-byte-size is deprecated: use --cache-config=local,size=BYTES".to_owned());
+        }
+        if self.rate_limiter.limits().is_none() && !self.rate_limiter.resources.is_empty() {
+            all.push("--rate-limit-resource has no effect without --rate-limit=execution_count".to_owned());
+        }
+        all
+    }
+
+    /// The flags that were given and have no effect, each with the reason; for the log.
+    pub fn without_effect(&self) -> Vec<String> {
+        [self.accepted.without_effect(), self.grpc_clients.without_effect(), cloud::without_effect(self)].concat()
     }
 
     /// The response cache, if there is to be one.
@@ -345,11 +413,6 @@ impl Options {
         trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
     }
 
-    /// Whether the cache is given by the flag that Triton has given up.
-    pub fn deprecated_cache_size(&self) -> bool {
-        self.response_cache.byte_size.is_some()
-    }
-
     /// The file that defines the metrics, if there is one, and what is said over it.
     pub fn metrics_definition(&self) -> (Option<PathBuf>, Overrides) {
         definition::definition(&self.metrics.config, self.metrics.mode)
@@ -361,69 +424,15 @@ impl Options {
     }
 }
 
-fn boolean(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "on" | "yes" | "1" => Ok(true),
-        "false" | "off" | "no" | "0" => Ok(false),
-        _ => Err("allowed are true, false, on, off, yes, no, 1 and 0".to_owned()),
-    }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let allowed = "allowed are whole seconds from 0 to 86400";
-    let seconds: u64 = text.parse().map_err(|_| allowed.to_owned())?;
-    if seconds <= 86_400 { Ok(Duration::from_secs(seconds)) } else { Err(allowed.to_owned()) }
-}
-
-fn positive_seconds(text: &str) -> Result<Duration, String> {
-    let allowed = "allowed are whole seconds from 1 to 86400";
-    seconds(text).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| allowed.to_owned())
-}
-
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    let milliseconds = text.parse().ok().filter(|milliseconds| (1..=86_400_000).contains(milliseconds));
-    milliseconds
-        .map(Duration::from_millis)
-        .ok_or_else(|| "allowed are whole milliseconds from 1 to 86400000".to_owned())
-}
-
-fn input_size(text: &str) -> Result<u64, String> {
-    let size: u64 = text.parse().map_err(|_| "allowed are numbers of bytes greater than 0".to_owned())?;
-    if size == 0 { Err("--http-max-input-size must be greater than 0.".to_owned()) } else { Ok(size) }
-}
-
-/// An IP address, or `localhost`.
-fn address(text: &str) -> Result<IpAddr, String> {
-    if text == "localhost" {
-        return Ok(IpAddr::from([127, 0, 0, 1]));
-    }
-    text.parse()
-        .map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
-}
-
-/// `HOST:PORT`, with an IPv6 address in brackets, or `unix:PATH`; `unixgram:` and `udp:` as other programs write them.
-fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
-    let allowed = "allowed are HOST:PORT for UDP, for example 127.0.0.1:8125 or [::1]:8125, and unix:PATH for a Unix \
-                   datagram socket, for example unix:/run/pharos/statsd.sock";
-    let without = |prefix: &str| text.strip_prefix(prefix).map(|rest| rest.strip_prefix("//").unwrap_or(rest));
-    if let Some(path) = without("unix:").or_else(|| without("unixgram:")) {
-        return if path.is_empty() { Err(allowed.to_owned()) } else { Ok(StatsdAddress::Unix(path.into())) };
-    }
-    let (host, port) = without("udp:").unwrap_or(text).rsplit_once(':').ok_or(allowed)?;
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let port = port.parse().map_err(|_| format!("'{port}' is no port from 0 to 65535; {allowed}"))?;
-    // Of what is left of an IPv6 address without brackets, nobody knows where it ends.
-    let bare = host.contains(':') && !text.contains('[');
-    if host.is_empty() || host.contains('/') || bare {
-        Err(allowed.to_owned())
-    } else {
-        Ok(StatsdAddress::Udp(host.to_owned(), port))
-    }
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod triton_tests;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
     use pharos::metrics::catalog::Setting;
     use pharos::metrics::catalog::listing::Form;
@@ -440,7 +449,7 @@ mod tests {
         assert_eq!((options.http.port, options.grpc.port, options.metrics.port), (8000, 8001, 8082));
         assert_eq!(options.general.exit_timeout_secs, Duration::from_secs(30));
         assert!(options.general.exit_on_error && options.general.strict_readiness && options.http.allow);
-        assert!(!options.models.disable_auto_complete_config);
+        assert!(options.models.auto_complete());
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 4);
         assert_eq!(options.metrics_address(), options.http.address);
         assert_eq!(options.http.max_input_size, 67_108_864);
@@ -465,7 +474,7 @@ mod tests {
         let options = options.unwrap();
         assert_eq!(options.models.places(), ["models", "more"].map(|path| Place::Directory(path.into())));
         assert!(!options.grpc.allow && !options.general.exit_on_error);
-        assert!(options.models.disable_auto_complete_config);
+        assert!(!options.models.auto_complete());
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 16);
         assert_eq!(options.models.default_max_batch_size("tract"), 8);
         assert!(options.http.address.is_loopback());
@@ -514,7 +523,7 @@ mod tests {
             ("--model-load-gpu-limit=-1:0.6", "expects device ID >= 0, got -1"),
             ("--model-load-gpu-limit=0:-0.4", &format!("{range}-0.4")),
             ("--model-load-gpu-limit=0:NaN", &format!("{range}NaN")),
-            ("--pinned-memory-pool-byte-size=-1", "'-1'"),
+            ("--pinned-memory-pool-byte-size=-1", "\"-1\""),
         ] {
             let message = parse(&[arg]).unwrap_err();
             assert!(message.contains(expected), "{arg}: {message}");
@@ -540,8 +549,8 @@ mod tests {
     #[test]
     fn a_bad_value_names_flag_value_and_what_is_allowed() {
         for (args, expected) in [
-            (&["--http-port=x"][..], &["--http-port", "'x'"][..]),
-            (&["--http-port=70000"], &["--http-port", "70000", "65535"]),
+            (&["--http-port=x"][..], &["invalid --http-port \"x\": expected a number from 0 to 65535"][..]),
+            (&["--http-port=70000"], &["invalid --http-port \"70000\": expected a number from 0 to 65535"]),
             (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
             (
                 &["--model-control-mode=often"],
@@ -558,25 +567,43 @@ mod tests {
             (&["--http-max-input-size=0"], &["--http-max-input-size must be greater than 0."]),
             (&["--backend-config=x"], &["--backend-config", "KEY=VALUE"]),
             (&["--worker-start-timeout-secs=0"], &["--worker-start-timeout-secs", "from 1 to"]),
-            (&["--metrics-interval-ms=0"], &["--metrics-interval-ms", "'0'", "from 1 to"]),
+            (&["--metrics-interval-ms=0"], &["--metrics-interval-ms", "\"0\"", "greater than 0"]),
             (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
-            (&["--statsd-address=8125"], &["--statsd-address", "'8125'", "HOST:PORT", "unix:PATH"]),
+            (&["--statsd-address=8125"], &["--statsd-address", "\"8125\"", "HOST:PORT", "unix:PATH"]),
             (&["--statsd-address=localhost:x"], &["--statsd-address", "'x' is no port", "unix:PATH"]),
             (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
-            (&["--rate-limit=on"], &["--rate-limit", "'on'", "invalid argument for --rate-limit", "execution_count"]),
+            (&["--rate-limit=on"], &["--rate-limit", "\"on\"", "invalid argument for --rate-limit", "execution_count"]),
             (&["--rate-limit-resource=R"], &["'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got R"]),
             (&["--rate-limit-resource=R:1:2:3"], &["'<resource_name>:<count>'. Got R:1:2:3"]),
             (&["--rate-limit-resource=R:x"], &["Got R:x", "whole numbers from 0 to 4294967295"]),
             (&["--rate-limit-resource=R:1:-2"], &["Got R:1:-2", "whole numbers"]),
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
-            (&["--tslog-format=xml"], &["--tslog-format", "xml", "text, json"]),
-            (&["--cache-config=disk"], &["--cache-config", "'disk'", "local,size=BYTES"]),
+            (&["--tslog-format=xml"], &["--tslog-format \"xml\": allowed are text, json"]),
+            (&["--cache-config=disk"], &["--cache-config", "\"disk\"", "local,size=BYTES"]),
             (&["--cache-config=local"], &["--cache-config", "needs its size"]),
-            (&["--response-cache-byte-size=x"], &["--response-cache-byte-size", "'x'"]),
-            (&["--htp-port=1"], &["--htp-port", "--http-port"]),
-            (&["--metrics-mode=all"], &["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),
+            (
+                &["--response-cache-byte-size=x"],
+                &["--response-cache-byte-size", "\"x\": expected a whole number from 0 to"],
+            ),
+            (&["--htp-port=1"], &["unknown flag --htp-port; did you mean --http-port?\n"]),
+            (&["--model-repo=m"], &["unknown flag --model-repo; did you mean --model-repository?\n"]),
+            (&["--allow=1"], &["unknown flag --allow; flags that begin so: --", "--allow-http"]),
+            (&["--tf-gpu-memory-fraction=1"], &["unknown flag --tf-gpu-memory-fraction; --help lists all flags\n"]),
+            (&["--http-port"], &["--http-port needs a value: --http-port=PORT\n"]),
+            (&["--cuda-memory-pool-byte-size=x"], &["--cuda-memory-pool-byte-size \"x\": expected DEVICE:BYTES"]),
+            (
+                &["--host-policy=cpu,speed=1"],
+                &["--host-policy \"cpu,speed=1\": unknown setting 'speed'", "numa-node=N"],
+            ),
+            (&["--host-policy=cpu,cpu-cores=3-1"], &["expected NAME,cpu-cores=LIST"]),
+            (&["--sagemaker-safe-port-range=9"], &["expected FIRST-LAST"]),
+            (
+                &["--allow-sagemaker", "--sagemaker-safe-port-range=8000-8001"],
+                &["The server cannot listen to metrics requests at port 8082, allowed port range is [8000, 8001]"],
+            ),
+            (&["--metrics-mode=all"], &["--metrics-mode", "\"all\"", "tslog, prometheus, both, log, legacy"]),
             (&["--metrics-config=latencies=1"], &["--metrics-config", "'latencies'", "counter_latencies", "or a file"]),
             (&["--metrics-config=summary_latencies=x"], &["--metrics-config", "summary_latencies is 'x'", "true"]),
             (&["--metrics-config=summary_quantiles=2"], &["--metrics-config", "'2'", "between 0 and 1"]),
@@ -587,6 +614,40 @@ mod tests {
             }
         }
         assert!(Options::from_args(["pharos"]).unwrap_err().to_string().contains("--model-repository"));
+    }
+
+    #[test]
+    fn the_variable_of_a_flag_is_named() {
+        let mut origins = refusal::Origins::default();
+        assert_eq!(origins.explain("--http-port is bad"), "--http-port is bad");
+        let command =
+            Options::command().mut_arg("http-port", |arg| arg.env("PATH").value_parser(OsStringValueParser::new()));
+        let matches = command.clone().try_get_matches_from(["pharos", "--model-repository=m"]).unwrap();
+        origins = refusal::Origins::new(&command, &matches);
+        assert_eq!(origins.explain("--http-port is bad\nand more"), "--http-port is bad (from PATH)\nand more");
+        assert_eq!(origins.explain("--http-ports is bad\n--http-port"), "--http-ports is bad\n--http-port");
+        let command = Options::command().mut_arg("http-port", |arg| arg.env("PATH"));
+        let bad = |args: &[&'static str]| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            let error = command.clone().try_get_matches_from(&args).unwrap_err();
+            refusal::explained(error, &command, &args).to_string()
+        };
+        let path = std::env::var("PATH").unwrap();
+        let text = bad(&["pharos", "--model-repository=m"]);
+        let expected = format!("invalid --http-port \"{path}\": expected a number from 0 to 65535 (from PATH)\n");
+        assert!(text.contains(&expected), "{text}");
+        let text = bad(&["pharos", "--model-repository=m", "--http-port", "80a"]);
+        assert!(text.contains("invalid --http-port \"80a\": expected a number from 0 to 65535\n"), "{text}");
+    }
+
+    #[test]
+    fn fractions_of_milliseconds_are_taken() {
+        let interval = |text: &str| parse(&[&format!("--metrics-interval-ms={text}")]).map(|all| all.metrics.interval);
+        assert_eq!(interval("1500.5"), Ok(Duration::from_micros(1_500_500)));
+        assert_eq!(interval("0.5"), Ok(Duration::from_millis(1)));
+        for wrong in ["-1", "NaN", "inf", "86400001"] {
+            assert!(interval(wrong).unwrap_err().contains("milliseconds greater than 0"), "{wrong}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod calls;
 pub mod cli;
 mod client;
 mod clock;
+mod descriptors;
 mod directories;
 pub mod engine;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod affinity;
 mod complete;
 mod diagnosis;
+mod policies;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,6 +28,7 @@ use crate::system::Chosen;
 use crate::wire::Link;
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
+pub(crate) use policies::HostPolicies;
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;
@@ -51,8 +53,10 @@ pub(crate) struct Place<'a> {
     pub(crate) instance: &'a str,
     /// Threads that one execution may use.
     pub(crate) threads: u32,
-    /// The GPU, if it runs on one: the process sees it as its first, and keeps to the processors near it.
+    /// The GPU, if it runs on one: the process sees it as its first device.
     pub(crate) gpu: Option<&'a Chosen>,
+    /// The processors that it keeps to; empty for any.
+    pub(crate) processors: &'a [usize],
 }
 
 /// Starts a worker whose output goes to the log and, if it is metric lines, into the metrics.
@@ -60,7 +64,7 @@ pub(crate) struct Place<'a> {
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
 pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io::Result<Worker> {
-    let Place { instance, threads, gpu } = *place;
+    let Place { instance, threads, gpu, processors } = *place;
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics, bell) = Ring::create(instance)?;
@@ -92,8 +96,7 @@ pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io:
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
-    let cpus = gpu.map_or(&[][..], |gpu| gpu.cpus.as_slice());
-    let mut child = affinity::on(cpus, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
+    let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
     Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })

@@ -4,6 +4,7 @@
 
 mod calls;
 mod change;
+mod checksums;
 mod configure;
 mod control;
 mod drain;
@@ -39,8 +40,10 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::cache::ResponseCache;
 use crate::cli;
+use crate::descriptors::Descriptors;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
+use crate::process::HostPolicies;
 use crate::scheduler::{Limits, Timer};
 use crate::system::{Devices, Worker};
 use control::{Locks, Wanted};
@@ -115,6 +118,10 @@ pub struct Settings {
     pub devices: Arc<Devices>,
     /// Bytes that instances on GPUs may register with the driver together.
     pub pinned_pool: u64,
+    /// The processors of host policies.
+    pub(crate) policies: HostPolicies,
+    /// The file descriptors of instances.
+    pub(crate) descriptors: Arc<Descriptors>,
     /// The response cache, for models that ask for it.
     pub response_cache: Option<cli::Cache>,
 }

@@ -6,7 +6,7 @@ mod open_loading;
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +18,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
+use crate::descriptors::{self, Descriptors};
 use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
+use crate::process::HostPolicies;
 use crate::receiving::Budget;
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
@@ -72,7 +74,10 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
         Ok(log) => log,
         Err(reason) => return failed(&reason),
     };
-    raise_descriptor_limit();
+    options.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+    options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
+    let descriptors = Descriptors::new(descriptors::raise());
+    tracing::info!("{}", descriptors.describe());
     directories::remove_left();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
@@ -82,23 +87,12 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
     };
-    let result = runtime.block_on(serve(options, plan));
+    let result = runtime.block_on(serve(options, plan, descriptors));
     runtime.shutdown_background();
     drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => failed(&reason),
-    }
-}
-
-/// Lets this process open as many files as its user may. Each connection is one, and many systems start processes with
-/// room for 1024, after which nobody could connect any more.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files, and so of connections, cannot be raised");
+        Err(reason) => failed(&options.with_origins(&reason)),
     }
 }
 
@@ -109,7 +103,7 @@ fn failed(reason: &str) -> ExitCode {
 }
 
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
-async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
+async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descriptors>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();
@@ -117,7 +111,7 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let logs = metric_logs(options, metrics.names_mode);
-    let (engine, system) = engine(options, metrics).await?;
+    let (engine, system) = engine(options, metrics, descriptors).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let reread = Arc::new(Notify::new());
@@ -140,7 +134,13 @@ async fn serve(options: &Options, plan: Option<&Plan>) -> Result<(), String> {
     if let Some(home) = home {
         home.stopping();
     }
-    let unfinished = end(options, &engine, &mut ends, &phase).await;
+    let unfinished = match &loaded {
+        Ok(()) => end(options, &engine, &mut ends, &phase).await,
+        Err(_) => {
+            tracing::info!("exiting: not all models were loaded");
+            finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
+        }
+    };
     phase.send_replace(Phase::Stopping);
     for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
@@ -209,7 +209,7 @@ fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
     }
 }
 
-/// Is no longer ready, then refuses new requests and finishes what has begun. A second signal ends the waiting.
+/// Is no longer ready for a while, then refuses new requests and finishes those in flight. A second signal ends the waiting.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
@@ -221,6 +221,11 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
         }
     }
     tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
+    finish(patience, engine, ends, phase).await
+}
+
+/// Refuses new requests and finishes those in flight, for as long as `patience` lasts. A signal aborts that.
+async fn finish(patience: Duration, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     engine.refuse();
     phase.send_replace(Phase::Draining);
     let shutting_down = engine.shut_down(patience);
@@ -249,7 +254,11 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 }
 
 /// The engine, and what of the system is to be measured for it.
-async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, system::Settings), String> {
+async fn engine(
+    options: &Options,
+    metrics: Definition,
+    descriptors: Arc<Descriptors>,
+) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
         auto_detect: options.metrics.auto_detect,
@@ -260,12 +269,12 @@ async fn engine(options: &Options, metrics: Definition) -> Result<(Engine, syste
     };
     // Seen by scrapes or in the metric logs; what nobody sees is not measured.
     let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
-    let gpus = find_gpus(options.metrics.nvml_library.clone()).await;
+    let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = system_settings(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
-    let settings = settings(options, library, devices)?;
+    let settings = settings(options, library, devices, descriptors)?;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -293,24 +302,25 @@ fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
     devices: Arc<Devices>,
+    descriptors: Arc<Descriptors>,
 ) -> Result<engine::Settings, String> {
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
     if !worker.is_file() {
-        return Err(format!("the worker '{}' does not exist; --worker-binary names another", worker.display()));
+        return Err(format!(
+            "the worker '{}', which runs the models, does not exist: it belongs beside pharos and comes with it, so reinstall \
+             the package that pharos came with, or copy pharos-worker from there (from source: `cargo build --release` \
+             makes both); --worker-binary names another",
+            worker.display()
+        ));
     }
     match &onnxruntime {
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
-    if options.deprecated_cache_size() {
-        tracing::warn!("--response-cache-byte-size is deprecated: use --cache-config local,size=BYTES");
-    }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
-    let rate_limits = options.rate_limiter.limits();
-    if rate_limits.is_none() && !options.rate_limiter.resources.is_empty() {
-        tracing::warn!("--rate-limit-resource means nothing without --rate-limit=execution_count");
-    }
+    let (policies, doubts) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
+    doubts.iter().for_each(|doubt| tracing::warn!("{doubt}"));
     let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
@@ -322,7 +332,7 @@ fn settings(
             namespaces: options.models.namespacing,
             cache_directory: options.models.cache_directory.clone(),
             program: program(options, worker, onnxruntime)?,
-            auto_complete: !options.models.disable_auto_complete_config,
+            auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
             at_start: match options.models.loads_all() {
@@ -340,7 +350,9 @@ fn settings(
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             devices,
             pinned_pool: options.gpus.pinned_memory_pool_byte_size,
-            rate_limits,
+            rate_limits: options.rate_limiter.limits(),
+            policies,
+            descriptors,
             response_cache: options.cache()?,
         },
     })
@@ -352,7 +364,6 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
         return Err(format!("--backend-directory names '{}', which is no directory", directory.display()));
     }
-    options.models.python_doubts().iter().for_each(|doubt| tracing::warn!("{doubt}"));
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
     Ok(Program {

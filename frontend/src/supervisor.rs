@@ -25,9 +25,10 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::calls::{Calls, Models};
 use crate::clock;
+use crate::descriptors::{Descriptors, Reserved};
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
-use crate::process::{self, Place, Printed};
+use crate::process::{self, HostPolicies, Printed};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::system::Devices;
@@ -66,6 +67,10 @@ pub(crate) struct Plan {
     pub(crate) devices: Arc<Devices>,
     /// What instances on GPUs may register of their arenas.
     pub(crate) pinned: Arc<PinnedPool>,
+    /// The processors of host policies.
+    pub(crate) policies: HostPolicies,
+    /// The file descriptors of instances.
+    pub(crate) descriptors: Arc<Descriptors>,
 }
 
 /// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
@@ -84,6 +89,7 @@ struct Instance {
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
+    _descriptors: Reserved,
 }
 
 /// The process that an instance has now.
@@ -188,8 +194,8 @@ impl Instance {
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
-        let threads = taken.as_ref().map_or(self.plan.threads, |taken| taken.threads(self.plan.threads));
-        let place = Place { instance: &self.name(), threads, gpu: taken.as_ref().map(|taken| &taken.chosen) };
+        let name = self.name();
+        let place = self.place(&name, taken.as_ref());
         let worker = process::start(&self.plan.launch, &place, printed)?;
         let link = Arc::new(worker.link);
         let device = taken.as_ref().map(Taken::device);
@@ -202,7 +208,7 @@ impl Instance {
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
-            threads,
+            threads: place.threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
             device,

@@ -322,13 +322,13 @@ pub enum WarmupData {
 }
 
 impl ModelConfig {
-    /// The parameter with which a model of `onnxruntime` says that it may run on processors in place of a GPU.
+    /// The parameter with which a model says that it may run on processors in place of a GPU.
     pub const CPU_FALLBACK: &str = "allow_cpu_fallback";
 
-    /// Whether a model of `onnxruntime` may run on processors where it cannot run on its GPU.
+    /// Whether a model may run on processors where it cannot run on its GPU.
     ///
     /// # Errors
-    /// The parameter says neither `true` nor `false`; configurations of `onnxruntime` are refused then.
+    /// The parameter says neither `true` nor `false`; configurations are refused then.
     pub fn allows_cpu_fallback(&self) -> Result<bool, ConfigError> {
         match self.parameters.get(Self::CPU_FALLBACK).map(String::as_str) {
             Some("true") => Ok(true),

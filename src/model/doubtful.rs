@@ -1,8 +1,13 @@
-//! What a configuration may say and hardly means. Triton takes it without a word, and repositories of users may have it, so
-//! it is no mistake: the log tells it when the model is loaded.
+//! What a configuration says that is probably not meant so, and what it says that has no effect in this server. Triton takes it
+//! without a word, and repositories of users may have it, so it is no error: the log names it when the model is loaded.
+//!
+//! The table of all fields of the schema is in `tests/fields.rs`.
 
-use super::config::{ModelConfig, Scheduling};
+use super::config::{InstanceKind, ModelConfig, Scheduling};
 use super::proto::model_config::SchedulingChoice;
+use super::proto::model_optimization_policy::ModelPriority;
+use super::session::PARAMETERS;
+use super::{normalize, proto};
 
 /// One sentence for each.
 pub(super) fn of(config: &ModelConfig) -> Vec<String> {
@@ -20,7 +25,162 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if !normalize::is_own(&config.backend) {
+        // A backend of the user's own reads the configuration itself.
+        return found;
+    }
+    let groups =
+        [of_model(config), of_tensors(config), of_instances(config), of_optimization(config), of_session(config)];
+    let without_effect = groups.into_iter().flatten().filter(|(_, given, _)| *given);
+    found.extend(without_effect.map(|(field, _, why)| format!("'{field}' has no effect: {why}")));
     found
+}
+
+/// A field, whether it is given, and why it has no effect.
+type Row = (&'static str, bool, &'static str);
+
+fn of_model(config: &ModelConfig) -> Vec<Row> {
+    let proto = &config.proto;
+    let is_onnx = config.backend == "onnxruntime";
+    let operations = proto.model_operations.as_ref().is_some_and(|all| !all.op_library_filename.is_empty());
+    vec![
+        ("runtime", !proto.runtime.is_empty(), "'backend' alone selects the program that runs the model"),
+        (
+            "cc_model_filenames",
+            !proto.cc_model_filenames.is_empty(),
+            "all GPUs get the file that 'default_model_filename' names",
+        ),
+        (
+            "model_operations.op_library_filename",
+            operations && !is_onnx,
+            "only the backend onnxruntime loads libraries of operators",
+        ),
+    ]
+}
+
+fn of_tensors(config: &ModelConfig) -> Vec<Row> {
+    let proto = &config.proto;
+    let state = |has: fn(&proto::model_sequence_batching::State) -> bool| match &proto.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.state.iter().any(has),
+        _ => false,
+    };
+    let tensorrt = "it is for TensorRT plans, which are not served";
+    vec![
+        ("input.is_shape_tensor", proto.input.iter().any(|input| input.is_shape_tensor), tensorrt),
+        ("output.is_shape_tensor", proto.output.iter().any(|output| output.is_shape_tensor), tensorrt),
+        ("input.is_non_linear_format_io", proto.input.iter().any(|input| input.is_non_linear_format_io), tensorrt),
+        ("output.is_non_linear_format_io", proto.output.iter().any(|output| output.is_non_linear_format_io), tensorrt),
+        (
+            "sequence_batching.state.use_same_buffer_for_input_output",
+            state(|state| state.use_same_buffer_for_input_output),
+            "a state's old and new value are in buffers of their own",
+        ),
+        (
+            "sequence_batching.state.use_growable_memory",
+            state(|state| state.use_growable_memory),
+            "states are in host memory, which grows with them",
+        ),
+    ]
+}
+
+fn of_instances(config: &ModelConfig) -> Vec<Row> {
+    let groups = &config.proto.instance_group;
+    vec![
+        (
+            "instance_group.secondary_devices",
+            groups.iter().any(|group| !group.secondary_devices.is_empty()),
+            "DLA cores are not used",
+        ),
+        (
+            "instance_group.profile",
+            groups.iter().any(|group| !group.profile.is_empty()),
+            "it selects profiles of TensorRT plans, which are not served",
+        ),
+    ]
+}
+
+fn of_optimization(config: &ModelConfig) -> Vec<Row> {
+    let Some(all) = &config.proto.optimization else { return Vec::new() };
+    let is_onnx = config.backend == "onnxruntime";
+    let accelerators = all.execution_accelerators.clone().unwrap_or_default();
+    let on_processors = !config.instance_groups.iter().any(|group| group.kind == InstanceKind::Gpu);
+    let on_gpus = config.instance_groups.iter().all(|group| group.kind == InstanceKind::Gpu);
+    let gpu = !accelerators.gpu_execution_accelerator.is_empty();
+    let pinned = "the pool of --pinned-memory-pool-byte-size is for all models; 0 turns it off";
+    let off = |buffer: &Option<proto::model_optimization_policy::PinnedMemoryBuffer>| {
+        buffer.is_some_and(|buffer| !buffer.enable)
+    };
+    let of_onnx = "it is an option of the backend onnxruntime";
+    vec![
+        ("optimization.graph", all.graph.is_some_and(|graph| graph.level != 0) && !is_onnx, of_onnx),
+        (
+            "optimization.priority",
+            all.priority() != ModelPriority::PriorityDefault,
+            "it sets priorities of TensorRT's streams; see rate_limiter and dynamic_batching for priorities of requests",
+        ),
+        (
+            "optimization.cuda",
+            all.cuda.is_some(),
+            "CUDA graphs, busy waiting and streams of outputs are not used: each batch has memory of its own",
+        ),
+        ("optimization.execution_accelerators.gpu_execution_accelerator", gpu && !is_onnx, of_onnx),
+        (
+            "optimization.execution_accelerators.gpu_execution_accelerator",
+            gpu && is_onnx && on_processors,
+            "no instance of the model runs on a GPU",
+        ),
+        (
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            !accelerators.cpu_execution_accelerator.is_empty() && is_onnx && on_gpus,
+            "all instances of the model run on GPUs",
+        ),
+        (
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            !accelerators.cpu_execution_accelerator.is_empty() && !is_onnx,
+            of_onnx,
+        ),
+        ("optimization.input_pinned_memory", off(&all.input_pinned_memory), pinned),
+        ("optimization.output_pinned_memory", off(&all.output_pinned_memory), pinned),
+        (
+            "optimization.gather_kernel_buffer_threshold",
+            all.gather_kernel_buffer_threshold != 0,
+            "inputs are gathered in host memory and copied to the GPU at once",
+        ),
+        (
+            "optimization.eager_batching",
+            all.eager_batching,
+            "the next batch is prepared while one is executed wherever that cannot make it smaller",
+        ),
+    ]
+}
+
+fn of_session(config: &ModelConfig) -> Vec<Row> {
+    let given = |key: &str| config.parameters.contains_key(key);
+    let is_onnx = config.backend == "onnxruntime";
+    let runs_onnx = is_onnx || config.backend == "tract";
+    let of_onnx = "it is an option of the backend onnxruntime";
+    let session = config.parameters.keys().any(|key| key.starts_with("session."));
+    let own = PARAMETERS.iter().map(|key| (*key, given(key) && !is_onnx && runs_onnx, of_onnx));
+    let mut rows: Vec<Row> = own.collect();
+    rows.extend([
+        ("parameters session.*", session && !is_onnx && runs_onnx, of_onnx),
+        (
+            "memory.enable_memory_arena_shrinkage",
+            given("memory.enable_memory_arena_shrinkage") && runs_onnx,
+            "the arena keeps its memory for the next batch; enable_mem_arena turns it off",
+        ),
+        (
+            "share_session_between_instances",
+            given("share_session_between_instances") && runs_onnx,
+            "each instance is a process with its own session",
+        ),
+        (
+            "do_copy_in_default_stream",
+            given("do_copy_in_default_stream") && runs_onnx,
+            "the server copies tensors in streams of its own",
+        ),
+    ]);
+    rows
 }
 
 impl ModelConfig {

@@ -4,7 +4,7 @@ use prost::Message;
 
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
-use super::{ConfigError, ModelConfig, autocomplete, doubtful, json, normalize, proto, text, validate};
+use super::{ConfigError, ModelConfig, agents, autocomplete, doubtful, json, normalize, proto, text, validate};
 
 /// A configuration that has the right form and may lack or contradict anything else.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -121,7 +121,8 @@ impl Draft {
             }
             autocomplete::compare(&self.proto, signature)?;
         }
-        normalize::defaults(&mut self.proto, completion);
+        self.doubtful.extend(normalize::defaults(&mut self.proto, completion));
+        agents::of(&self.proto)?;
         let mut config = validate::config(self.proto)?;
         validate::placement(&config, completion)?;
         normalize::check_name(&config.proto, completion.directory)?;

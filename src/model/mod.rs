@@ -5,6 +5,7 @@
 //! defaults say and makes a [`ModelConfig`], which is always valid. Never touches files: callers bring the text and the
 //! bytes.
 
+mod agents;
 mod asked;
 mod autocomplete;
 mod check;
@@ -14,6 +15,7 @@ mod controls;
 mod doubtful;
 mod draft;
 pub mod envelope;
+mod foreign;
 mod json;
 mod lexer;
 mod normalize;
@@ -22,6 +24,7 @@ mod proto;
 mod ragged;
 mod render;
 mod scheduling;
+mod session;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -29,6 +32,7 @@ mod text;
 mod validate;
 mod warmup;
 
+pub use agents::Checksum;
 pub use asked::Place;
 pub use check::Checked;
 pub use completing_code::may_complete;
@@ -38,10 +42,12 @@ pub use config::{
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::{Completion, Draft};
+pub use foreign::advice;
 pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
+pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
 pub use warmup::WarmupBatch;
 

@@ -4,7 +4,7 @@
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
-use super::{Completion, ConfigError};
+use super::{Completion, ConfigError, ModelConfig, foreign};
 
 /// A backend, the platform of its models (Triton's pairs), and the files that they are in, the usual one first.
 struct Known {
@@ -58,6 +58,9 @@ pub fn usual_model_file(name: &str) -> Option<String> {
 /// The most instances of one group: past it a slip of the pen, not a machine.
 pub(super) const MAX_INSTANCES: u32 = 4096;
 
+/// The parameter with which a model may run on processors in place of a GPU.
+const CPU_FALLBACK: &str = ModelConfig::CPU_FALLBACK;
+
 /// Triton's default for `max_sequence_idle_microseconds`.
 const SEQUENCE_IDLE_US: u64 = 1_000_000;
 
@@ -101,10 +104,11 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
     }
     if !here(&config.backend) {
         return Err(ConfigError::new(format!(
-            "backend '{}' of model '{}' is not available here; available: {}",
+            "backend '{}' of model '{}' is not available here; available: {}{}",
             config.backend,
             config.name,
-            completion.backends.join(", ")
+            completion.backends.join(", "),
+            foreign::end(&config.backend)
         )));
     }
     let Some(known) = BACKENDS.iter().find(|row| row.backend == config.backend) else { return Ok(()) };
@@ -128,10 +132,18 @@ fn has_archive(completion: &Completion<'_>) -> bool {
     completion.files.iter().any(|name| name.ends_with(ARCHIVE))
 }
 
+/// Whether a backend comes with this server.
+pub(super) fn is_own(backend: &str) -> bool {
+    backend.is_empty() || BACKENDS.iter().any(|row| row.backend == backend)
+}
+
 fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> Result<String, ConfigError> {
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
-        let unexpected = || format!("unexpected platform type '{}' for {}", config.platform, config.name);
+        let unexpected = || {
+            let (platform, advice) = (&config.platform, foreign::end(&config.platform));
+            format!("unexpected platform type '{platform}' for {}{advice}", config.name)
+        };
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));
     }
     let named = config.default_model_filename.as_str();
@@ -176,19 +188,40 @@ pub(super) fn version_policy(config: &mut proto::ModelConfig) {
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
 }
 
-/// The defaults that are filled in last, when the maximum batch size is known.
-pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
+/// The defaults that are filled in last, when the maximum batch size is known. Gives a sentence for each instance group that runs
+/// elsewhere than it says.
+pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
     version_policy(config);
     scheduling(config);
     if config.platform == "ensemble" {
         // Neither instances nor optimizations are an ensemble's.
-        return;
+        return Vec::new();
     }
     let optimization = config.optimization.get_or_insert_default();
     let pinned = proto::model_optimization_policy::PinnedMemoryBuffer { enable: true };
     optimization.input_pinned_memory.get_or_insert(pinned);
     optimization.output_pinned_memory.get_or_insert(pinned);
     instance_groups(config, completion);
+    fall_back(config, completion)
+}
+
+/// Moves the groups of kind GPU to processors where no GPU can be used and the model's parameter allows that.
+fn fall_back(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
+    let allowed = config.parameters.get(CPU_FALLBACK).is_some_and(|parameter| parameter.string_value == "true");
+    let why = match config.backend.as_str() {
+        _ if !allowed => return Vec::new(),
+        _ if completion.gpus.is_empty() && completion.unusable_gpus.is_empty() => "no GPUs are available".to_owned(),
+        "sklearn" | "tract" => format!("its backend '{}' computes on processors alone", config.backend),
+        _ => return Vec::new(),
+    };
+    let on_gpus = config.instance_group.iter_mut().filter(|group| group.kind() == Kind::Gpu);
+    on_gpus
+        .map(|group| {
+            group.set_kind(Kind::Cpu);
+            group.gpus.clear();
+            format!("instance group {} runs on processors, as {CPU_FALLBACK} allows: {why}", group.name)
+        })
+        .collect()
 }
 
 fn scheduling(config: &mut proto::ModelConfig) {

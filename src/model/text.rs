@@ -186,7 +186,14 @@ impl<'a> Parser<'a> {
         let (text, number) = match self.token {
             Token::Name(name) if !negative => (name, descriptor.get_value_by_name(name).map(|value| value.number())),
             Token::Number(text) if !negative => (text, i32::try_from(integer(text).unwrap_or(-1)).ok()),
-            _ => return self.expected(format!("a value of {}", short(descriptor.full_name()))),
+            _ => {
+                let mut allowed: Vec<_> = descriptor.values().map(|value| value.name().to_owned()).collect();
+                allowed.sort_unstable();
+                let (kind, allowed) = (short(descriptor.full_name()), allowed.join(", "));
+                let found = self.token.describe();
+                let text = format!("expected a value of {kind} without quotes, found {found}; allowed: {allowed}");
+                return Err(TextError::new(self.offset, text));
+            }
         };
         let known = number.filter(|&number| descriptor.get_value(number).is_some());
         let Some(number) = known else {

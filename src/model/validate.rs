@@ -12,7 +12,7 @@ use super::proto::{self, ModelTensorReshape};
 use super::ragged::{batch_inputs, batch_outputs};
 use super::scheduling::{flag, scheduling};
 use super::state::states;
-use super::{Completion, ConfigError, normalize};
+use super::{Completion, ConfigError, normalize, session};
 use crate::tensor::DataType;
 
 /// Backends of this server that need to know a model's inputs and outputs before they start.
@@ -61,8 +61,9 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     };
     check_tensors(&config)?;
     check_ensemble(&config)?;
+    config.allows_cpu_fallback()?;
     if config.backend == "onnxruntime" {
-        config.allows_cpu_fallback()?;
+        session::check(&config)?;
     }
     Ok(config)
 }

@@ -25,6 +25,7 @@
  *     1 mig 7                      in MIG mode, with at most 7 MIG devices
  *     0 bus 00000000:3B:00.0       its place on the bus
  *     0 cpus 0 1 2 3               the processors near it
+ *     0 capability 75              its compute capability, ten times
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -167,6 +168,13 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **mig
     char uuid[128];
     *mig = handle_of(((size_t)device - 1) / 256, index + 1);
     return text_of(*mig, "uuid", uuid, sizeof uuid) == SUCCESS ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    unsigned tenfold;
+    int code = unsigned_of(device, "capability", &tenfold);
+    if (code == SUCCESS) *major = tenfold / 10, *minor = tenfold % 10;
+    return code;
 }
 
 int nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {

@@ -419,7 +419,7 @@ def test_triton_settings_of_the_python_backend(place):
         check_ready(server, "m")
         log = server.log.read_text()
         for key in ("shm-default-byte-size", "thread-pool-size"):
-            assert f"--backend-config=python,{key} is not needed here and passed over" in log
+            assert f"--backend-config=python,{key} has no effect: tensors are in shared memory" in log
     for option, expected in (
         ("--backend-config=python,stub-timeout-seconds=x", "stub-timeout-seconds is 'x'; allowed are whole seconds"),
         ("--backend-directory=/nonexistent", "--backend-directory names '/nonexistent', which is no directory"),

@@ -129,7 +129,7 @@ def test_without_the_rate_limiter_resources_mean_nothing(serve):
         assert [status for status, _ in pool.map(lambda model: server.infer(model, REQUEST), ("a", "b"))] == [200] * 2
     assert time.monotonic() - begun < 0.39
     assert not [name for name, _ in server.scrape() if name.startswith("pharos_rate_limiter")]
-    assert "means nothing without --rate-limit=execution_count" in server.log_tail()
+    assert "has no effect without --rate-limit=execution_count" in server.log_tail()
 
 
 def test_executions_are_shared_by_priority(serve):

@@ -69,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving"]),
             apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
-            apart(&["clock", "cli", "client", "directories"]),
+            apart(&["clock", "cli", "client", "descriptors", "directories"]),
         ],
     },
     House {
@@ -235,6 +235,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
     ("worker/src/backend/onnxruntime/device.rs", "the same with memory of a device"),
     ("worker/src/backend/onnxruntime/providers.rs", "a stream that a library is lent"),
+    ("worker/src/backend/onnxruntime/session.rs", "options of a session across a C interface"),
 ];
 
 /// Macros that are not for committed code.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use regex::bytes::{Regex, RegexBuilder};
 
-use super::{GRPC, HTTP, METRICS, boolean, milliseconds, seconds};
+use super::{GRPC, HTTP, METRICS, boolean, milliseconds, seconds, whole};
 
 const ACCESS: &str = "Access";
 const CLIENTS: &str = "Clients";
@@ -51,13 +51,13 @@ pub struct Patience {
 pub struct HttpClients {
     /// Connections of HTTP at a time; the one too many is answered with 503 and closed; 0 for any number [default: 16384, or
     /// a third of the files that the process may open]
-    #[arg(id = "http-max-connections", long = "http-max-connections", value_name = "N", env = "PHAROS_HTTP_MAX_CONNECTIONS", help_heading = HTTP)]
+    #[arg(id = "http-max-connections", long = "http-max-connections", value_name = "N", env = "PHAROS_HTTP_MAX_CONNECTIONS", value_parser = whole(0..=usize::MAX), help_heading = HTTP)]
     pub max_connections: Option<usize>,
     /// Let other processes of this user listen on the HTTP port too; the system shares the connections out
     #[arg(id = "reuse-http-port", long = "reuse-http-port", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_REUSE_HTTP_PORT", value_parser = boolean, help_heading = HTTP)]
     pub reuse_port: bool,
     /// Threads that serve the clients of HTTP, gRPC and the metrics [default: one for each core]
-    #[arg(id = "http-thread-count", long = "http-thread-count", value_name = "N", env = "PHAROS_HTTP_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = HTTP)]
+    #[arg(id = "http-thread-count", long = "http-thread-count", value_name = "N", env = "PHAROS_HTTP_THREAD_COUNT", value_parser = whole(1..=1024u32), help_heading = HTTP)]
     pub threads: Option<u32>,
     /// Bytes of requests that may be in reception at a time, over all listeners; decompressed data counts too [default: a
     /// quarter of the memory that this process may use]
@@ -68,7 +68,7 @@ pub struct HttpClients {
     #[arg(id = "http-header-forward-pattern", long = "http-header-forward-pattern", value_name = "REGEX", env = "PHAROS_HTTP_HEADER_FORWARD_PATTERN", value_parser = pattern, help_heading = HTTP)]
     pub forward: Option<Regex>,
     /// Connections to the metrics listener at a time; 0 for any number
-    #[arg(id = "metrics-max-connections", long = "metrics-max-connections", value_name = "N", default_value_t = 256, env = "PHAROS_METRICS_MAX_CONNECTIONS", help_heading = METRICS)]
+    #[arg(id = "metrics-max-connections", long = "metrics-max-connections", value_name = "N", default_value_t = 256, env = "PHAROS_METRICS_MAX_CONNECTIONS", value_parser = whole(0..=usize::MAX), help_heading = METRICS)]
     pub max_scrapers: usize,
 }
 
@@ -76,7 +76,7 @@ pub struct HttpClients {
 #[derive(Clone, Debug, Args)]
 pub struct GrpcClients {
     /// Connections of gRPC at a time; the one too many is told so and closed; 0 for any number [default: as for HTTP]
-    #[arg(id = "grpc-max-connections", long = "grpc-max-connections", value_name = "N", env = "PHAROS_GRPC_MAX_CONNECTIONS", help_heading = GRPC)]
+    #[arg(id = "grpc-max-connections", long = "grpc-max-connections", value_name = "N", env = "PHAROS_GRPC_MAX_CONNECTIONS", value_parser = whole(0..=usize::MAX), help_heading = GRPC)]
     pub max_connections: Option<usize>,
     /// Let other processes of this user listen on the gRPC port too; the system shares the connections out
     #[arg(id = "reuse-grpc-port", long = "reuse-grpc-port", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_REUSE_GRPC_PORT", value_parser = boolean, help_heading = GRPC)]
@@ -86,7 +86,7 @@ pub struct GrpcClients {
     pub forward: Option<Regex>,
     /// Compress answers for all clients that can read it: none, low, medium or high. There is one level of work (6 of 9);
     /// with none, who compresses a request gets a compressed answer
-    #[arg(id = "grpc-infer-response-compression-level", long = "grpc-infer-response-compression-level", value_name = "LEVEL", default_value = "none", env = "PHAROS_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL", value_parser = ["none", "low", "medium", "high"], help_heading = GRPC)]
+    #[arg(id = "grpc-infer-response-compression-level", long = "grpc-infer-response-compression-level", value_name = "LEVEL", default_value = "none", env = "PHAROS_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL", ignore_case = true, value_parser = ["none", "low", "medium", "high"], help_heading = GRPC)]
     pub compression: String,
     /// Milliseconds after which an idle connection is asked whether its client is still there
     #[arg(id = "grpc-keepalive-time", long = "grpc-keepalive-time", value_name = "MILLISECONDS", default_value = "120000", env = "PHAROS_GRPC_KEEPALIVE_TIME", value_parser = milliseconds, help_heading = GRPC)]
@@ -104,22 +104,22 @@ pub struct GrpcClients {
     #[arg(id = "grpc-keepalive-permit-without-calls", long = "grpc-keepalive-permit-without-calls", value_name = "BOOL", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_GRPC_KEEPALIVE_PERMIT_WITHOUT_CALLS", value_parser = boolean, help_heading = GRPC)]
     permit_without_calls: Option<bool>,
     /// Accepted and without effect: an unanswered question closes the connection
-    #[arg(id = "grpc-http2-max-pings-without-data", long = "grpc-http2-max-pings-without-data", value_name = "N", env = "PHAROS_GRPC_HTTP2_MAX_PINGS_WITHOUT_DATA", help_heading = GRPC)]
+    #[arg(id = "grpc-http2-max-pings-without-data", long = "grpc-http2-max-pings-without-data", value_name = "N", env = "PHAROS_GRPC_HTTP2_MAX_PINGS_WITHOUT_DATA", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     max_pings: Option<u32>,
     /// Accepted and without effect: clients may ask as often as they like
-    #[arg(id = "grpc-http2-min-recv-ping-interval-without-data", long = "grpc-http2-min-recv-ping-interval-without-data", value_name = "MILLISECONDS", env = "PHAROS_GRPC_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA", help_heading = GRPC)]
+    #[arg(id = "grpc-http2-min-recv-ping-interval-without-data", long = "grpc-http2-min-recv-ping-interval-without-data", value_name = "MILLISECONDS", env = "PHAROS_GRPC_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     min_ping_interval: Option<u32>,
     /// Accepted and without effect: clients may ask as often as they like
-    #[arg(id = "grpc-http2-max-ping-strikes", long = "grpc-http2-max-ping-strikes", value_name = "N", env = "PHAROS_GRPC_HTTP2_MAX_PING_STRIKES", help_heading = GRPC)]
+    #[arg(id = "grpc-http2-max-ping-strikes", long = "grpc-http2-max-ping-strikes", value_name = "N", env = "PHAROS_GRPC_HTTP2_MAX_PING_STRIKES", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     max_ping_strikes: Option<u32>,
     /// Accepted and without effect: calls are no threads
-    #[arg(id = "grpc-infer-thread-count", long = "grpc-infer-thread-count", value_name = "N", env = "PHAROS_GRPC_INFER_THREAD_COUNT", help_heading = GRPC)]
+    #[arg(id = "grpc-infer-thread-count", long = "grpc-infer-thread-count", value_name = "N", env = "PHAROS_GRPC_INFER_THREAD_COUNT", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     infer_threads: Option<u32>,
     /// Accepted and without effect: calls are not pooled
-    #[arg(id = "grpc-infer-allocation-pool-size", long = "grpc-infer-allocation-pool-size", value_name = "N", env = "PHAROS_GRPC_INFER_ALLOCATION_POOL_SIZE", help_heading = GRPC)]
+    #[arg(id = "grpc-infer-allocation-pool-size", long = "grpc-infer-allocation-pool-size", value_name = "N", env = "PHAROS_GRPC_INFER_ALLOCATION_POOL_SIZE", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     allocation_pool: Option<u32>,
     /// Accepted and without effect: responses are not pooled
-    #[arg(id = "grpc-max-response-pool-size", long = "grpc-max-response-pool-size", value_name = "N", env = "PHAROS_GRPC_MAX_RESPONSE_POOL_SIZE", help_heading = GRPC)]
+    #[arg(id = "grpc-max-response-pool-size", long = "grpc-max-response-pool-size", value_name = "N", env = "PHAROS_GRPC_MAX_RESPONSE_POOL_SIZE", value_parser = whole(0..=u32::MAX), help_heading = GRPC)]
     response_pool: Option<u32>,
 }
 
@@ -130,7 +130,7 @@ impl GrpcClients {
         let flags = [
             (
                 "keepalive-permit-without-calls",
-                self.permit_without_calls == Some(false),
+                self.permit_without_calls.is_some(),
                 "idle connections are always asked",
             ),
             ("http2-max-pings-without-data", self.max_pings.is_some(), "an unanswered question closes the connection"),
@@ -146,7 +146,7 @@ impl GrpcClients {
 
     /// Whether answers are compressed for all clients that can read that.
     pub fn compress(&self) -> bool {
-        self.compression != "none"
+        !self.compression.eq_ignore_ascii_case("none")
     }
 }
 

@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use super::whole;
+
 const GPUS: &str = "GPUs";
 
 /// How GPUs are used.
@@ -13,8 +15,28 @@ pub struct Gpus {
     pub model_load_gpu_limit: Vec<GpuLimit>,
     /// Bytes of memory that instances on GPUs register with the driver, so that copies are direct; each takes half of what is
     /// left
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, env = "PHAROS_PINNED_MEMORY_POOL_BYTE_SIZE", help_heading = GPUS)]
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, env = "PHAROS_PINNED_MEMORY_POOL_BYTE_SIZE", value_parser = whole(0..=u64::MAX), help_heading = GPUS)]
     pub pinned_memory_pool_byte_size: u64,
+    /// GPUs with a lower CUDA compute capability are not used
+    #[arg(id = "min-supported-compute-capability", long = "min-supported-compute-capability", value_name = "MAJOR.MINOR", default_value = "0.0", hide_default_value = true, env = "PHAROS_MIN_SUPPORTED_COMPUTE_CAPABILITY", value_parser = capability, help_heading = GPUS)]
+    pub min_capability: Capability,
+}
+
+/// A CUDA compute capability; of two, the one with the greater major number is greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capability {
+    /// The generation.
+    pub major: u32,
+    /// The revision.
+    pub minor: u32,
+}
+
+fn capability(text: &str) -> Result<Capability, String> {
+    let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+    let numbers = major.parse().ok().zip(minor.parse().ok());
+    numbers
+        .map(|(major, minor)| Capability { major, minor })
+        .ok_or_else(|| "expected MAJOR.MINOR, for example 7.5".to_owned())
 }
 
 /// One `--model-load-gpu-limit`.

@@ -42,7 +42,7 @@ impl LogFormat {
 #[derive(Clone, Debug, Args)]
 pub struct Log {
     /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
-    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_value_t = 0, env = "PHAROS_LOG_VERBOSE", help_heading = LOG)]
+    #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_missing_value = "1", num_args = 0..=1, default_value_t = 0, env = "PHAROS_LOG_VERBOSE", value_parser = verbosity, help_heading = LOG)]
     pub verbose: u32,
     /// Log information
     #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
@@ -62,6 +62,12 @@ pub struct Log {
     /// Log a line for each request
     #[arg(id = "log-access", long = "log-access", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ACCESS", value_parser = boolean, help_heading = LOG)]
     pub access: bool,
+}
+
+/// A level; Triton also takes true and false.
+fn verbosity(text: &str) -> Result<u32, String> {
+    let of_bool = || boolean(text).map(u32::from).ok();
+    text.parse().ok().or_else(of_bool).ok_or_else(|| "expected a whole number from 0, or true or false".to_owned())
 }
 
 /// A format of log lines.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::workers::{BackendSetting, backend_setting};
-use super::{MODELS, Place, Places, boolean, positive_seconds};
+use super::{MODELS, Place, Places, boolean, positive_seconds, whole};
 
 /// Which models are served.
 #[derive(Clone, Debug, Args)]
@@ -40,14 +40,17 @@ pub struct Models {
     #[arg(id = "model-namespacing", long = "model-namespacing", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_NAMESPACING", value_parser = boolean, help_heading = MODELS)]
     pub namespacing: bool,
     /// Models loaded side by side, whether at start or by requests
-    #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = MODELS)]
+    #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = whole(1..=1024u32), help_heading = MODELS)]
     pub load_thread_count: u32,
     /// How often a model that cannot be loaded is tried again
-    #[arg(id = "model-load-retry-count", long = "model-load-retry-count", value_name = "N", default_value_t = 0, env = "PHAROS_MODEL_LOAD_RETRY_COUNT", value_parser = clap::value_parser!(u32).range(..=1000), help_heading = MODELS)]
+    #[arg(id = "model-load-retry-count", long = "model-load-retry-count", value_name = "N", default_value_t = 0, env = "PHAROS_MODEL_LOAD_RETRY_COUNT", value_parser = whole(0..=1000u32), help_heading = MODELS)]
     pub load_retry_count: u32,
     /// Do not fill what a model's configuration leaves out from the model itself
     #[arg(id = "disable-auto-complete-config", long = "disable-auto-complete-config", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_DISABLE_AUTO_COMPLETE_CONFIG", value_parser = boolean, help_heading = MODELS)]
-    pub disable_auto_complete_config: bool,
+    disable_auto_complete_config: bool,
+    /// Deprecated: --disable-auto-complete-config
+    #[arg(id = "strict-model-config", long = "strict-model-config", value_name = "BOOL", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_MODEL_CONFIG", value_parser = boolean, help_heading = MODELS)]
+    strict_model_config: Option<bool>,
     /// A setting of all backends or of one: KEY=VALUE or BACKEND,KEY=VALUE; may be given several times. Known to all:
     /// default-max-batch-size (4), the maximum batch size that auto-complete gives a model that can batch. Known to python:
     /// stub-timeout-seconds, in place of --worker-start-timeout-secs
@@ -78,6 +81,24 @@ impl Models {
         of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
     }
 
+    /// Whether configurations are completed from the models' files.
+    pub fn auto_complete(&self) -> bool {
+        !self.disable_auto_complete_config && self.strict_model_config != Some(true)
+    }
+
+    /// What was given and is probably not meant so, a sentence each.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let deprecated = "--strict-model-config is deprecated: use --disable-auto-complete-config";
+        let strict = match (self.strict_model_config, self.disable_auto_complete_config) {
+            (None, _) => None,
+            (Some(false), true) => Some(format!(
+                "{deprecated}; --strict-model-config=false is overridden by --disable-auto-complete-config"
+            )),
+            (Some(_), _) => Some(deprecated.to_owned()),
+        };
+        strict.into_iter().chain(self.backend_warnings()).collect()
+    }
+
     /// Every repository.
     pub fn places(&self) -> Vec<Place> {
         self.repositories.iter().flat_map(|places| &places.0).cloned().collect()
@@ -103,7 +124,7 @@ impl Models {
 }
 
 fn control_mode(text: &str) -> Result<ControlMode, String> {
-    match text {
+    match text.to_ascii_lowercase().as_str() {
         "none" => Ok(ControlMode::None),
         "poll" => Ok(ControlMode::Poll),
         "explicit" => Ok(ControlMode::Explicit),

@@ -122,7 +122,8 @@ fn config(text: &str) -> Result<TraceConfig, String> {
     let (mode, setting) = match text.split_once(',').filter(|(before, _)| !before.contains('=')) {
         None => (None, text),
         Some((name, setting)) => {
-            let mode = Mode::from_name(name).ok_or_else(|| format!("there is no trace mode '{name}'; {form}"))?;
+            let mode = Mode::from_name(&name.to_ascii_lowercase())
+                .ok_or_else(|| format!("there is no trace mode '{name}'; {form}"))?;
             (Some(mode), setting)
         }
     };
@@ -169,7 +170,8 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
     }
     let old_levels: Vec<&str> = options.level.iter().map(String::as_str).collect();
     let mode = given.last(None, "mode").map(|name| {
-        Mode::from_name(name).ok_or_else(|| format!("mode is '{name}'; allowed are triton, opentelemetry"))
+        Mode::from_name(&name.to_ascii_lowercase())
+            .ok_or_else(|| format!("mode is '{name}'; allowed are triton, opentelemetry"))
     });
     let defaults = Values::default();
     let values = Values {
@@ -187,7 +189,15 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
 }
 
 fn levels_of(names: &[&str]) -> Result<Levels, String> {
-    levels(names.iter().copied()).map_err(|error| error.message)
+    // Triton's command line takes more words than its protocol.
+    let word = |name: &&'_ str| match name.to_ascii_lowercase().as_str() {
+        "false" | "off" => "OFF".to_owned(),
+        "true" | "on" | "min" | "max" | "timestamps" => "TIMESTAMPS".to_owned(),
+        "tensors" => "TENSORS".to_owned(),
+        _ => (*name).to_owned(),
+    };
+    let words: Vec<String> = names.iter().map(word).collect();
+    levels(words.iter().map(String::as_str)).map_err(|error| error.message)
 }
 
 fn number(key: &str, text: &str) -> Result<u32, String> {
@@ -232,8 +242,16 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
     };
     let usual = if grpc { "http://localhost:4317" } else { "http://localhost:4318/v1/traces" };
     let url = option("url").or_else(|| set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")).or_else(general);
-    let url = url.unwrap_or_else(|| usual.to_owned());
-    let (host, port, path) = address(&url, if grpc { 4317 } else { 4318 })?;
+    let url = with_scheme(url.unwrap_or_else(|| usual.to_owned()));
+    let (host, port, path) = address(&url, if grpc { 4317 } else { 4318 }).map_err(|reason| {
+        match ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
+            .iter()
+            .find(|name| set(name).is_some())
+        {
+            Some(variable) if option("url").is_none() => format!("{reason} (from {variable})"),
+            _ => reason,
+        }
+    })?;
     let size = |key: &str, name: &str, usual: u32| {
         let text = option(key).or_else(|| set(name));
         let size = text.map_or(Ok(usual), |text| number(key, &text))?;
@@ -286,6 +304,11 @@ fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
         Ok((key.trim().to_owned(), value))
     };
     parts.map(pair).collect()
+}
+
+/// A URL without a scheme, such as `localhost:4318/v1/traces`, is one of HTTP.
+fn with_scheme(url: String) -> String {
+    if url.contains("://") { url } else { format!("http://{url}") }
 }
 
 /// Host, port and path of `http://HOST[:PORT][/PATH]`.
@@ -380,6 +403,10 @@ mod tests {
         assert_eq!((collector.given_resource.as_str(), collector.schedule_delay_ms), ("a=b=c,service.name=n", 500));
         let of = |variables: &[(&str, &str)]| read_with(&["--trace-config=mode=opentelemetry"], variables);
         assert_eq!(of(&[]).unwrap().collector, Collector::default());
+        let bare = read(&["mode=opentelemetry", "opentelemetry,url=h:1/v1/traces"]).unwrap().collector;
+        assert_eq!((bare.host.as_str(), bare.port, bare.url.as_str()), ("h", 1, "http://h:1/v1/traces"));
+        let wrong = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h")]).unwrap_err();
+        assert!(wrong.ends_with("(from OTEL_EXPORTER_OTLP_ENDPOINT)"), "{wrong}");
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:9/base/"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "k=v%20w, l=m"),
@@ -411,7 +438,7 @@ mod tests {
             (&["rate=-1"], "out of range"),
             (&["count=-2"], "Expecting value >= -1"),
             (&[otel, "opentelemetry,url=https://h"], "url is 'https://h'; allowed are http://HOST"),
-            (&[otel, "opentelemetry,url=h:1"], "url is 'h:1'"),
+            (&[otel, "opentelemetry,url=h:x"], "url is 'http://h:x'"),
             (&[otel, "opentelemetry,url=http://h:65536/"], "url is 'http://h:65536/'"),
             (&[otel, "opentelemetry,url=http://h:0"], "url is 'http://h:0'"),
             (&[otel, "opentelemetry,resource=a"], "resource is 'a'; allowed are KEY=VALUE"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use regex::Regex;
 
-use super::{Models, WORKERS, positive_seconds, seconds};
+use super::{Models, WORKERS, positive_seconds, seconds, whole};
 
 /// One `--backend-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Workers {
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_execution_timeout_secs: Duration,
     /// Threads that one instance computes with [default: the cores divided by the instances]
-    #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = WORKERS)]
+    #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = whole(1..=1024u32), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
     /// The Python of models that bring none with them; it needs the package pharos-worker [default: python3 of the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
@@ -69,6 +69,36 @@ const NOT_NEEDED: [&str; 4] =
 /// How long Triton's Python backend waits for its processes.
 const PYTHON_TIMEOUT: &str = "stub-timeout-seconds";
 
+/// The batch size that auto-complete gives, a setting of every backend.
+const MAX_BATCH_SIZE: &str = "default-max-batch-size";
+
+impl BackendSetting {
+    /// Why it has no effect, for a setting that has none.
+    fn without_effect(&self) -> String {
+        let Self { backend, key, .. } = self;
+        let flag = match backend {
+            Some(backend) => format!("--backend-config={backend},{key}"),
+            None => format!("--backend-config={key}"),
+        };
+        let why = match (backend.as_deref(), key.as_str()) {
+            (Some("python"), key) if NOT_NEEDED.contains(&key) || key.starts_with("shm-") => {
+                "tensors are in shared memory that grows as it is used".to_owned()
+            }
+            (Some("python"), _) => format!("known settings of python are {PYTHON_TIMEOUT}, {MAX_BATCH_SIZE}"),
+            (Some("onnxruntime"), "enable-global-threadpool" | "intra_op_thread_count" | "inter_op_thread_count") => {
+                "each instance is a process with its own threads; see --worker-threads, and the parameters \
+                 intra_op_thread_count and inter_op_thread_count of a model"
+                    .to_owned()
+            }
+            (Some("tensorflow" | "tensorrt" | "openvino" | "dali"), _) => {
+                "this backend is not part of the server; --backend-directory adds backends".to_owned()
+            }
+            _ => format!("the known setting is {MAX_BATCH_SIZE}"),
+        };
+        format!("{flag} has no effect: {why}")
+    }
+}
+
 impl Models {
     /// The settings of the Python backend, the last given of equals first.
     fn python_settings(&self) -> impl Iterator<Item = &BackendSetting> {
@@ -82,24 +112,13 @@ impl Models {
         named.next().and_then(|setting| positive_seconds(&setting.value).ok())
     }
 
-    /// What is said about the Python backend and means nothing here, a sentence each.
-    pub fn python_doubts(&self) -> Vec<String> {
-        let unknown =
-            |setting: &&BackendSetting| setting.key != PYTHON_TIMEOUT && setting.key != "default-max-batch-size";
-        let doubt = |setting: &BackendSetting| {
-            let key = &setting.key;
-            match NOT_NEEDED.contains(&key.as_str()) || key.starts_with("shm-") {
-                true => format!(
-                    "--backend-config=python,{key} is not needed here and passed over: tensors are in shared memory that grows \
-                     as it is used"
-                ),
-                false => format!(
-                    "--backend-config=python,{key} is not known and passed over; known are {PYTHON_TIMEOUT} and \
-                     default-max-batch-size"
-                ),
-            }
+    /// The settings of backends that have no effect here, a sentence each.
+    pub(super) fn backend_warnings(&self) -> Vec<String> {
+        let known = |setting: &BackendSetting| match (setting.backend.as_deref(), setting.key.as_str()) {
+            (_, MAX_BATCH_SIZE) => true,
+            (backend, key) => backend == Some("python") && key == PYTHON_TIMEOUT,
         };
-        self.python_settings().filter(unknown).map(doubt).collect()
+        self.backend_config.iter().filter(|setting| !known(setting)).map(BackendSetting::without_effect).collect()
     }
 }
 
@@ -113,7 +132,7 @@ pub(super) fn backend_setting(text: &str) -> Result<BackendSetting, String> {
     if key.is_empty() || value.is_empty() || backend.is_some_and(str::is_empty) {
         return Err(form.to_owned());
     }
-    if key == "default-max-batch-size" && value.parse::<u32>().is_err() {
+    if key == MAX_BATCH_SIZE && value.parse::<u32>().is_err() {
         return Err(format!("default-max-batch-size is '{value}'; allowed are whole numbers from 0 to {}", u32::MAX));
     }
     if backend == Some("python") && key == PYTHON_TIMEOUT {

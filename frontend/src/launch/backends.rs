@@ -6,6 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pharos::model::advice;
+
 use super::{ORDINARY, PYTHON, Program};
 
 /// What a backend is.
@@ -63,8 +65,12 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
         }
         None => "there is no backend directory, which --backend-directory names".to_owned(),
     };
+    let advice = match advice(name) {
+        "" => String::new(),
+        advice => format!("; {advice}"),
+    };
     format!(
-        "backend '{name}' of model '{model}' is not available here; available: {}; {looked}",
+        "backend '{name}' of model '{model}' is not available here; available: {}; {looked}{advice}",
         available(program).join(", ")
     )
 }

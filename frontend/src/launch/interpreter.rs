@@ -126,7 +126,10 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
 fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interpreter, String> {
     let candidates = ["bin/python3", "bin/python"].map(|name| home.join(name));
     // Also a link that leads nowhere: that is then what is told.
-    match candidates.iter().find(|path| path.symlink_metadata().is_ok()) {
+    let denied = |path: &PathBuf| {
+        path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    match candidates.iter().find(|path| path.symlink_metadata().is_ok() || denied(path)) {
         Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home), archive: None }),
         None => Err(format!(
             "model '{model}': '{}' ({by}) is no Python environment: it has neither bin/python3 nor bin/python",
@@ -170,13 +173,27 @@ fn check(model: &str, interpreter: &Interpreter) -> Result<(), String> {
     if is_executable(path) {
         return Ok(());
     }
-    let why = match path.metadata() {
-        Ok(file) if !file.is_file() => "is no file",
-        Ok(_) => "is not executable by this user",
-        Err(_) if path.symlink_metadata().is_ok() => "is a link that leads nowhere",
-        Err(_) => "does not exist",
+    let metadata = path.metadata();
+    let why = match &metadata {
+        Ok(file) if !file.is_file() => "is no file".to_owned(),
+        Ok(_) => "is not executable by this user".to_owned(),
+        Err(error) => unreachable_because(error, path),
     };
     Err(format!("model '{model}': the Python interpreter {interpreter} {why}"))
+}
+
+/// Why there is nothing at a path, as the end of a sentence.
+fn unreachable_because(error: &std::io::Error, path: &Path) -> String {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "cannot be reached: permission denied; a directory on the way to it, or to where it leads, may not be entered by \
+             this user"
+                .to_owned()
+        }
+        std::io::ErrorKind::NotFound if path.symlink_metadata().is_ok() => "is a link that leads nowhere".to_owned(),
+        std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+        _ => format!("cannot be used: {error}"),
+    }
 }
 
 /// What `activate` would set: the variables of an environment.
@@ -203,6 +220,17 @@ pub(super) fn variables(home: &Path) -> Vec<(&'static str, Option<OsString>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interpreter_that_may_not_be_reached_says_so() {
+        let because = |kind: std::io::ErrorKind| unreachable_because(&kind.into(), Path::new("/nonexistent"));
+        assert!(because(std::io::ErrorKind::PermissionDenied).contains("permission denied"));
+        assert_eq!(because(std::io::ErrorKind::NotFound), "does not exist");
+        assert_eq!(
+            unreachable_because(&std::io::ErrorKind::NotFound.into(), Path::new("/proc/self/exe")),
+            "is a link that leads nowhere"
+        );
+    }
 
     #[test]
     fn the_path_is_searched_for_what_can_be_executed() {

@@ -10,12 +10,12 @@ pub(super) fn on<T>(cpus: &[usize], begin: impl FnOnce() -> T) -> T {
     let mut wanted = CpuSet::new();
     cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| wanted.set(*cpu));
     if let Err(error) = sched_setaffinity(None, &wanted) {
-        tracing::debug!("a worker is not bound to the processors near its GPU: {error}");
+        tracing::debug!("a worker cannot be bound to its processors: {error}");
         return begin();
     }
     let begun = begin();
     if let Err(error) = sched_setaffinity(None, &own) {
-        tracing::warn!("a thread stays bound to the processors near a GPU: {error}");
+        tracing::warn!("a thread stays bound to the processors of a worker: {error}");
     }
     begun
 }

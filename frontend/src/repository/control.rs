@@ -71,7 +71,16 @@ impl Repository {
         if self.settings.mode == Mode::Explicit {
             return Ok(());
         }
-        let text = "explicit model load / unload is not allowed if polling is enabled";
+        let mode = match self.settings.mode {
+            Mode::None => "none",
+            Mode::Poll(_) => "poll",
+            Mode::Explicit => "explicit",
+        };
+        // Triton's text for both modes, and what helps.
+        let text = format!(
+            "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
+             and unloads by request need --model-control-mode=explicit (the modes are none, poll and explicit)"
+        );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
 
@@ -123,6 +132,10 @@ impl Repository {
                 Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
+        }
+        let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
+        if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
+            tracing::warn!("{warning}");
         }
         // A sender that is dropped says that its model is done, one way or the other.
         let done: BTreeMap<String, watch::Receiver<()>> =

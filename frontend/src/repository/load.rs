@@ -236,6 +236,15 @@ impl Repository {
         warmups: Vec<WarmUp>,
     ) -> Arc<Plan> {
         let this: Weak<Self> = Arc::downgrade(self);
+        let policies = self.settings.policies.clone();
+        let named = config.instance_groups.iter().filter(|group| !group.host_policy.is_empty());
+        for group in named.filter(|group| !policies.has(&group.host_policy)) {
+            let (policy, group) = (&group.host_policy, &group.name);
+            tracing::warn!(
+                model = %config.name,
+                "host_policy '{policy}' of instance group {group} has no effect: no --host-policy={policy},... sets it"
+            );
+        }
         Arc::new(Plan {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
@@ -248,6 +257,8 @@ impl Repository {
             metrics: self.metrics.subscribe(),
             devices: self.settings.devices.clone(),
             pinned: self.pinned.clone(),
+            policies,
+            descriptors: self.settings.descriptors.clone(),
         })
     }
 

@@ -11,11 +11,13 @@ use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_complete, onnx};
 use pharos::repository::{self, Made, Stamp};
 
+use super::checksums;
 use super::given::Given;
 use super::scan::{self, Contents};
 use super::source::{Local, Sources};
 use super::{Repository, Settings};
 use crate::launch::{self, backends};
+use crate::scheduler::placement;
 use crate::system::Devices;
 
 /// A model that can be loaded.
@@ -32,6 +34,18 @@ pub(super) struct Prepared {
     pub(super) missing: Vec<u64>,
     /// Its files.
     pub(super) local: Arc<Local>,
+}
+
+impl Prepared {
+    /// How many instances its versions have, as far as that is known before it is loaded.
+    pub(super) fn instances(&self) -> usize {
+        let of_version = match &self.configuration {
+            _ if self.plan.is_some() => 0,
+            Configuration::Known(config) => placement::of(config, 1).len(),
+            Configuration::Asked(_) => 1,
+        };
+        of_version * self.versions.len()
+    }
 }
 
 /// What is known of a model's configuration before it is loaded.
@@ -180,6 +194,8 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     let contents = scan::contents(local.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
     let draft = draft(settings, &contents, given).map_err(unreadable)?;
+    let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
+    checksums::verify(local.path(), &sums).map_err(unreadable)?;
     let configuration =
         configuration(settings, sources.without_namespace(model), &contents, draft).map_err(unreadable)?;
     let mut plan = match &configuration {

@@ -310,6 +310,7 @@ mod tests {
             passive: false,
             demand: Demand { resources: vec![need], priority: 1 },
             device: None,
+            policy: String::new(),
         }
     }
 

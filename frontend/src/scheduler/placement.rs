@@ -19,6 +19,8 @@ pub(crate) struct Placement {
     pub(crate) demand: Demand,
     /// The GPU that it runs on, if on one.
     pub(crate) device: Option<OnGpu>,
+    /// The name of its host policy.
+    pub(crate) policy: String,
 }
 
 /// A place on a GPU.
@@ -54,9 +56,10 @@ pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
             for device in devices(group) {
                 let name = format!("{}_{number}{suffix}", group.name);
                 let demand = demand(group, device);
+                let policy = policy(group, device);
                 let on_gpu = (group.kind == InstanceKind::Gpu).then(|| group.name.clone());
                 let device = on_gpu.map(|group| OnGpu { number: device, turn, group });
-                all.push(Placement { name, passive: group.passive, demand, device });
+                all.push(Placement { name, passive: group.passive, demand, device, policy });
                 *number += 1;
             }
         }
@@ -69,6 +72,16 @@ fn devices(group: &InstanceGroup) -> Vec<u32> {
     match group.kind {
         InstanceKind::Gpu => group.gpus.clone(),
         InstanceKind::Cpu | InstanceKind::Model => vec![DEVICE_OF_CPUS],
+    }
+}
+
+/// The host policy of an instance; Triton's names where the group has none.
+fn policy(group: &InstanceGroup, device: u32) -> String {
+    match group.kind {
+        _ if !group.host_policy.is_empty() => group.host_policy.clone(),
+        InstanceKind::Gpu => format!("gpu_{device}"),
+        InstanceKind::Cpu => "cpu".to_owned(),
+        InstanceKind::Model => "model".to_owned(),
     }
 }
 

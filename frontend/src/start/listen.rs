@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use pharos::access::Restrictions;
 use pharos::metrics::labels::{Credentials, Listener};
-use rustix::process::{Resource, getrlimit};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::access::{Access, Forward};
 use crate::cli::{Options, TlsOptions};
+use crate::descriptors;
 use crate::engine::Engine;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
@@ -23,9 +23,6 @@ use crate::{grpc, http, statsd};
 
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
 const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
-
-/// Connections of a protocol unless an option says otherwise.
-const CONNECTIONS: usize = 16_384;
 
 /// What listeners are made of.
 pub(super) struct Listeners<'a> {
@@ -84,7 +81,7 @@ impl Listeners<'_> {
         let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
         let listener = bind("HTTP", "--http-port", wanted)?;
-        let most = clients.max_connections.unwrap_or_else(usual_connections);
+        let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, tls, most);
         Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
     }
@@ -92,7 +89,6 @@ impl Listeners<'_> {
     fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.grpc_clients;
-        clients.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
         let settings = grpc::Settings {
             restricted: guards.grpc.clone(),
             access: guards.tokens.clone(),
@@ -106,7 +102,7 @@ impl Listeners<'_> {
         let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;
         let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
         let listener = bind("gRPC", "--grpc-port", wanted)?;
-        let most = clients.max_connections.unwrap_or_else(usual_connections);
+        let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let mut connections = self.connections(Listener::Grpc, tls, most);
         let limits = &mut connections.limits;
         limits.ping_interval = clients.keepalive_time;
@@ -181,13 +177,6 @@ impl Listeners<'_> {
         let files = Reread { what, paths, read: Box::new(read) };
         tokio::spawn(reread::watch(files, self.reread.clone(), self.engine.cache().clone()));
     }
-}
-
-/// As many as there should be files for, when both protocols have their share and models want some too.
-fn usual_connections() -> usize {
-    let files =
-        getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-    CONNECTIONS.min(files / 3).max(1)
 }
 
 /// The restrictions of an edge.

@@ -6,6 +6,7 @@ use pharos::wire::{Device, Loaded};
 use super::{Instance, Running};
 use crate::clock;
 use crate::memory::Share;
+use crate::process::Place;
 use crate::scheduler::placement::OnGpu;
 use crate::system::{Chosen, Wanted};
 
@@ -28,17 +29,22 @@ impl Taken {
             pinned: self.share.each(),
         }
     }
-
-    /// Threads, of so many, for which there are processors near the device.
-    pub(super) fn threads(&self, most: u32) -> u32 {
-        match u32::try_from(self.chosen.cpus.len()) {
-            Ok(0) | Err(_) => most,
-            Ok(near) => most.min(near),
-        }
-    }
 }
 
 impl Instance {
+    /// Where the process of the instance `name` runs: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
+    pub(super) fn place<'a>(&'a self, name: &'a str, taken: Option<&'a Taken>) -> Place<'a> {
+        let processors = match self.plan.policies.processors(&self.placement.policy) {
+            [] => taken.map_or(&[][..], |taken| taken.chosen.cpus.as_slice()),
+            of_policy => of_policy,
+        };
+        let threads = match u32::try_from(processors.len()) {
+            Ok(0) | Err(_) => self.plan.threads,
+            Ok(few) => self.plan.threads.min(few),
+        };
+        Place { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
+    }
+
     /// Starts a process; on a GPU if the instance is to run on one and that can be used now.
     pub(super) async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
         let taken = match &self.placement.device {

@@ -12,6 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Health, Instance, Plan};
+use crate::descriptors::Reserved;
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -206,8 +207,10 @@ impl Instances {
     ) -> Result<Option<Loaded>, String> {
         let first = self.all().iter().map(|handle| handle.id.0 + 1).max().unwrap_or(0);
         let numbered: Vec<_> = (first..).map(InstanceId).zip(placements).collect();
+        let reserved = plan.descriptors.reserve(&driver.model.name, placements.len())?;
         driver.admit(&numbered)?;
-        let starting: Vec<Starting> = numbered.into_iter().map(|one| self.begin(plan, one, driver)).collect();
+        let begin = |(one, reserved)| self.begin((plan, reserved), one, driver);
+        let starting: Vec<Starting> = numbered.into_iter().zip(reserved).map(begin).collect();
         let mut handles = Vec::new();
         let mut outcomes = Vec::new();
         for (handle, outcome) in starting {
@@ -234,7 +237,12 @@ impl Instances {
     }
 
     /// Starts the task of one instance.
-    fn begin(&self, plan: &Arc<Plan>, (id, placement): (InstanceId, &Placement), driver: &Arc<Driver>) -> Starting {
+    fn begin(
+        &self,
+        (plan, reserved): (&Arc<Plan>, Reserved),
+        (id, placement): (InstanceId, &Placement),
+        driver: &Arc<Driver>,
+    ) -> Starting {
         let health = Arc::new(Health::new(&placement.name, placement.passive));
         let (outcome, started) = oneshot::channel();
         let (stop, stopped) = watch::channel(Stop::No);
@@ -247,6 +255,7 @@ impl Instances {
             all: self.roster.clone(),
             shown: None,
             outcome: Some(outcome),
+            _descriptors: reserved,
         };
         let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
         let (closing, memory, pinned) = Default::default();

@@ -13,12 +13,15 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
+use crate::cli::Capability;
 use crate::clock;
 
 /// The GPUs of this machine. They may be read from any thread.
 #[derive(Debug)]
 pub struct Gpus {
     nvml: Nvml,
+    /// Devices with less are not used.
+    minimum: Capability,
     /// As they were at the start, by number.
     found: Vec<Found>,
 }
@@ -97,13 +100,13 @@ impl Gpus {
     ///
     /// # Errors
     /// There is no such library, or no driver, or no permission to use it.
-    pub(crate) fn open(library: Option<&Path>) -> Result<Self, String> {
+    pub(crate) fn open(library: Option<&Path>, minimum: Capability) -> Result<Self, String> {
         let mut builder = Nvml::builder();
         if let Some(library) = library {
             builder.lib_path(library.as_os_str());
         }
         let nvml = builder.init().map_err(|error| text(&error))?;
-        let mut gpus = Self { nvml, found: Vec::new() };
+        let mut gpus = Self { nvml, minimum, found: Vec::new() };
         let count = gpus.nvml.device_count().unwrap_or(0);
         gpus.found = (0..count).map(|number| Found::of(&gpus.usable(number))).collect();
         Ok(gpus)
@@ -130,10 +133,26 @@ impl Gpus {
         if let Some(reason) = values.gone {
             return Err(reason);
         }
+        self.check_capability(&device)?;
         let parts = mig_devices(&device).into_iter().filter_map(|part| Some((part.uuid().ok()?, memory_of(&part))));
         let mig = in_mig_mode(&device).then(|| parts.collect::<Vec<_>>());
         let bus = device.pci_info().ok().and_then(|place| bus_id(&place.bus_id));
         Ok(Usable { uuid, bus, memory, mig, cpus: cpus(&device) })
+    }
+
+    /// # Errors
+    /// The device's compute capability is below the minimum. What the driver does not tell is no error.
+    fn check_capability(&self, device: &Device<'_>) -> Result<(), String> {
+        let Capability { major, minor } = self.minimum;
+        match device.cuda_compute_capability() {
+            Ok(here) if (i64::from(here.major), i64::from(here.minor)) < (i64::from(major), i64::from(minor)) => {
+                Err(format!(
+                    "its compute capability is {}.{}, below --min-supported-compute-capability={major}.{minor}",
+                    here.major, here.minor
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether a device is still there.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::gpu::GpuMemory;
 use super::*;
+use crate::cli::Capability;
 
 /// A folder with files of a test's making, removed with it.
 pub(super) struct Tree(PathBuf);
@@ -66,8 +67,12 @@ impl FakeNvml {
         self.0.write("libfake.so.devices", devices);
     }
 
+    pub(super) fn open_from(&self, minimum: Capability) -> Result<Gpus, String> {
+        Gpus::open(Some(&self.0.path("libfake.so")), minimum)
+    }
+
     pub(super) fn open(&self) -> Result<Gpus, String> {
-        Gpus::open(Some(&self.0.path("libfake.so")))
+        self.open_from(Capability::default())
     }
 }
 
@@ -232,7 +237,7 @@ fn a_device_of_which_nothing_can_be_read_is_gone() {
 
 #[test]
 fn a_library_that_cannot_be_used_says_why() {
-    let reason = Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1"))).unwrap_err();
+    let reason = Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Capability::default()).unwrap_err();
     assert!(reason.contains("/nonexistent/libnvidia-ml.so.1"), "{reason}");
     let reason = FakeNvml::new("* init !9\n").open().unwrap_err();
     assert!(reason.contains("driver"), "{reason}");
@@ -297,7 +302,21 @@ fn polling_fills_the_cache_until_it_is_dropped() {
 #[tokio::test]
 async fn gpus_are_found_or_not() {
     let fake = FakeNvml::new(TWO);
-    let found = find_gpus(Some(fake.0.path("libfake.so"))).await.unwrap();
+    let found = find_gpus(Some(fake.0.path("libfake.so")), Capability::default()).await.unwrap();
     assert_eq!(gpu_memory(found, vec![1234]).await, [(0, 307), (1, 600)]);
-    assert!(find_gpus(Some(PathBuf::from("/nonexistent.so"))).await.is_none());
+    assert!(find_gpus(Some(PathBuf::from("/nonexistent.so")), Capability::default()).await.is_none());
+}
+
+#[test]
+fn gpus_below_the_minimum_compute_capability_are_not_used() {
+    let fake = FakeNvml::new(&format!("{TWO}\n0 capability 75\n1 capability 90\n"));
+    let trouble = |major, minor| {
+        let gpus = fake.open_from(Capability { major, minor }).unwrap();
+        gpus.found().iter().map(|found| found.trouble.clone().unwrap_or_default()).collect::<Vec<_>>()
+    };
+    assert_eq!(trouble(7, 5), ["", ""]);
+    let below = "its compute capability is 7.5, below --min-supported-compute-capability=8.0";
+    assert_eq!(trouble(8, 0), [below, ""]);
+    let gpus = fake.open_from(Capability { major: 8, minor: 0 }).unwrap();
+    assert_eq!(gpus.usable(0).unwrap_err(), below, "also when an instance asks for it by its number");
 }

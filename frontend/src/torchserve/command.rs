@@ -147,8 +147,9 @@ fn gpus(given: &[OsString]) -> Vec<u32> {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
     let all = ["pharos", "--model-repository=none"].into_iter().map(OsString::from).chain(given.iter().cloned());
     // What is wrong with them is said later, with all that follows from the settings.
-    let library = Options::from_args(all).ok().and_then(|options| options.metrics.nvml_library);
-    let found = runtime.block_on(system::find_gpus(library));
+    let options = Options::from_args(all).ok();
+    let minimum = options.as_ref().map(|options| options.gpus.min_capability).unwrap_or_default();
+    let found = runtime.block_on(system::find_gpus(options.and_then(|options| options.metrics.nvml_library), minimum));
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     Devices::new(found, visible.as_deref(), [], &Roots::new(Path::new("/"))).usable().to_vec()
 }

@@ -221,10 +221,10 @@ fn backends_and_platforms_are_matched() {
             "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python",
         ),
         (
-            "backend: 'tensorrt'",
+            "backend: 'mine'",
             &[],
             &["builtin", "tract"],
-            "backend 'tensorrt' of model 'm' is not available here; available: builtin, tract",
+            "backend 'mine' of model 'm' is not available here; available: builtin, tract",
         ),
         (
             "",

@@ -4,6 +4,7 @@
 mod asked;
 mod complete;
 mod controls;
+mod fields;
 mod gpus;
 mod refused;
 mod request;

@@ -10,6 +10,7 @@
 
 mod device;
 mod providers;
+mod session;
 
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -17,9 +18,7 @@ use std::ptr::{self, NonNull};
 
 use half::bf16;
 use ort::environment::{Environment, EnvironmentBuilder};
-use ort::ep::ExecutionProviderDispatch;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
-use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{
     DynValue, DynValueRefMut, IntoTensorElementType, PrimitiveTensorElementType, Shape, TensorRefMut, ValueType,
@@ -32,9 +31,13 @@ use pharos::tensor::{DataType, byte_size, push_bytes_element};
 use super::elements::{self, for_numbers};
 use super::{Backend, Batch, Context, DeviceInputs, Input, Outputs, load_error, model_file, run_error};
 use device::{Computing, OnDevice};
+use session::Wanted;
 
 /// The variable that names ONNX Runtime's library; the frontend sets it for its workers.
 pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
+
+/// What to do where the library has no provider for OpenVINO.
+const NO_OPENVINO: &str = "; the provider openvino comes with `pip install onnxruntime-openvino`";
 
 struct OnnxRuntime {
     opened: Opened,
@@ -109,18 +112,22 @@ fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
 
 /// A session with the model's file, on the instance's GPU if it is to run on one.
 fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Result<Opened, InferError> {
+    let options = context.config.session_options().map_err(|error| load_error(error.to_string()))?;
+    let wanted = Wanted { options: &options, threads: context.threads, path };
     let on_processors = || {
-        let session = open(environment, context.threads, path, Vec::new());
-        let session =
-            session.map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}", path.display())))?;
+        let accelerators = providers::of_processors(context.config);
+        let advice = if accelerators.is_empty() { "" } else { NO_OPENVINO };
+        let session = wanted
+            .open(environment, accelerators)
+            .map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}{advice}", path.display())))?;
         Ok(Opened { session, device: None })
     };
     if !context.is_on_gpu() {
         return on_processors();
     }
-    let mut wanted =
+    let mut on_device =
         providers::of(context.config).map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
-    if providers::drop_graphs(&mut wanted) {
+    if providers::drop_graphs(&mut on_device) {
         eprintln!(
             "{} runs without CUDA graphs: they would replay one batch with another's addresses",
             context.instance
@@ -129,7 +136,7 @@ fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Res
     let on_gpu = || -> Result<Opened, InferError> {
         let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
         let mut device = OnDevice::new(cuda, context)?;
-        let session = open(environment, context.threads, path, device.dispatches(&wanted)).map_err(|error| {
+        let session = wanted.open(environment, device.dispatches(&on_device)).map_err(|error| {
             let error = error.to_string();
             let lacks = error.contains("Failed to load library");
             let advice = "; the provider and the libraries of CUDA and cuDNN that it needs come with `pip install \
@@ -187,24 +194,6 @@ fn known_shape(declared: &ValueType, datatype: DataType, batches: bool) -> Optio
     let (first, rest) = shape.split_first()?;
     let known = (*first >= 0 || batches) && rest.iter().all(|dim| *dim >= 0);
     (known && *ty == configured).then(|| shape.to_vec())
-}
-
-/// A session on these providers, or on processors if there are none. It keeps to its threads: they do not spin while they
-/// wait, so that instances can share cores.
-fn open(
-    environment: &Environment,
-    threads: usize,
-    path: &Path,
-    providers: Vec<ExecutionProviderDispatch>,
-) -> Result<Session, ort::Error> {
-    let mut builder = Session::builder(environment)?
-        .with_optimization_level(GraphOptimizationLevel::All)?
-        .with_intra_threads(threads)?
-        .with_inter_threads(1)?
-        .with_config_entry("session.intra_op.allow_spinning", "0")?
-        .with_config_entry("session.inter_op.allow_spinning", "0")?
-        .with_execution_providers(providers)?;
-    builder.commit_from_file(path)
 }
 
 /// The version in the library's file name (`libonnxruntime.so.1.31.1`), else the runtime's own description.

@@ -7,7 +7,7 @@
 //!
 //! Contract for `unsafe`: the stream that the providers are given is there until their sessions are gone.
 
-use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, TensorRT};
+use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, OpenVINO, TensorRT};
 use pharos::model::ModelConfig;
 
 /// Options of the CUDA provider that are the server's to choose.
@@ -61,6 +61,16 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
         }
     }
     Ok(tensorrt.into_iter().chain([Provider { is_tensorrt: false, options: cuda }]).collect())
+}
+
+/// The providers of a model on processors: OpenVINO, with its own names of options. One that cannot be used is an error.
+pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispatch> {
+    let owned = |given: Vec<(&str, &str)>| -> Vec<(String, String)> {
+        given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let accelerators = config.cpu_accelerators().filter(|(name, _)| *name == "openvino");
+    let dispatch = |(_, given)| with_options(OpenVINO::default(), &owned(given)).build().error_on_failure();
+    accelerators.map(dispatch).collect()
 }
 
 /// An option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.

@@ -1,0 +1,132 @@
+//! How the program was started: under which name, with which variables of other systems. Changes what the parser expects.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use clap::Command;
+use clap::builder::Resettable;
+
+use super::{cloud, definition};
+
+/// The name under which the server has Triton's defaults.
+const TRITONSERVER: &str = "tritonserver";
+
+/// Defaults of Triton that differ from ours, by flag.
+const TRITONS_DEFAULTS: [(&str, &str); 2] = [("metrics-port", "8002"), ("grpc-keepalive-time", "7200000")];
+
+/// Variables of other systems that mean the same as a flag, with the flag; used where our own variable is not set.
+const VARIABLES: [(&str, &str); 2] = [("AIP_STORAGE_URI", "model-repository"), ("AIP_HTTP_PORT", "vertex-ai-port")];
+
+/// What the parser is given.
+pub(super) struct Start {
+    pub(super) command: Command,
+    pub(super) args: Vec<OsString>,
+    /// Variables that are ignored, a sentence each.
+    pub(super) ignored: Vec<String>,
+}
+
+impl Start {
+    /// `args` begin with the program's name; `variable` looks up a variable of the environment.
+    pub(super) fn new(command: Command, mut args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let is_set = |name: &OsStr| name.to_str().and_then(&variable).is_some();
+        let mut command = definition::with_torchserves_variables(command, is_set);
+        for (name, flag) in VARIABLES {
+            let value = variable(name).filter(|value| !value.is_empty());
+            let own = format!("PHAROS_{}", flag.to_uppercase().replace('-', "_"));
+            if value.is_some() && variable(&own).is_none() {
+                command = command.mut_arg(flag, |arg| arg.env(name));
+            }
+        }
+        command = cloud::with_vertex_ai_defaults(command, &variable);
+        if is_tritonserver(&mut args) {
+            command = TRITONS_DEFAULTS
+                .iter()
+                .fold(command, |command, (flag, value)| command.mut_arg(*flag, |arg| arg.default_value(*value)));
+            // getopt_long takes the unambiguous beginning of a flag for the flag.
+            command = command.name(TRITONSERVER).bin_name(TRITONSERVER).infer_long_args(true);
+        }
+        let (command, ignored) = without_service_links(command, variable);
+        Self { command, args, ignored }
+    }
+}
+
+/// Whether the program is called `tritonserver`, or its first argument is; that is taken out.
+fn is_tritonserver(args: &mut Vec<OsString>) -> bool {
+    let program = args.first().and_then(|program| Path::new(program).file_name());
+    let is_called_so = program == Some(OsStr::new(TRITONSERVER));
+    let first = args.get(1).is_some_and(|first| first == TRITONSERVER);
+    if first {
+        args.remove(1);
+    }
+    first || is_called_so
+}
+
+/// Kubernetes sets `NAME_PORT=tcp://ADDRESS:PORT` for each Service in the namespace of a pod; for a Service named
+/// `pharos-http` that is the variable of `--http-port`.
+fn without_service_links(mut command: Command, variable: impl Fn(&str) -> Option<OsString>) -> (Command, Vec<String>) {
+    let mut ignored = Vec::new();
+    let ports: Vec<(String, String)> = command
+        .get_arguments()
+        .filter(|arg| arg.get_id().as_str().ends_with("-port"))
+        .filter_map(|arg| Some((arg.get_id().to_string(), arg.get_env()?.to_str()?.to_owned())))
+        .collect();
+    for (flag, name) in ports {
+        let Some(value) = variable(&name).and_then(|value| value.into_string().ok()) else { continue };
+        if ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme)) {
+            let service = name.strip_suffix("_PORT").unwrap_or(&name).to_lowercase().replace('_', "-");
+            ignored.push(format!(
+                "{name}=\"{value}\" is ignored: it is the address that Kubernetes sets for a Service named {service}, not \
+                 a value for --{flag}; enableServiceLinks: false in the pod's specification leaves such variables out"
+            ));
+            command = command.mut_arg(flag, |arg| arg.env(Resettable::<clap::builder::OsStr>::Reset));
+        }
+    }
+    (command, ignored)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::super::Options;
+    use super::*;
+
+    #[test]
+    fn addresses_of_services_are_no_ports() {
+        let variable = |name: &str| match name {
+            "PHAROS_HTTP_PORT" => Some("tcp://10.0.0.1:8000".into()),
+            "PHAROS_GRPC_PORT" => Some("9001".into()),
+            _ => None,
+        };
+        let Start { command, ignored, .. } = Start::new(Options::command(), vec!["pharos".into()], variable);
+        let env = |id: &str| {
+            let arg = command.get_arguments().find(|arg| arg.get_id() == id);
+            arg.and_then(|arg| arg.get_env()).map(|env| env.to_string_lossy().into_owned())
+        };
+        assert_eq!((env("http-port"), env("grpc-port")), (None, Some("PHAROS_GRPC_PORT".to_owned())));
+        assert_eq!(ignored.len(), 1, "{ignored:?}");
+        let text = "PHAROS_HTTP_PORT=\"tcp://10.0.0.1:8000\" is ignored: it is the address that Kubernetes sets for a \
+                    Service named pharos-http, not a value for --http-port";
+        assert!(ignored[0].starts_with(text), "{ignored:?}");
+    }
+
+    #[test]
+    fn a_vertex_ai_container_serves_vertex_ai_alone() {
+        let variable = |name: &str| match name {
+            "AIP_MODE" => Some("PREDICTION".into()),
+            "AIP_STORAGE_URI" => Some("gs://bucket/models".into()),
+            "AIP_HTTP_PORT" => Some("8085".into()),
+            _ => None,
+        };
+        let Start { command, .. } = Start::new(Options::command(), vec!["pharos".into()], variable);
+        let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id).cloned().unwrap_or_default();
+        let default =
+            |id: &str| arg(id).get_default_values().first().and_then(|value| value.to_str()).map(str::to_owned);
+        for (flag, value) in [("allow-vertex-ai", "true"), ("allow-http", "false"), ("allow-grpc", "false")] {
+            assert_eq!(default(flag).as_deref(), Some(value), "{flag}");
+        }
+        for (flag, variable) in VARIABLES.map(|(variable, flag)| (flag, variable)) {
+            assert_eq!(arg(flag).get_env(), Some(OsStr::new(variable)), "{flag}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What is said about a command line that is not accepted: the flag, the value, where it came from, and what is allowed.
+
+use std::error::Error as _;
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, Error};
+
+/// Flags that variables gave, each with its variable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Origins(Vec<(String, String)>);
+
+impl Origins {
+    pub(super) fn new(command: &Command, matches: &ArgMatches) -> Self {
+        let given = command.get_arguments().filter(|arg| {
+            matches.try_contains_id(arg.get_id().as_str()).is_ok()
+                && matches.value_source(arg.get_id().as_str()) == Some(ValueSource::EnvVariable)
+        });
+        Self(given.filter_map(|arg| Some((arg.get_long()?.to_owned(), variable(arg)?))).collect())
+    }
+
+    /// Adds to a message the variables from which the flags came that its first line names.
+    pub(super) fn explain(&self, text: &str) -> String {
+        let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
+        let names = |flag: &str| {
+            let ends = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
+            first.match_indices("--").any(|(at, _)| first[at + 2..].strip_prefix(flag).is_some_and(ends))
+        };
+        let variables: Vec<&str> =
+            self.0.iter().filter(|(flag, _)| names(flag)).map(|(_, variable)| variable.as_str()).collect();
+        match variables.as_slice() {
+            [] => text.to_owned(),
+            variables => format!("{first} (from {}){rest}", variables.join(", ")),
+        }
+    }
+}
+
+/// The same refusal in our words, where we have some.
+pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> Error {
+    let text = match error.kind() {
+        ErrorKind::UnknownArgument => context(&error, ContextKind::InvalidArg).map(|name| unknown(&name, command)),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => bad_value(&error, command, args),
+        _ => None,
+    };
+    match text {
+        Some(text) => command.clone().error(error.kind(), text),
+        None => error,
+    }
+}
+
+fn bad_value(error: &Error, command: &Command, args: &[OsString]) -> Option<String> {
+    let shown = context(error, ContextKind::InvalidArg)?;
+    let flag = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
+    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(flag))?;
+    let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
+    let from = if is_on(args, arg) { None } else { variable(arg) };
+    let from = from.map(|variable| format!(" (from {variable})")).unwrap_or_default();
+    let allowed = match (error.source(), error.get(ContextKind::ValidValue)) {
+        (Some(reason), _) => reason.to_string(),
+        (None, Some(ContextValue::Strings(allowed))) if !allowed.is_empty() => {
+            format!("allowed are {}", allowed.join(", "))
+        }
+        _ if value.is_empty() => {
+            let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str());
+            return Some(format!("--{flag} needs a value: --{flag}={name}"));
+        }
+        _ => return None,
+    };
+    Some(format!("invalid --{flag} \"{value}\": {allowed}{from}"))
+}
+
+/// Whether the command line itself has the flag, under any of its names.
+fn is_on(args: &[OsString], arg: &Arg) -> bool {
+    let names =
+        || arg.get_long_and_visible_aliases().into_iter().flatten().chain(arg.get_all_aliases().into_iter().flatten());
+    args.iter().filter_map(|given| given.to_str()?.strip_prefix("--")).any(|given| {
+        let given = given.split('=').next().unwrap_or(given);
+        names().any(|name| name == given)
+    })
+}
+
+fn variable(arg: &Arg) -> Option<String> {
+    arg.get_env().and_then(|variable| variable.to_str()).map(str::to_owned)
+}
+
+fn context(error: &Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// Names the flag that was probably meant, if one is near enough that it is no other flag.
+fn unknown(given: &str, command: &Command) -> String {
+    let Some(name) = given.strip_prefix("--").filter(|name| !name.is_empty()) else {
+        return format!("unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE");
+    };
+    let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+    let begins: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(name)).collect();
+    let nearest = known.iter().map(|known| (distance(name, known), *known)).min();
+    let near = nearest.filter(|(distance, known)| *distance <= 2 && *distance * 4 <= known.len());
+    let only = if begins.len() == 1 { begins.first().copied() } else { None };
+    match near.map(|(_, one)| one).or(only) {
+        Some(one) => format!("unknown flag {given}; did you mean --{one}?"),
+        None if begins.is_empty() => format!("unknown flag {given}; --help lists all flags"),
+        None => format!("unknown flag {given}; flags that begin so: --{}", begins.join(", --")),
+    }
+}
+
+/// How many characters must be inserted, removed, replaced or swapped with their neighbours.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
+    for i in 1..=one.len() {
+        let mut row = vec![i];
+        for j in 1..=other.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
+            let mut best = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}

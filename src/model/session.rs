@@ -1,0 +1,147 @@
+//! The options of an ONNX Runtime session, as Triton's backend for ONNX Runtime takes them: `optimization { graph }`,
+//! `optimization { execution_accelerators }`, `model_operations` and parameters of the model.
+//!
+//! Source: the section "Other Optimization Options with ONNX Runtime" of that backend's README.
+
+use super::{ConfigError, ModelConfig};
+
+/// How much a graph is rewritten before it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GraphLevel {
+    /// Not at all.
+    Disabled,
+    /// Constant folding, redundant nodes.
+    Basic,
+    /// Also fusions.
+    Extended,
+    /// Also layouts.
+    #[default]
+    All,
+}
+
+/// The options of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// How much the graph is rewritten.
+    pub level: GraphLevel,
+    /// Whether nodes that do not depend on each other run at the same time.
+    pub parallel: bool,
+    /// Threads within a node; `None` leaves them to the server.
+    pub intra_threads: Option<usize>,
+    /// Threads across nodes, used by parallel execution; `None` leaves them to the server.
+    pub inter_threads: Option<usize>,
+    /// Entries of the session's configuration: `session.` and its key, and the value.
+    pub entries: Vec<(String, String)>,
+    /// Whether the arena of host memory is used; `None` for the runtime's default.
+    pub arena: Option<bool>,
+    /// Whether allocations of one shape are planned together; `None` for the runtime's default.
+    pub pattern: Option<bool>,
+    /// Libraries with operators of the model's own.
+    pub libraries: Vec<String>,
+}
+
+/// The parameters of a model that are options of its session, apart from those that begin with `session.`.
+pub(super) const PARAMETERS: [&str; 6] = [
+    "execution_mode",
+    "graph_optimization_level",
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+];
+
+/// The most threads of a session.
+const MOST_THREADS: usize = 1024;
+
+impl ModelConfig {
+    /// The options of this model's session.
+    ///
+    /// # Errors
+    /// An option has a value that it cannot have; configurations of `onnxruntime` are refused then.
+    pub fn session_options(&self) -> Result<SessionOptions, ConfigError> {
+        let parameter = |key: &str| self.parameters.get(key).map(|value| value.trim());
+        let wrong = |key: &str, value: &str, allowed: &str| {
+            ConfigError::new(format!("parameter '{key}' of model {} is '{value}'; allowed are {allowed}", self.name))
+        };
+        let threads = |key: &str| match parameter(key).map(|value| (value, value.parse::<usize>())) {
+            None | Some((_, Ok(0))) => Ok(None),
+            Some((_, Ok(threads))) if threads <= MOST_THREADS => Ok(Some(threads)),
+            Some((value, _)) => Err(wrong(key, value, "whole numbers from 0 (the server chooses) to 1024")),
+        };
+        let switch = |key: &str| match parameter(key).map(|value| (value, value.to_ascii_lowercase())) {
+            None => Ok(None),
+            Some((_, word)) if ["1", "true", "on"].contains(&word.as_str()) => Ok(Some(true)),
+            Some((_, word)) if ["0", "false", "off"].contains(&word.as_str()) => Ok(Some(false)),
+            Some((value, _)) => Err(wrong(key, value, "0, 1, true and false")),
+        };
+        let parallel = match parameter("execution_mode") {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(value) => return Err(wrong("execution_mode", value, "0 (sequential) and 1 (parallel)")),
+        };
+        let level = match parameter("graph_optimization_level") {
+            None => self.graph_level()?,
+            Some("0") => GraphLevel::Disabled,
+            Some("1") => GraphLevel::Basic,
+            Some("2") => GraphLevel::Extended,
+            Some("99") => GraphLevel::All,
+            Some(value) => {
+                let allowed = "0 (none), 1 (basic), 2 (extended) and 99 (all)";
+                return Err(wrong("graph_optimization_level", value, allowed));
+            }
+        };
+        let entries = self.parameters.iter().filter(|(key, _)| key.starts_with("session."));
+        let libraries = self.proto.model_operations.as_ref().map(|operations| operations.op_library_filename.clone());
+        Ok(SessionOptions {
+            level,
+            parallel,
+            intra_threads: threads("intra_op_thread_count")?,
+            inter_threads: threads("inter_op_thread_count")?,
+            entries: entries.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            arena: switch("enable_mem_arena")?,
+            pattern: switch("enable_mem_pattern")?,
+            libraries: libraries.unwrap_or_default(),
+        })
+    }
+
+    /// Triton's numbers are its own, not those of ONNX Runtime.
+    fn graph_level(&self) -> Result<GraphLevel, ConfigError> {
+        let graph = self.proto.optimization.as_ref().and_then(|optimization| optimization.graph.as_ref());
+        match graph.map_or(0, |graph| graph.level) {
+            0 => Ok(GraphLevel::All),
+            -1 => Ok(GraphLevel::Basic),
+            1 => Ok(GraphLevel::Extended),
+            2 => Ok(GraphLevel::Disabled),
+            other => Err(ConfigError::new(format!(
+                "optimization.graph.level of model {} is {other}; allowed are -1 (basic), 0 (all), 1 (extended) and 2 (none)",
+                self.name
+            ))),
+        }
+    }
+
+    /// The accelerators of `optimization.execution_accelerators.cpu_execution_accelerator`, in their order: names, and
+    /// parameters by name.
+    pub fn cpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
+        let optimization = self.proto.optimization.as_ref();
+        let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
+        named.into_iter().flat_map(|named| &named.cpu_execution_accelerator).map(|accelerator| {
+            let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+            let mut parameters: Vec<_> = parameters.collect();
+            parameters.sort_unstable();
+            (accelerator.name.as_str(), parameters)
+        })
+    }
+}
+
+/// # Errors
+/// The options of a session are wrong, or an accelerator does not exist.
+pub(super) fn check(config: &ModelConfig) -> Result<(), ConfigError> {
+    config.session_options()?;
+    match config.cpu_accelerators().find(|(name, _)| *name != "openvino") {
+        None => Ok(()),
+        Some((name, _)) => Err(ConfigError::new(format!(
+            "the cpu_execution_accelerator '{name}' of model {} is not known; allowed is openvino",
+            config.name
+        ))),
+    }
+}
