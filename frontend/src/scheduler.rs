@@ -24,6 +24,7 @@ pub(crate) mod traced;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
@@ -262,6 +263,18 @@ impl Driver {
         self.turn(now, |state| {
             if state.members.is_empty() {
                 state.scheduler.reject_all(RejectReason::NoInstance, now);
+            }
+        });
+    }
+
+    /// No instance has been ready for so long: rejects what has waited for longer.
+    pub(crate) fn reject_waiting(&self, longest: Duration) {
+        let now = clock::now();
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        self.turn(now, |state| {
+            if state.members.is_empty() {
+                let queued = Instant(now.0.saturating_sub(longest));
+                state.scheduler.reject_queued_before(queued, RejectReason::NotBack, now);
             }
         });
     }
