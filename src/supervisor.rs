@@ -215,6 +215,11 @@ impl Supervisor {
         self.losses
     }
 
+    /// When the first of the losses in a row was.
+    pub fn first_loss(&self) -> Instant {
+        self.first_loss
+    }
+
     /// The process exists: its time to get ready counts from here.
     pub fn spawned(&mut self, now: Instant) {
         if matches!(self.state, State::Starting { .. }) {

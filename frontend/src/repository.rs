@@ -108,6 +108,8 @@ pub struct Settings {
     pub python_start_timeout: Option<Duration>,
     /// The longest pause before a worker is started again.
     pub max_backoff: Duration,
+    /// How long a request may wait for instances that are started again.
+    pub max_wait: Duration,
     /// How long a batch may execute before its worker is replaced; `None` for any time.
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 for the cores divided among the model's instances.

@@ -270,6 +270,18 @@ impl Driver {
         });
     }
 
+    /// No instance has been ready for so long: rejects what has waited for longer.
+    pub(crate) fn reject_waiting(&self, longest: Duration) {
+        let now = clock::now();
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        self.turn(now, |state| {
+            if state.members.is_empty() {
+                let queued = Instant(now.0.saturating_sub(longest));
+                state.scheduler.reject_queued_before(queued, RejectReason::NotBack, now);
+            }
+        });
+    }
+
     /// Refuses new requests and finishes those that wait.
     pub(crate) fn stop(&self) {
         let now = clock::now();

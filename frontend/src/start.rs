@@ -346,6 +346,7 @@ fn settings(
             start_timeout: options.workers.worker_start_timeout_secs,
             python_start_timeout: options.models.python_start_timeout(),
             max_backoff: options.workers.worker_max_backoff_secs,
+            max_wait: options.workers.worker_max_wait_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
             devices,

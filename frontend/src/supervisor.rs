@@ -65,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) metrics: watch::Receiver<Arc<str>>,
     /// The GPUs.
     pub(crate) devices: Arc<Devices>,
+    /// How long a request may wait while no instance is ready.
+    pub(crate) max_wait: Duration,
     /// What instances on GPUs may register of their arenas.
     pub(crate) pinned: Arc<PinnedPool>,
     /// The processors of host policies.
@@ -73,7 +75,7 @@ pub(crate) struct Plan {
     pub(crate) descriptors: Arc<Descriptors>,
 }
 
-/// Losses in a row after which an instance counts as broken: requests no longer wait for it to come back.
+/// Losses after which an instance counts as broken that was not ready in between: requests no longer wait for it.
 const PATIENCE: u32 = 3;
 
 /// One instance and its life.
@@ -85,6 +87,8 @@ struct Instance {
     health: Arc<Health>,
     /// Those of all instances of the model version, its own included.
     all: Roster,
+    /// Losses since it was last ready.
+    losses: u32,
     /// What the metrics show.
     shown: Option<InstanceState>,
     /// Told once: loaded, or why not.
@@ -163,14 +167,15 @@ impl Instance {
             Action::ReportReady => self.report_ready(running),
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
+                self.losses = self.losses.saturating_add(1);
                 self.gone();
+                self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
                 // Of a row of losses the first counts.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_trouble(of_device.then(|| reason.to_string()));
-                let broken = machine.losses() >= PATIENCE;
-                self.health.broken.store(broken, Ordering::Relaxed);
+                self.health.broken.store(self.losses >= PATIENCE, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
                 }
@@ -241,6 +246,7 @@ impl Instance {
         let Some(running) = running else { return };
         self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);
+        self.losses = 0;
         self.health.lost.store(0, Ordering::Relaxed);
         self.health.set_trouble(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
@@ -351,6 +357,9 @@ impl Instance {
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();
             }
+        }
+        if self.all.waited_for().is_some_and(|since| clock::now() - since >= self.plan.max_wait) {
+            self.driver.reject_waiting(self.plan.max_wait);
         }
         self.look_at_device(machine, running);
         let limit = self.plan.settings.execution_timeout;

@@ -412,6 +412,18 @@ impl Scheduler for DynamicBatcher {
         }
     }
 
+    fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, _now: Instant) {
+        let (mut late, mut last) = (Vec::new(), None);
+        while let Some((position, entry)) = self.queue.after(last) {
+            last = Some(position);
+            late.extend((entry.queued < queued).then_some(entry.ticket.request));
+        }
+        for request in late {
+            self.withdraw(request);
+            self.reject(request, reason);
+        }
+    }
+
     fn handle_timeout(&mut self, now: Instant) {
         // A queue delay that is over shows when the next batch is asked for.
         self.expire(now);

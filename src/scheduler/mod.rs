@@ -124,6 +124,8 @@ pub enum RejectReason {
     Stopping,
     /// No instance of the model is left, and none will come back.
     NoInstance,
+    /// No instance of the model came back within the time that requests wait.
+    NotBack,
     /// The server exits, and has waited for as long as it may.
     Exiting,
     /// The sequence is not known and the request does not start it.
@@ -138,7 +140,7 @@ pub enum RejectReason {
 
 impl RejectReason {
     /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
-    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `Exiting`, `SequenceLost` and `RequestLost`, which are ours. The
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `NotBack`, `Exiting`, `SequenceLost` and `RequestLost`, which are ours. The
     /// caller adds the prefix with the request's id.
     pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
@@ -172,6 +174,13 @@ impl RejectReason {
             ),
             Self::NoInstance => {
                 unavailable(Reason::NotReady, "no instance of the model is left to execute the request")
+            }
+            Self::NotBack => {
+                let text = format!(
+                    "no instance of model '{model}' was restarted within the time that a request waits \
+                     (--worker-max-wait-secs)"
+                );
+                unavailable(Reason::NotReady, &text)
             }
             Self::Exiting => unavailable(
                 Reason::NotReady,
@@ -328,15 +337,6 @@ pub trait Scheduler: Send {
     fn instance_ready(&mut self, instance: InstanceId, now: Instant);
     /// The instance is gone. What was in flight there belongs to the driver, which may [`Scheduler::requeue`] it.
     fn instance_lost(&mut self, instance: InstanceId, now: Instant);
-    /// A request that had been sent must be sent again. It goes before the younger ones of its level, whatever the
-    /// queue's limit and also while stopping; `queued` is when it was first enqueued, and its timeout counts from there.
-    fn requeue(&mut self, ticket: Ticket, queued: Instant, now: Instant);
-    /// Refuse new requests and finish the queued ones, without waiting for batches to fill.
-    fn stop(&mut self, now: Instant);
-    /// Reject everything that is queued: the model has lost its last instance for good, or the time to drain is over.
-    fn reject_all(&mut self, reason: RejectReason, now: Instant);
-    /// The time of [`Scheduler::poll_timeout`] has come.
-    fn handle_timeout(&mut self, now: Instant);
     /// The instance is to be stopped. It gets no new batches, or no new sequences; batches that it has and sequences that
     /// have begun there go on, and hold their resources. [`Scheduler::instance_lost`] follows when they are over.
     fn instance_closing(&mut self, instance: InstanceId, now: Instant) {
@@ -346,6 +346,17 @@ pub trait Scheduler: Send {
     fn has_sequences_on(&self, _instance: InstanceId) -> bool {
         false
     }
+    /// A request that had been sent must be sent again. It goes before the younger ones of its level, whatever the
+    /// queue's limit and also while stopping; `queued` is when it was first enqueued, and its timeout counts from there.
+    fn requeue(&mut self, ticket: Ticket, queued: Instant, now: Instant);
+    /// Refuse new requests and finish the queued ones, without waiting for batches to fill.
+    fn stop(&mut self, now: Instant);
+    /// Reject everything that is queued: the model has lost its last instance for good, or the time to drain is over.
+    fn reject_all(&mut self, reason: RejectReason, now: Instant);
+    /// Reject what was queued before `queued`: no instance has been ready for too long.
+    fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, now: Instant);
+    /// The time of [`Scheduler::poll_timeout`] has come.
+    fn handle_timeout(&mut self, now: Instant);
     /// When to call [`Scheduler::handle_timeout`]; valid once `poll_action` has returned `None`, and then in the future.
     fn poll_timeout(&self) -> Option<Instant>;
     /// The next thing to do; `None` when there is nothing until something happens.

@@ -6,8 +6,8 @@
 //! all models. It has no clock and no lock, and knows neither requests nor batches.
 //!
 //! # Who is next
-//! Staged instances are served by their *turn*, executions so far times priority, the smallest first; equal ones in the
-//! order in which they were staged. So instances that are always busy execute in inverse proportion to their priorities.
+//! Staged instances are served by their *turn*, executions so far times priority, the smallest first; of equal ones that
+//! with the smaller priority, then the one that was staged first. So instances that are always busy execute in inverse proportion to their priorities.
 //! A count is not held against anybody for ever, which it is in Triton: when an instance is staged, its turn is brought up
 //! to those that compete with it (that is, that need a resource which it needs too) and are staged or execute, short of
 //! one execution of theirs. So one that is new or was idle begins where the others are, rather than far behind them, where
@@ -48,10 +48,12 @@ pub struct Demand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(u64);
 
-/// A place in the line of those that are staged; the smallest is served first. Ties are broken by the order of staging.
+/// A place in the line of those that are staged; the smallest is served first. Ties are broken by the
+/// smaller priority, then by the order of staging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     turn: u128,
+    priority: u64,
     staged: u64,
 }
 
@@ -137,9 +139,10 @@ impl RateLimiter {
     /// The instance could be given a batch and asks for its resources.
     pub fn stage(&mut self, member: Member, now: Instant) {
         let Some(turn) = self.turn_of(member) else { return };
-        let place = Place { turn, staged: self.next_staged };
+        let staged = self.next_staged;
         self.next_staged += 1;
         if let Some(instance) = self.instances.get_mut(&member) {
+            let place = Place { turn, priority: instance.priority, staged };
             instance.turn = turn;
             instance.state = State::Staged { place, since: now };
             self.line.insert((place, member));

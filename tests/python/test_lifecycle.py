@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+import onnx_file
+from onnx_file import node
 from request_table import one
 from server import BROKEN, alive, children, eventually, total
+from test_ragged import write
 
 TWO = "delay_20_two_instances"
 REQUEST = one("FP32", [1], [1])
@@ -99,6 +102,55 @@ def test_the_only_worker_killed(start):
     assert load.lost == []
     assert {status for status, _ in load.answers} <= {200, 503}
     assert eventually("the server is ready", 10, lambda: server.get("/v2/health/ready")[0] == 200)
+    server.stop()
+
+
+def kill_the_worker(server):
+    """Kills the only worker, and waits until it is gone."""
+    (victim,) = server.workers()
+    os.kill(victim, signal.SIGKILL)
+    eventually("the worker is gone", 10, lambda: not alive(victim))
+
+
+def test_requests_wait_for_an_instance_that_is_killed_again_and_again(start):
+    """Each loss makes the pause longer; a request that comes in the pause is answered after it."""
+    server = start(["identity_fp32_nobatch"])
+    for _ in range(5):
+        kill_the_worker(server)
+        assert server.infer("identity_fp32_nobatch", REQUEST)[0] == 200
+    assert total(server.scrape(), "pharos_instance_restarts_total") == 5
+    server.stop()
+
+
+def test_requests_wait_for_a_limited_time(start):
+    """In a pause that is longer than a request may wait, it is refused; then all is well again."""
+    server = start(["identity_fp32_nobatch"], "--worker-max-wait-secs=1")
+    for losses in range(6):
+        back = lambda: total(server.scrape(), "pharos_instance_restarts_total") == losses  # noqa: B023, E731
+        eventually("the instance is back", 30, back)
+        kill_the_worker(server)
+    status, answer = server.infer("identity_fp32_nobatch", REQUEST)
+    assert status == 503 and "--worker-max-wait-secs" in answer["error"], answer
+    eventually("the server is ready", 30, lambda: server.get("/v2/health/ready")[0] == 200)
+    assert server.infer("identity_fp32_nobatch", REQUEST)[0] == 200
+    server.stop()
+
+
+def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_path):
+    """Two starts after a loss fail: requests are refused until the worker can start again."""
+    tensor = "data_type: TYPE_FP32 dims: [ -1 ]"
+    config = f'backend: "tract" input [ {{ name: "INPUT0" {tensor} }} ] output [ {{ name: "OUTPUT0" {tensor} }} ]'
+    graph = onnx_file.model([node("Identity", ["INPUT0"], ["OUTPUT0"])], [("INPUT0", "FP32", ["N"])], [("OUTPUT0", "FP32", ["N"])])
+    folder = write(tmp_path / "models", "m", config, graph)
+    server = start([], "--worker-max-backoff-secs=1", repository=folder)
+    request = one("FP32", [2], [1, 2])
+    assert server.infer("m", request)[0] == 200
+    (folder / "m/1/model.onnx").rename(tmp_path / "aside")
+    kill_the_worker(server)
+    eventually("requests are refused", 30, lambda: "not at ready state" in str(server.infer("m", request)))
+    assert server.infer("m", request)[0] == 503
+    (tmp_path / "aside").rename(folder / "m/1/model.onnx")
+    eventually("it serves again", 30, lambda: server.infer("m", request)[0] == 200)
     server.stop()
 
 

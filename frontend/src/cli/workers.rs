@@ -35,6 +35,9 @@ pub struct Workers {
     /// The longest pause in seconds before a worker that keeps dying is started again; the first is 0.1 s, each is twice the last
     #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_WORKER_MAX_BACKOFF_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
     pub worker_max_backoff_secs: Duration,
+    /// The longest time in seconds that a request waits while no instance of its model is ready because all are started again
+    #[arg(long, value_name = "SECONDS", default_value = "60", env = "PHAROS_WORKER_MAX_WAIT_SECS", value_parser = seconds, help_heading = WORKERS)]
+    pub worker_max_wait_secs: Duration,
     /// Seconds that a worker may take to execute one batch; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_execution_timeout_secs: Duration,

@@ -249,6 +249,7 @@ impl Repository {
             initial_states: whole(initial_states(&directory)),
             directory: whole(directory),
             threads,
+            max_wait: self.settings.max_wait,
             settings: self.limits_of(config, &launch),
             launch,
             cache: self.cache.clone(),

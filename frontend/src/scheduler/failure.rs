@@ -86,7 +86,13 @@ impl Driver {
             record::inference_failed(&self.series, error.reason, ns);
         }
         // Triton names the request only where it refuses it on arrival.
-        let named = [RejectReason::QueueFull, RejectReason::Stopping, RejectReason::NoInstance, RejectReason::Exiting];
+        let named = [
+            RejectReason::QueueFull,
+            RejectReason::Stopping,
+            RejectReason::NoInstance,
+            RejectReason::NotBack,
+            RejectReason::Exiting,
+        ];
         let nameless = !named.contains(&reason);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
         traced::failed(request.part.request.traced.as_ref(), &error, clock::now());

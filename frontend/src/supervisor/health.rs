@@ -14,12 +14,14 @@ pub(super) struct Health {
     /// What the instance is called. Held for a moment.
     name: Mutex<Arc<str>>,
     pub(super) ready: AtomicBool,
-    /// It keeps dying: it is still restarted, but nobody waits for it.
+    /// It does not come back: it is still restarted, but requests do not wait for it.
     pub(super) broken: AtomicBool,
     /// What the metrics show: 0 for nothing, else one more than the state's number.
     pub(super) shown: AtomicU8,
     /// Since when it has been lost, first of a row of losses; 0 while it is not.
     pub(super) lost: AtomicU64,
+    /// The first loss of a row without a healthy time in between; 0 before any loss.
+    pub(super) first_loss: AtomicU64,
     /// Its process; 0 while it has none.
     pub(super) pid: AtomicU32,
     /// It is kept out of scheduling: requests can rely on it neither now nor later.
@@ -53,6 +55,12 @@ impl Health {
     /// Since when it has been lost, first of a row of losses; `None` while it is not.
     pub(super) fn lost(&self) -> Option<Instant> {
         Some(Instant(self.lost.load(Ordering::Relaxed))).filter(|since| since.0 != 0)
+    }
+
+    /// Since when requests have waited for it, if it is not ready after a loss.
+    pub(super) fn waited_for(&self) -> Option<Instant> {
+        let since = Some(Instant(self.first_loss.load(Ordering::Relaxed))).filter(|since| since.0 != 0);
+        since.filter(|_| !self.ready.load(Ordering::Relaxed))
     }
 
     pub(super) fn set_link(&self, link: Option<SharedLink>) {

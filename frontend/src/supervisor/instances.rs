@@ -33,6 +33,13 @@ impl Roster {
         self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
     }
 
+    /// Since when all have been waited for; `None` if one is ready, or is started for the first time.
+    pub(super) fn waited_for(&self) -> Option<Instant> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let active = all.iter().filter(|health| !health.passive);
+        active.map(|health| health.waited_for()).collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+
     fn change(&self, change: impl FnOnce(&mut Vec<Arc<Health>>)) {
         change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
     }
@@ -253,6 +260,7 @@ impl Instances {
             driver: driver.clone(),
             health: health.clone(),
             all: self.roster.clone(),
+            losses: 0,
             shown: None,
             outcome: Some(outcome),
             _descriptors: reserved,

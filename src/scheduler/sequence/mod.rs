@@ -371,6 +371,17 @@ impl Scheduler for SequenceBatcher {
         }
     }
 
+    fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, now: Instant) {
+        let late = |sequence: &Sequence| sequence.oldest().is_some_and(|oldest| oldest < queued);
+        let mut all: Vec<Number> =
+            self.table.all().filter(|(_, sequence)| late(sequence)).map(|(number, _)| number).collect();
+        all.sort_unstable_by(|one, other| other.cmp(one));
+        for number in all {
+            self.give_back(number, None, reason);
+            self.settle(number, now);
+        }
+    }
+
     fn handle_timeout(&mut self, now: Instant) {
         // A queue delay that is over shows when the next batch is asked for.
         self.expire(now);

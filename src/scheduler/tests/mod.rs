@@ -379,6 +379,35 @@ fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
 }
 
 #[test]
+fn what_has_waited_too_long_for_an_instance_is_rejected() {
+    let mut scheduler = create(batching(8, &[], 0));
+    (1..4).for_each(|number| scheduler.enqueue(ticket(number), Instant(number)));
+    scheduler.reject_queued_before(Instant(3), RejectReason::NotBack, Instant(9));
+    let rejected = |number| Some(Action::Reject { request: RequestId(number), reason: RejectReason::NotBack });
+    assert_eq!([(); 3].map(|()| scheduler.poll_action(Instant(9))), [rejected(1), rejected(2), None]);
+    scheduler.instance_ready(InstanceId(0), Instant(9));
+    let sent = Action::Execute { instance: InstanceId(0), requests: vec![RequestId(3)], reason: SendReason::Idle };
+    assert_eq!(scheduler.poll_action(Instant(9)), Some(sent));
+}
+
+#[test]
+fn a_closing_instance_ends_its_batch_and_gets_no_other() {
+    let mut scheduler = create(Settings { rate_limited: true, ..batching(1, &[], 0) });
+    let (now, instance) = (Instant(1), InstanceId(0));
+    scheduler.instance_ready(instance, now);
+    scheduler.enqueue(ticket(1), now);
+    scheduler.enqueue(ticket(2), now);
+    assert_eq!(scheduler.poll_action(now), Some(Action::Acquire { instance }));
+    scheduler.resources_granted(instance, now);
+    assert!(matches!(scheduler.poll_action(now), Some(Action::Execute { .. })));
+    scheduler.instance_closing(instance, now);
+    assert_eq!(scheduler.poll_action(now), None, "it keeps its resources");
+    scheduler.batch_done(instance, now);
+    assert_eq!(scheduler.poll_action(now), Some(Action::Release { instance }));
+    assert_eq!((scheduler.poll_action(now), scheduler.queued()), (None, 1));
+}
+
+#[test]
 fn what_makes_no_sense_is_ignored() {
     let mut scheduler = create(Settings::default());
     let now = Instant(1);

@@ -113,9 +113,9 @@ fn staged_instances_are_served_by_executions_times_priority() {
     for (priorities, expected) in [
         (&[1, 1][..], "abababababab"),
         (&[0, 1, 1], "abcabcabcabc"),
-        (&[1, 2], "ababaabaabaa"),
-        (&[3, 1], "abbbabbbabbb"),
-        (&[2, 4, 4], "abcabcaabcaa"),
+        (&[1, 2], "abaabaabaaba"),
+        (&[3, 1], "babbbabbbabb"),
+        (&[2, 4, 4], "abcaabcaabca"),
     ] {
         let demands: Vec<(&str, u32)> = priorities.iter().map(|priority| ("R 1", *priority)).collect();
         let (mut limiter, members) = limiter(&demands, Vec::new());

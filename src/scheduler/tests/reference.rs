@@ -202,6 +202,11 @@ impl Scheduler for Reference {
         self.actions.extend(self.queue.drain(..).map(reject));
     }
 
+    fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, _now: Instant) {
+        let late = self.queue.extract_if(.., |item| item.queued < queued);
+        self.actions.extend(late.map(|item| Action::Reject { request: item.ticket.request, reason }));
+    }
+
     fn handle_timeout(&mut self, now: Instant) {
         self.expire(now);
     }

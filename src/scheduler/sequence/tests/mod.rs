@@ -153,6 +153,40 @@ fn instances_fill_evenly_and_keep_their_sequences() {
 }
 
 #[test]
+fn a_closing_instance_keeps_its_sequences_and_gets_no_others() {
+    for settings in [direct(), oldest(4)] {
+        let mut bench = Bench::new(settings, 1);
+        bench.send(&["(a"]);
+        bench.actions();
+        bench.done(1);
+        bench.scheduler.instance_closing(ONE, bench.now);
+        bench.send(&["(b", "a"]);
+        bench.check(["1: 3"]);
+        bench.done(1);
+        bench.send(&["a)"]);
+        bench.actions();
+        bench.done(1);
+        assert!(!bench.scheduler.has_sequences_on(ONE));
+        assert_eq!((bench.actions().len(), bench.scheduler.queued()), (0, 1));
+        bench.scheduler.instance_lost(ONE, bench.now);
+        bench.scheduler.instance_ready(InstanceId(2), bench.now);
+        bench.check(["2: (2"]);
+    }
+}
+
+#[test]
+fn what_waits_too_long_for_an_instance_goes_with_its_sequence() {
+    let mut bench = Bench::new(direct(), 0);
+    bench.send(&["(a"]);
+    bench.at(5);
+    bench.send(&["a", "(b"]);
+    bench.scheduler.reject_queued_before(Instant(3000), RejectReason::NotBack, bench.now);
+    bench.check(["1 NotBack", "2 NotBack"]);
+    bench.scheduler.instance_ready(ONE, bench.now);
+    bench.check(["1: (3"]);
+}
+
+#[test]
 fn an_id_may_begin_again_when_its_end_is_queued() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a)", "a", "(a"]);
