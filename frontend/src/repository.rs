@@ -34,7 +34,7 @@ use pharos::error::InferError;
 use pharos::id::{ModelVersion, bare_name};
 use pharos::infer::InferRequest;
 use pharos::metrics::cache::Cache;
-use pharos::repository::{IndexEntry, State, States};
+use pharos::repository::{IndexEntry, State, States, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
 use tokio::sync::{Semaphore, watch};
 
@@ -366,7 +366,11 @@ impl Repository {
 
     /// Every model that is known and not ready, with the reason.
     fn failures(&self) -> Vec<(String, String)> {
-        let unready = self.table().states.index(false).into_iter().filter(|entry| entry.state != Some(State::Ready));
+        // A model of this repository may have loaded another one and unloaded it again.
+        let unloaded = |state, reason: &str| state == Some(State::Unloading) || reason == UNLOADED;
+        let unready = self.table().states.index(false).into_iter();
+        let unready =
+            unready.filter(|entry| entry.state != Some(State::Ready) && !unloaded(entry.state, &entry.reason));
         unready.map(|entry| (entry.name, entry.reason)).collect()
     }
 }

@@ -326,6 +326,8 @@ const STATUSES: usize = 500;
 #[derive(Debug)]
 pub(super) struct RequestSeries {
     http: Vec<Count>,
+    /// The sums over `http` by TorchServe's classes, which log lines need at each visit of their writer.
+    classes: [Count; 3],
     grpc: Vec<Count>,
     failures: Vec<Count>,
     streams: [Level; Protocol::ALL.len()],
@@ -337,6 +339,7 @@ impl RequestSeries {
         let routes = Route::ALL.len();
         Self {
             http: cells(routes * STATUSES),
+            classes: Default::default(),
             grpc: cells(routes * GRPC_CODES.len()),
             failures: cells(Protocol::ALL.len() * routes * Reason::ALL.len()),
             streams: Default::default(),
@@ -351,6 +354,15 @@ impl RequestSeries {
         };
         if let Some(cell) = cells.get(route.index() * codes + code.min(codes - 1)) {
             cell.add(1);
+        }
+        if protocol == Protocol::Http {
+            let [fine, refused, failed] = &self.classes;
+            let class = match outcome.code {
+                200..=299 => fine,
+                400..=499 => refused,
+                _ => failed,
+            };
+            class.add(1);
         }
         if let Some(cell) = outcome.reason.and_then(|reason| self.failures.get(failure_index(protocol, route, reason)))
         {
@@ -369,18 +381,7 @@ impl RequestSeries {
 
     /// HTTP answers by TorchServe's classes: 200 to 299, 400 to 499, all others.
     pub(super) fn http_classes(&self) -> [u64; 3] {
-        let mut classes = [0; 3];
-        let [fine, refused, failed] = &mut classes;
-        for cells in self.http.chunks(STATUSES) {
-            for (status, cell) in (100u16..).zip(cells) {
-                match status {
-                    200..=299 => *fine += cell.get(),
-                    400..=499 => *refused += cell.get(),
-                    _ => *failed += cell.get(),
-                }
-            }
-        }
-        classes
+        self.classes.each_ref().map(Count::get)
     }
 
     /// Calls `each` with protocol, route, status and count of every series: those counted, and success of `infer`, which

@@ -388,6 +388,18 @@ def test_a_decoupled_model_that_returns_something_names_its_instance(served):
     assert "Python model 'returns_0' is using the decoupled mode and the execute function must return None." in error
 
 
+def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp_path):
+    """The server starts, serves it, and has unloaded the other."""
+    models = tmp_path / "models"
+    model(models, "loader", "own_loader")
+    model(models, "other", "own_trace")
+    options = ["--model-control-mode=explicit", "--load-model=loader", f"--python={PYTHON}"]
+    with Server(tmp_path, [models], options) as server:
+        assert ask(server, "loader", np.zeros(1, np.float32))[0] == [1]
+        eventually("the other is unloaded", 10, lambda: server.index()["other"][0]["state"] == "UNAVAILABLE")
+        assert server.get("/v2/health/ready")[0] == 200
+
+
 def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
     """A W3C traceparent as JSON in the mode `opentelemetry`, of the trace that the client named; None without a trace."""
     model(tmp_path / "models", "traced", "own_trace")
