@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import threading
 import zipfile
 
@@ -356,3 +357,17 @@ def test_the_runtime_of_a_model_is_kept(launcher):
     launcher.started("--model-store", str(launcher.store), *COMMON)
     # TorchServe writes it and does not read it.
     assert described() == ("python" if is_real(launcher) else "python3")
+
+
+def test_keys_that_are_too_short_are_refused(launcher):
+    """TLS with a key of 1024 bits: the text says so, and how to make a longer one."""
+    if is_real(launcher):
+        pytest.skip("Java accepts such keys")
+    key, certificate = launcher.folder / "short.key", launcher.folder / "short.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:1024", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    lines = f"enable_grpc_ssl=true\ncertificate_file={certificate}\nprivate_key_file={key}\n"
+    done = launcher.run("--start", "--foreground", *configured(launcher, *COMMON, "--ncs", properties=lines))
+    assert done.returncode == 1 and STARTED not in done.stdout
+    assert f"the RSA key in '{key}' is too short: 2048 bits or more are needed" in done.stdout, done.stdout
+    assert "openssl req -x509 -newkey rsa:2048" in done.stdout

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use ring::rsa::KeyPair;
 use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -27,17 +28,35 @@ pub(super) fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String>
 /// The key of a file.
 ///
 /// # Errors
-/// It cannot be read, has none, or one that a password protects.
+/// It cannot be read, has none, one that a password protects, or one that is too short.
 pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let text = read(path)?;
-    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
+    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         let shown = String::from_utf8_lossy(&text);
         if shown.contains("BEGIN ENCRYPTED PRIVATE KEY") || shown.contains("Proc-Type: 4,ENCRYPTED") {
             let advice = "only keys without one can be used (openssl pkey -in FILE -out NEW)";
             return format!("the key in '{}' is protected by a password; {advice}", path.display());
         }
         told(path, &error, "private key (PKCS#8, PKCS#1 or SEC1)")
-    })
+    })?;
+    if is_short(&key) {
+        return Err(format!(
+            "the RSA key in '{}' is too short: 2048 bits or more are needed. Make a new key with a certificate: openssl req -x509 \
+             -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -keyout KEY -out CERTIFICATE",
+            path.display()
+        ));
+    }
+    Ok(key)
+}
+
+/// Whether a key is one of RSA with fewer than 2048 bits. TLS refuses such a key without the reason.
+fn is_short(key: &PrivateKeyDer<'_>) -> bool {
+    let rejected = match key {
+        PrivateKeyDer::Pkcs1(key) => KeyPair::from_der(key.secret_pkcs1_der()).err(),
+        PrivateKeyDer::Pkcs8(key) => KeyPair::from_pkcs8(key.secret_pkcs8_der()).err(),
+        _ => None,
+    };
+    rejected.is_some_and(|rejected| rejected.to_string() == "TooSmall")
 }
 
 /// The authorities of a file, against which clients' certificates are checked.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Registry, Version};
 use crate::engine::WorkerShown;
 use crate::system::GpuReading;
-use crate::torchserve::Device;
+use crate::torchserve::{Deployment, Device};
 
 /// One model of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,20 +114,6 @@ impl Registry {
         let deployment = version.deployment();
         let yaml = &deployment.archive.yaml;
         let waiting = self.engine.waiting(&version.called) + version.waiting();
-        let gpus = match &deployment.device {
-            Device::Cpu => None,
-            Device::Gpu(ids) => Some(ids.clone()),
-        };
-        let first = u32::from(self.settings.initial_worker_port);
-        let worker = |shown: WorkerShown| {
-            let usage = |number| gpu_usage(number, self.engine.gpu(number).as_ref());
-            worker(&shown, first, shown.gpu.map(usage))
-        };
-        let mut workers: Vec<Worker> = self.engine.workers(&version.called).into_iter().map(worker).collect();
-        if workers.is_empty() {
-            let on_gpu = gpus.is_some();
-            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
-        }
         let sequence = deployment.sequence;
         ModelDescription {
             model_name: version.name.clone(),
@@ -144,7 +130,7 @@ impl Registry {
             client_timeout_in_mills: deployment.client_timeout,
             parallel_type: yaml.parallel_type.clone().unwrap_or_default(),
             parallel_level: yaml.parallel_level.unwrap_or(0),
-            device_type: if gpus.is_some() { "gpu" } else { "cpu" },
+            device_type: if deployment.device == Device::Cpu { "cpu" } else { "gpu" },
             device_ids: yaml.device_ids.clone(),
             continuous_batching: yaml.continuous_batching.unwrap_or(false),
             use_job_ticket: deployment.use_job_ticket,
@@ -155,13 +141,28 @@ impl Registry {
             max_num_sequence: sequence.map_or(0, |sequence| sequence.most),
             max_sequence_job_queue_size: sequence.map_or(0, |sequence| sequence.queue),
             loaded_at_startup: deployment.at_start,
-            workers,
+            workers: self.shown_workers(version, &deployment),
             job_queue_status: JobQueueStatus {
                 remaining_capacity: u64::from(deployment.queue).saturating_sub(waiting),
                 pending_requests: waiting,
             },
             customized_metadata: None,
         }
+    }
+
+    /// The workers of a version; while the engine has none, those that are wanted.
+    fn shown_workers(&self, version: &Version, deployment: &Deployment) -> Vec<Worker> {
+        let first = u32::from(self.settings.initial_worker_port);
+        let worker = |shown: WorkerShown| {
+            let usage = |number| gpu_usage(number, self.engine.gpu(number).as_ref());
+            worker(&shown, first, shown.gpu.map(usage))
+        };
+        let mut workers: Vec<Worker> = self.engine.workers(&version.called).into_iter().map(worker).collect();
+        if workers.is_empty() {
+            let on_gpu = deployment.device != Device::Cpu;
+            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
+        }
+        workers
     }
 }
 
