@@ -6,7 +6,10 @@ mod calls;
 pub mod cli;
 mod client;
 mod clock;
+// In unit tests nothing starts the server, which sets the limit and removes what others left.
+#[cfg_attr(test, allow(dead_code))]
 mod descriptors;
+#[cfg_attr(test, allow(dead_code))]
 mod directories;
 pub mod engine;
 #[cfg(test)]

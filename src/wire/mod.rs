@@ -349,7 +349,12 @@ impl From<WireError> for InferError {
             ErrorCode::Cancelled => Reason::Cancelled,
             _ => Reason::Backend,
         };
-        InferError::new(error.code, reason, said(error.message))
+        let message = match error.code {
+            // A worker that gives up a request that its client has cancelled has nothing to say.
+            ErrorCode::Cancelled => error.message,
+            _ => said(error.message),
+        };
+        InferError::new(error.code, reason, message)
     }
 }
 
@@ -456,5 +461,6 @@ mod tests {
             let error = WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
             assert!(InferError::from(error).message.starts_with(told), "{sent:?}");
         }
+        assert_eq!(InferError::from(WireError::from(InferError::cancelled())), InferError::cancelled());
     }
 }

@@ -31,6 +31,10 @@ impl http_body::Body for Frames {
             next => Poll::Ready(next.map(|data| Ok(Frame::data(data)))),
         }
     }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && !self.open
+    }
 }
 
 const LIMITS: Limits = Limits { received: 100_000, inflated: 200_000, setting: "--x" };

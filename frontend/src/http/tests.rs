@@ -50,8 +50,8 @@ async fn every_route_answers_and_is_counted_once() {
     let dir = r#"{"name":"echo","versions":["1"],"platform":"builtin","inputs":[{"name":"INPUT0","datatype":"FP32","shape":[-1]}],"outputs":[{"name":"OUTPUT0","datatype":"FP32","shape":[-1]}]}"#;
     let unknown = r#"{"error":"Request for unknown model: 'nope' is not found"}"#;
     for (method, path, body, status, expected, route, reason) in [
-        ("GET", "/v2/health/live", "", 200, "", Route::Live, None),
-        ("GET", "/v2/health/ready?x=1", "", 200, "", Route::Ready, None),
+        ("GET", "/v2/health/live", "", 200, r#"{"live":true}"#, Route::Live, None),
+        ("GET", "/v2/health/ready?x=1", "", 200, r#"{"ready":true}"#, Route::Ready, None),
         ("GET", "/v2", "", 200, "{\"name\":\"triton\",\"version\":", Route::ServerMetadata, None),
         ("GET", "/v2/models/echo", "", 200, dir, Route::ModelMetadata, None),
         ("GET", "/v2/models/echo/versions/1?a=b", "", 200, dir, Route::ModelMetadata, None),

@@ -361,7 +361,7 @@ mod tests {
         let one = folder.join("one.tar.gz");
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
         for round in 0..50 {
-            let (sender, came) = std::sync::mpsc::channel();
+            let (sender, came) = mpsc::channel();
             for _ in 0..4 {
                 let (sender, one, cache) = (sender.clone(), one.clone(), folder.join(round.to_string()));
                 thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
@@ -459,7 +459,7 @@ mod tests {
             let error = unpacked(&cache, &path, python).unwrap_err();
             assert!(error.contains(expected), "{error}");
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-            let left = fs::read_dir(&cache).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+            let left = fs::read_dir(cache.join(OWN)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
             assert_eq!(left, 0, "nothing stays of what failed: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();

@@ -173,7 +173,7 @@ mod tests {
         (Tokens::new(settings).unwrap(), file)
     }
 
-    fn read(file: &std::path::Path) -> serde_json::Value {
+    fn read(file: &Path) -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
     }
 

@@ -25,7 +25,7 @@ impl Place {
         let mut properties = crate::torchserve::properties::parse(properties).unwrap();
         properties.push(("model_store".to_owned(), self.folder.join("store").to_string_lossy().into_owned()));
         let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.clone()).unwrap();
-        Deployment::new(&settings, Arc::new(open(&settings, "m").unwrap()), asked, "m".to_owned())
+        Deployment::new(&settings, Arc::new(open(&settings, "m", asked).unwrap()), asked, "m".to_owned())
     }
 
     /// What is written, as the engine reads it.
