@@ -546,9 +546,19 @@ mod tests {
         assert_eq!(given.location(variable), PathBuf::from("b"));
     }
 
+    /// Each command line is refused with a message that has all of these parts.
+    fn check_refused(cases: &[(&[&str], &[&str])]) {
+        for (args, expected) in cases {
+            let message = parse(args).unwrap_err();
+            for part in *expected {
+                assert!(message.contains(part), "{args:?} should name {part:?}: {message}");
+            }
+        }
+    }
+
     #[test]
     fn a_bad_value_names_flag_value_and_what_is_allowed() {
-        for (args, expected) in [
+        check_refused(&[
             (&["--http-port=x"][..], &["invalid --http-port \"x\": expected a number from 0 to 65535"][..]),
             (&["--http-port=70000"], &["invalid --http-port \"70000\": expected a number from 0 to 65535"]),
             (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
@@ -574,6 +584,13 @@ mod tests {
             (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
+        ]);
+        assert!(Options::from_args(["pharos"]).unwrap_err().to_string().contains("--model-repository"));
+    }
+
+    #[test]
+    fn a_bad_value_names_its_form() {
+        check_refused(&[
             (&["--rate-limit=on"], &["--rate-limit", "\"on\"", "invalid argument for --rate-limit", "execution_count"]),
             (&["--rate-limit-resource=R"], &["'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got R"]),
             (&["--rate-limit-resource=R:1:2:3"], &["'<resource_name>:<count>'. Got R:1:2:3"]),
@@ -607,13 +624,7 @@ mod tests {
             (&["--metrics-config=latencies=1"], &["--metrics-config", "'latencies'", "counter_latencies", "or a file"]),
             (&["--metrics-config=summary_latencies=x"], &["--metrics-config", "summary_latencies is 'x'", "true"]),
             (&["--metrics-config=summary_quantiles=2"], &["--metrics-config", "'2'", "between 0 and 1"]),
-        ] {
-            let message = parse(args).unwrap_err();
-            for part in expected {
-                assert!(message.contains(part), "{args:?} should tell {part:?}: {message}");
-            }
-        }
-        assert!(Options::from_args(["pharos"]).unwrap_err().to_string().contains("--model-repository"));
+        ]);
     }
 
     #[test]

@@ -147,7 +147,11 @@ async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descript
     }
     ends.wait(LAST_TRACES, engine.stop_tracing(LAST_TRACES)).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
-    loaded?;
+    loaded.and_then(|()| check_finished(unfinished))
+}
+
+/// An error if the exit timeout expired before all was answered.
+fn check_finished(unfinished: Unfinished) -> Result<(), String> {
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
         Unfinished { requests, sequences } => Err(format!(
@@ -298,22 +302,28 @@ fn control_mode(options: &Options) -> repository::Mode {
     }
 }
 
+/// The program that runs models: `--worker-binary`, or the one beside this executable.
+fn worker_binary(options: &Options) -> Result<PathBuf, String> {
+    let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
+    let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
+    if worker.is_file() {
+        return Ok(worker);
+    }
+    Err(format!(
+        "the worker '{}', which runs the models, does not exist: it belongs beside pharos and comes with it, so reinstall \
+         the package that pharos came with, or copy pharos-worker from there (from source: `cargo build --release` \
+         makes both); --worker-binary names another",
+        worker.display()
+    ))
+}
+
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
     devices: Arc<Devices>,
     descriptors: Arc<Descriptors>,
 ) -> Result<engine::Settings, String> {
-    let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
-    let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
-    if !worker.is_file() {
-        return Err(format!(
-            "the worker '{}', which runs the models, does not exist: it belongs beside pharos and comes with it, so reinstall \
-             the package that pharos came with, or copy pharos-worker from there (from source: `cargo build --release` \
-             makes both); --worker-binary names another",
-            worker.display()
-        ));
-    }
+    let worker = worker_binary(options)?;
     match &onnxruntime {
         Some(library) => tracing::info!("ONNX models run on ONNX Runtime, {}", library.display()),
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),

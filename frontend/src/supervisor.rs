@@ -450,10 +450,7 @@ async fn read(
             }
             ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(said(reason)))),
         }
-        match link.ring.fault() {
-            Some(fault) => Err(io::Error::other(fault)),
-            None => Ok(()),
-        }
+        link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
     };
     let (ring_of, taken_to) = (link.clone(), (cache.clone(), driver.series.clone()));
     let mut pump = tokio::spawn(async move { ring_of.ring.pump(&taken_to.0, &taken_to.1).await });

@@ -5,7 +5,7 @@
 
 use super::config::{InstanceKind, ModelConfig, Scheduling};
 use super::proto::model_config::SchedulingChoice;
-use super::proto::model_optimization_policy::ModelPriority;
+use super::proto::model_optimization_policy::{ExecutionAccelerators, ModelPriority};
 use super::session::PARAMETERS;
 use super::{normalize, proto};
 
@@ -35,6 +35,8 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
     found.extend(without_effect.map(|(field, _, why)| format!("'{field}' has no effect: {why}")));
     found
 }
+
+const OF_ONNX: &str = "it is an option of the backend onnxruntime";
 
 /// A field, whether it is given, and why it has no effect.
 type Row = (&'static str, bool, &'static str);
@@ -102,17 +104,12 @@ fn of_instances(config: &ModelConfig) -> Vec<Row> {
 fn of_optimization(config: &ModelConfig) -> Vec<Row> {
     let Some(all) = &config.proto.optimization else { return Vec::new() };
     let is_onnx = config.backend == "onnxruntime";
-    let accelerators = all.execution_accelerators.clone().unwrap_or_default();
-    let on_processors = !config.instance_groups.iter().any(|group| group.kind == InstanceKind::Gpu);
-    let on_gpus = config.instance_groups.iter().all(|group| group.kind == InstanceKind::Gpu);
-    let gpu = !accelerators.gpu_execution_accelerator.is_empty();
     let pinned = "the pool of --pinned-memory-pool-byte-size is for all models; 0 turns it off";
     let off = |buffer: &Option<proto::model_optimization_policy::PinnedMemoryBuffer>| {
         buffer.is_some_and(|buffer| !buffer.enable)
     };
-    let of_onnx = "it is an option of the backend onnxruntime";
-    vec![
-        ("optimization.graph", all.graph.is_some_and(|graph| graph.level != 0) && !is_onnx, of_onnx),
+    let mut rows = vec![
+        ("optimization.graph", all.graph.is_some_and(|graph| graph.level != 0) && !is_onnx, OF_ONNX),
         (
             "optimization.priority",
             all.priority() != ModelPriority::PriorityDefault,
@@ -122,22 +119,6 @@ fn of_optimization(config: &ModelConfig) -> Vec<Row> {
             "optimization.cuda",
             all.cuda.is_some(),
             "CUDA graphs, busy waiting and streams of outputs are not used: each batch has memory of its own",
-        ),
-        ("optimization.execution_accelerators.gpu_execution_accelerator", gpu && !is_onnx, of_onnx),
-        (
-            "optimization.execution_accelerators.gpu_execution_accelerator",
-            gpu && is_onnx && on_processors,
-            "no instance of the model runs on a GPU",
-        ),
-        (
-            "optimization.execution_accelerators.cpu_execution_accelerator",
-            !accelerators.cpu_execution_accelerator.is_empty() && is_onnx && on_gpus,
-            "all instances of the model run on GPUs",
-        ),
-        (
-            "optimization.execution_accelerators.cpu_execution_accelerator",
-            !accelerators.cpu_execution_accelerator.is_empty() && !is_onnx,
-            of_onnx,
         ),
         ("optimization.input_pinned_memory", off(&all.input_pinned_memory), pinned),
         ("optimization.output_pinned_memory", off(&all.output_pinned_memory), pinned),
@@ -151,6 +132,33 @@ fn of_optimization(config: &ModelConfig) -> Vec<Row> {
             all.eager_batching,
             "the next batch is prepared while one is executed wherever that cannot make it smaller",
         ),
+    ];
+    rows.extend(of_accelerators(config, &all.execution_accelerators.clone().unwrap_or_default()));
+    rows
+}
+
+fn of_accelerators(config: &ModelConfig, accelerators: &ExecutionAccelerators) -> [Row; 4] {
+    let is_onnx = config.backend == "onnxruntime";
+    let on_processors = !config.instance_groups.iter().any(|group| group.kind == InstanceKind::Gpu);
+    let on_gpus = config.instance_groups.iter().all(|group| group.kind == InstanceKind::Gpu);
+    let gpu = !accelerators.gpu_execution_accelerator.is_empty();
+    [
+        ("optimization.execution_accelerators.gpu_execution_accelerator", gpu && !is_onnx, OF_ONNX),
+        (
+            "optimization.execution_accelerators.gpu_execution_accelerator",
+            gpu && is_onnx && on_processors,
+            "no instance of the model runs on a GPU",
+        ),
+        (
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            !accelerators.cpu_execution_accelerator.is_empty() && is_onnx && on_gpus,
+            "all instances of the model run on GPUs",
+        ),
+        (
+            "optimization.execution_accelerators.cpu_execution_accelerator",
+            !accelerators.cpu_execution_accelerator.is_empty() && !is_onnx,
+            OF_ONNX,
+        ),
     ]
 }
 
@@ -158,12 +166,11 @@ fn of_session(config: &ModelConfig) -> Vec<Row> {
     let given = |key: &str| config.parameters.contains_key(key);
     let is_onnx = config.backend == "onnxruntime";
     let runs_onnx = is_onnx || config.backend == "tract";
-    let of_onnx = "it is an option of the backend onnxruntime";
     let session = config.parameters.keys().any(|key| key.starts_with("session."));
-    let own = PARAMETERS.iter().map(|key| (*key, given(key) && !is_onnx && runs_onnx, of_onnx));
+    let own = PARAMETERS.iter().map(|key| (*key, given(key) && !is_onnx && runs_onnx, OF_ONNX));
     let mut rows: Vec<Row> = own.collect();
     rows.extend([
-        ("parameters session.*", session && !is_onnx && runs_onnx, of_onnx),
+        ("parameters session.*", session && !is_onnx && runs_onnx, OF_ONNX),
         (
             "memory.enable_memory_arena_shrinkage",
             given("memory.enable_memory_arena_shrinkage") && runs_onnx,

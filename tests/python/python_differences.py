@@ -64,6 +64,11 @@ DIFFERENCES = [
         ("", "ValueError: a negative time", ""),
     ),
     Difference(
+        ("error: an empty text",),
+        "An error without a text: Triton's client gets an empty one.",
+        ("the model reported an error without a message", "the model reported an error without a message"),
+    ),
+    Difference(
         ("load: no_file",),
         "Triton hangs when there is no model.py.",
         ("model.py",),

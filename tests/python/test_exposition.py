@@ -49,7 +49,7 @@ def test_histograms_count_what_the_counters_count(server):
     assert value(text, f"pharos_batch_size_count{labels}") == value(text, f"nv_inference_exec_count{labels}")
     assert value(text, f"pharos_batch_size_sum{labels}") == value(text, f"nv_inference_count{labels}")
     sent = re.findall(r'^pharos_batches_total\{model="simple",reason="(\w+)",version="1"\} (\d+)$', text, re.M)
-    assert [reason for reason, _ in sent] == ["preferred", "full", "delay", "timeout", "shape", "idle", "drain"]
+    assert [reason for reason, _ in sent] == ["preferred", "full", "delay", "shape", "idle", "drain"]
     assert sum(int(count) for _, count in sent) == value(text, f"nv_inference_exec_count{labels}")
 
 

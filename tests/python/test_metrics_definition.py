@@ -148,7 +148,7 @@ def test_help_stays_grouped_and_shows_the_commands():
 @pytest.mark.parametrize(
     "option,words",
     [
-        ("--metrics-mode=all", ["--metrics-mode", "'all'", "tslog, prometheus, both, log, legacy"]),
+        ("--metrics-mode=all", ['invalid --metrics-mode "all"', "tslog, prometheus, both, log, legacy"]),
         ("--metrics-config=latencies=true", ["--metrics-config", "latencies", "counter_latencies", "or a file"]),
         ("--metrics-config=summary_quantiles=7", ["--metrics-config", "'7'", "0.5:0.05"]),
     ],

@@ -297,20 +297,25 @@ runpy.run_path(sys.argv[1])["_remove_unused"](sys.argv[2], "mine")
 
 
 def test_unused_archives_are_removed_by_several_at_once(tmp_path):
-    """Each may find gone what it has just seen; what is in use stays."""
+    """Each may find gone what it has just seen; what is in use stays, and so do files with names of others."""
     import fcntl
 
     old = time.time() - 7200
-    for number in range(300):
-        (tmp_path / f"{number}").mkdir()
-        (tmp_path / f"{number}" / "code.py").touch()
+    names = [f"{number:032x}" for number in range(301)]
+    *unused, new = names
+    kept = ["poetry", unused[7]]
+    for name in [*unused, "poetry"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").touch()
         for ending in ("lock", "making"):
-            (tmp_path / f"{number}.{ending}").touch()
-        os.utime(tmp_path / f"{number}.lock", (old, old))
-    (tmp_path / "new.lock").touch()
-    with (tmp_path / "7.lock").open() as held:
+            (tmp_path / f"{name}.{ending}").touch()
+        os.utime(tmp_path / f"{name}.lock", (old, old))
+    (tmp_path / f"{new}.lock").touch()
+    (tmp_path / ".pharos-directory").touch()
+    with (tmp_path / f"{unused[7]}.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         run = lambda: subprocess.Popen([sys.executable, "-c", REMOVES, HOME / "archive.py", tmp_path], stderr=subprocess.PIPE)
         for process in [run() for _ in range(6)]:
             assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "7.lock", "7.making", "new.lock"]
+    expected = [".pharos-directory", f"{new}.lock", *(f"{name}{ending}" for name in kept for ending in ("", ".lock", ".making"))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(expected)

@@ -126,7 +126,8 @@ def test_lines_are_those_of_torchserve(start):
         assert calendar.timegm(local) - seconds == time.localtime(seconds).tm_gmtoff
     # The questions whether the server is ready yet were also answered by 400.
     refused = total(server.scrape(), "Requests4XX")
-    assert sum(float(fields["value"]) for fields in by_name(found, "Requests4XX")) == refused >= 1
+    told = lambda: sum(float(fields["value"]) for fields in by_name(lines(server, "ts_metrics"), "Requests4XX"))  # noqa: E731
+    assert refused >= 1 and eventually("the lines of all refusals", 5, lambda: told() == refused)
     assert {fields["rid"] for fields in by_name(found, "PredictionTime")} == {"my-id"}
     assert re.fullmatch(r"\d+\.0", by_name(found, "QueueTime")[0]["value"])
     assert re.fullmatch(r"\d+\.\d{1,3}", by_name(found, "ts_queue_latency_microseconds")[0]["value"])

@@ -205,14 +205,18 @@ fn agents_are_checked_or_refused() {
     }
 }
 
+/// The session options of an ONNX model that is configured so.
+fn options(more: &str) -> Result<SessionOptions, String> {
+    let config = complete("m", &format!("backend: 'onnxruntime' {IO} {more}"))?;
+    config.session_options().map_err(|error| error.to_string())
+}
+
+fn parameter(key: &str, value: &str) -> String {
+    format!("parameters {{ key: '{key}' value {{ string_value: '{value}' }} }} ")
+}
+
 #[test]
 fn sessions_have_tritons_options() {
-    let options = |more: &str| {
-        let config = complete("m", &format!("backend: 'onnxruntime' {IO} {more}"))?;
-        config.session_options().map_err(|error| error.to_string())
-    };
-    let parameter =
-        |key: &str, value: &str| format!("parameters {{ key: '{key}' value {{ string_value: '{value}' }} }} ");
     assert_eq!(options(""), Ok(SessionOptions::default()));
     for (level, expected) in
         [(-1, GraphLevel::Basic), (0, GraphLevel::All), (1, GraphLevel::Extended), (2, GraphLevel::Disabled)]
@@ -242,6 +246,10 @@ fn sessions_have_tritons_options() {
     };
     assert_eq!(options(&format!("{text} model_operations {{ op_library_filename: 'ops.so' }}")), Ok(expected));
     assert_eq!(options(&parameter("intra_op_thread_count", "0")), Ok(SessionOptions::default()));
+}
+
+#[test]
+fn wrong_options_of_sessions_are_refused() {
     for (text, why) in [
         (
             parameter("execution_mode", "2"),
