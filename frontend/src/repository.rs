@@ -53,6 +53,7 @@ use poll::{Look, Poll};
 pub(crate) use responses::Responses;
 use retire::Retired;
 pub(crate) use serving::Serving;
+pub(crate) use source::Registered;
 use source::Sources;
 
 /// When models are loaded and unloaded.
@@ -80,6 +81,8 @@ pub enum AtStart {
 pub struct Settings {
     /// Where models come from.
     pub repositories: Vec<cli::Place>,
+    /// Directories that are registered as models while the server runs, if any can be.
+    pub registered: Option<Registered>,
     /// Models of the same name may be in several of them, and are told apart by those.
     pub namespaces: bool,
     /// The name of the model where a repository is one itself.

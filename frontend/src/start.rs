@@ -1,5 +1,6 @@
 //! The start and the end of the server, in order.
 
+mod clouds;
 mod home;
 mod listen;
 mod open_loading;
@@ -25,9 +26,11 @@ use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
 use crate::process::HostPolicies;
 use crate::receiving::Budget;
+use crate::repository::Registered;
 use crate::system::{self, Devices, Gpus, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{directories, log, onnxruntime, repository, shared_memory, trace, tslog};
+use clouds::Clouds;
 use home::Home;
 use listen::Listeners;
 
@@ -111,7 +114,8 @@ async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descript
     let metrics = source.read()?;
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let logs = metric_logs(options, metrics.names_mode);
-    let (engine, system) = engine(options, metrics, descriptors).await?;
+    let clouds = Clouds::new(options, plan.is_some())?;
+    let (engine, system) = engine(options, metrics, (descriptors, clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let reread = Arc::new(Notify::new());
@@ -121,10 +125,10 @@ async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descript
     let listeners = Listeners { options, engine: &engine, life: life.clone(), reread, budget: budget.clone() };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
-    let mut listeners = listeners.open(&guards).await?;
+    let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
     let mut home = plan.map(|plan| Home::new(plan, &engine, (life, guards, budget))).transpose()?;
     let loaded = tokio::select! {
-        loaded = load(&engine, options, home.as_mut()) => loaded.map(|tasks| listeners.extend(tasks)),
+        loaded = load(&engine, options, (home.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && ends.seen == 0 {
@@ -163,8 +167,13 @@ fn check_finished(unfinished: Unfinished) -> Result<(), String> {
 
 /// Loads the models, and with TorchServe's endpoints what is registered at the start. Gives the tasks of the ports that
 /// this opens.
-async fn load(engine: &Engine, options: &Options, home: Option<&mut Home>) -> Result<Vec<JoinHandle<()>>, String> {
+async fn load(
+    engine: &Engine,
+    options: &Options,
+    (home, clouds): (Option<&mut Home>, &Clouds),
+) -> Result<Vec<JoinHandle<()>>, String> {
     report(engine.load().await.map_err(|error| error.to_string())?, options)?;
+    clouds.models_are_loaded(engine).await?;
     match home {
         Some(home) => home.start().await,
         None => Ok(Vec::new()),
@@ -261,7 +270,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     metrics: Definition,
-    descriptors: Arc<Descriptors>,
+    (descriptors, registered): (Arc<Descriptors>, Option<Registered>),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -278,7 +287,8 @@ async fn engine(
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
-    let settings = settings(options, library, devices, descriptors)?;
+    let mut settings = settings(options, library, devices, descriptors)?;
+    settings.repository.registered = registered;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -339,6 +349,7 @@ fn settings(
         shared_memory,
         repository: repository::Settings {
             repositories: options.models.places(),
+            registered: None,
             namespaces: options.models.namespacing,
             cache_directory: options.models.cache_directory.clone(),
             program: program(options, worker, onnxruntime)?,

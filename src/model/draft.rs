@@ -73,6 +73,11 @@ impl Draft {
         &self.proto.name
     }
 
+    /// Gives the model a name in place of the one that the configuration says.
+    pub fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.proto.name);
+    }
+
     /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
     pub fn model_file(&self) -> &str {
         &self.proto.default_model_filename

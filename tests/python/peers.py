@@ -76,10 +76,8 @@ class Triton:
         self.http = self.grpc = self.metrics = ""
         self.process = None
 
-    def ensure(self):
-        """Starts it unless it runs; raises if it does not become ready."""
-        if self.process and self.process.poll() is None:
-            return
+    def launch(self):
+        """Starts it and does not wait."""
         http, grpc, metrics = free_ports(3)
         ports = {"HTTP_PORT": http, "GRPC_PORT": grpc, "METRICS_PORT": metrics}
         environment = os.environ | {key: str(port) for key, port in ports.items()} | self.environment
@@ -87,6 +85,12 @@ class Triton:
         with open(self.log, "ab") as log:
             command = [str(script("triton")), str(self.repository), *self.options]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def ensure(self):
+        """Starts it unless it runs; raises if it does not become ready."""
+        if self.process and self.process.poll() is None:
+            return
+        self.launch()
         end = time.monotonic() + START_S
         while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > end:

@@ -73,13 +73,10 @@ impl Dispatch {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
-        let settings = &self.edge.settings;
         if let Some(refused) = restrict::refusal(&self.edge, request.uri().path(), request.headers()) {
             return Box::pin(std::future::ready(Ok(refused)));
         }
-        let chunked = request.headers().contains_key(TRANSFER_ENCODING);
-        let pace = Pace { patience: settings.body_timeout, chunked };
-        let request = request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))));
+        let request = paced(&self.edge, request);
         match plain_infer(&request) {
             Some(path) => {
                 let edge = self.edge.clone();
@@ -88,6 +85,17 @@ impl Dispatch {
             None => Box::pin(self.router.clone().call(request)),
         }
     }
+}
+
+/// A request whose body has to arrive in time.
+pub(super) fn paced<B>(edge: &Edge, request: Request<B>) -> Request<Body>
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    let chunked = request.headers().contains_key(TRANSFER_ENCODING);
+    let pace = Pace { patience: edge.settings.body_timeout, chunked };
+    request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))))
 }
 
 /// The model of a `POST /v2/models/M/infer` without version and without encoded characters. The table of routes answers

@@ -5,6 +5,7 @@
 
 mod answer;
 pub(crate) mod body;
+pub mod cloud;
 pub mod codec;
 mod compression;
 mod dashboard;
@@ -110,11 +111,15 @@ pub async fn serve(
 ) {
     let edge = Edge { engine: engine.clone(), settings: Arc::new(settings) };
     let dispatch = Dispatch { router: routes(edge.clone()), edge };
-    let refused = move |status| {
+    listener::serve(listener, (Speaks::Http, connections), dispatch, refused(engine), life).await;
+}
+
+/// Counts what is refused before it is a request, by its status.
+fn refused(engine: Engine) -> impl Fn(u16) + Clone + Send + 'static {
+    move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         engine.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
-    };
-    listener::serve(listener, (Speaks::Http, connections), dispatch, refused, life).await;
+    }
 }
 
 /// The table of routes.

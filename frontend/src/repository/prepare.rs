@@ -193,7 +193,10 @@ fn prepare(settings: &Settings, sources: &Sources, model: &str, given: Option<&G
     };
     let contents = scan::contents(local.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
-    let draft = draft(settings, &contents, given).map_err(unreadable)?;
+    let mut draft = draft(settings, &contents, given).map_err(unreadable)?;
+    if given.is_none() && sources.name_model(model) {
+        draft.rename(sources.without_namespace(model));
+    }
     let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
     checksums::verify(local.path(), &sums).map_err(unreadable)?;
     let configuration =

@@ -2,6 +2,7 @@
 //! store somewhere else of which copies are kept here.
 
 mod namespaces;
+mod registered;
 mod single;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use super::given::Places;
 use super::objects::Objects;
 use super::{Settings, scan};
 use crate::cli::Place;
+pub(crate) use registered::Registered;
 use single::Single;
 
 /// A repository.
@@ -50,6 +52,11 @@ pub(crate) trait Source: Debug + Send + Sync {
     /// The name of the model that it is, if it is no directory of models.
     fn is_model(&self) -> Option<String> {
         None
+    }
+
+    /// Whether it names its models itself, whatever their configurations call them.
+    fn names_models(&self) -> bool {
+        false
     }
 
     /// The files of a model as they are now; `None` if there is no such model. Of what is given out nothing may change
@@ -193,7 +200,8 @@ impl Sources {
                 Place::Objects(address) => Box::new(Objects::new(address.clone(), copies, cache.clone())?),
             })
         };
-        let all = settings.repositories.iter().map(source).collect::<Result<_, _>>()?;
+        let registered = settings.registered.clone().map(|registered| Ok(Box::new(registered) as Box<dyn Source>));
+        let all = settings.repositories.iter().map(source).chain(registered).collect::<Result<_, _>>()?;
         Ok(Self { all, namespaces: false })
     }
 
@@ -251,6 +259,14 @@ impl Sources {
                  served too",
                 names.join(", ")
             );
+        }
+    }
+
+    /// Whether a model is called as its repository says, whatever its configuration calls it.
+    pub(crate) fn name_model(&self, model: &str) -> bool {
+        match self.in_namespace(model) {
+            Some((source, _)) => source.names_models(),
+            None => self.sources().any(|source| source.names_models() && source.has(model)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The listeners: what each is told, and the files that are read again while they serve.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use crate::access::{Access, Forward};
 use crate::cli::{Options, TlsOptions};
 use crate::descriptors;
 use crate::engine::Engine;
+use crate::http::cloud::Platform;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
 use crate::reread::{self, Reread};
@@ -36,8 +37,12 @@ pub(super) struct Listeners<'a> {
 }
 
 impl Listeners<'_> {
-    /// Opens the listeners and serves on them.
-    pub(super) async fn open(&self, guards: &ServerAccess) -> Result<Vec<JoinHandle<()>>, String> {
+    /// Opens the listeners and serves on them; those of cloud platforms for each of `platforms`.
+    pub(super) async fn open(
+        &self,
+        guards: &ServerAccess,
+        platforms: Vec<Platform>,
+    ) -> Result<Vec<JoinHandle<()>>, String> {
         let Self { options, engine, .. } = self;
         let mut tasks = Vec::new();
         if options.http.allow {
@@ -45,6 +50,9 @@ impl Listeners<'_> {
         }
         if options.grpc.allow {
             tasks.push(self.grpc(guards)?);
+        }
+        for platform in platforms {
+            tasks.push(self.cloud(guards, platform)?);
         }
         if options.metrics.allow {
             let wanted = (options.metrics_address(), options.metrics.port, false);
@@ -70,20 +78,40 @@ impl Listeners<'_> {
     fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.http_clients;
-        let settings = http::Settings {
-            max_input_size: options.http.max_input_size,
-            restricted: guards.http.clone(),
-            access: guards.tokens.clone(),
-            forward: Forward::new(clients.forward.clone(), &guards.tokens),
-            body_timeout: options.patience.body,
-            budget: self.budget.clone(),
-        };
+        let forward = Forward::new(clients.forward.clone(), &guards.tokens);
+        let settings = http::Settings { forward, ..self.http_settings(guards) };
         let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
         let listener = bind("HTTP", "--http-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, tls, most);
         Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
+    }
+
+    /// The settings that all listeners of the v2 protocol over HTTP share. Headers are not forwarded.
+    fn http_settings(&self, guards: &ServerAccess) -> http::Settings {
+        http::Settings {
+            max_input_size: self.options.http.max_input_size,
+            restricted: guards.http.clone(),
+            access: guards.tokens.clone(),
+            forward: Forward::default(),
+            body_timeout: self.options.patience.body,
+            budget: self.budget.clone(),
+        }
+    }
+
+    /// Opens the listener of a cloud platform: without TLS and on all addresses, as in Triton.
+    fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<JoinHandle<()>, String> {
+        let Options { sagemaker, vertex_ai, http_clients, .. } = self.options;
+        let (what, flag, port) = match &platform {
+            Platform::SageMaker(_) => ("SageMaker", "--sagemaker-port", sagemaker.port),
+            Platform::VertexAi(_) => ("Vertex AI", "--vertex-ai-port", vertex_ai.port),
+        };
+        let listener = bind(what, flag, (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, false))?;
+        let most = http_clients.max_connections.unwrap_or_else(descriptors::connections);
+        let settings = (self.http_settings(guards), self.connections(Listener::Http, None, most));
+        let (engine, life) = (self.engine.clone(), self.life.clone());
+        Ok(tokio::spawn(http::cloud::serve(listener, engine, settings, platform, life)))
     }
 
     fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {

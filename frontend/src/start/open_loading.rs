@@ -15,6 +15,9 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan>, guards: &ServerAccess
         return;
     }
     let mut open = of_server(options, guards);
+    if plan.is_none() {
+        open.extend(of_clouds(options, guards));
+    }
     open.extend(plan.map(|plan| of_torchserve(&plan.settings, guards)).unwrap_or_default());
     if open.is_empty() {
         return;
@@ -43,6 +46,20 @@ fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
     ];
     let open = listeners.into_iter().filter(|(_, allowed, address, _, rules)| *allowed && is_open(*address, rules));
     open.map(|(name, _, address, port, _)| format!("{name} on {}", SocketAddr::new(address, port))).collect()
+}
+
+/// The addresses of cloud platforms that are open. The listeners are on all addresses.
+fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
+    if options.models.control_mode != ControlMode::Explicit {
+        return Vec::new();
+    }
+    let any = IpAddr::from([0, 0, 0, 0]);
+    let listeners = [
+        ("SageMaker", options.sagemaker.allow, options.sagemaker.port),
+        ("Vertex AI", options.vertex_ai.allow, options.vertex_ai.port),
+    ];
+    let open = listeners.into_iter().filter(|(_, allowed, _)| *allowed && is_open(any, &guards.http));
+    open.map(|(name, _, port)| format!("{name} on {}", SocketAddr::new(any, port))).collect()
 }
 
 /// TorchServe's addresses that are open. Both of a protocol take loads: the one TorchServe's, the other the v2 protocol's.

@@ -1,0 +1,59 @@
+//! The endpoints of cloud platforms at the start of the server.
+
+use crate::cli::{ControlMode, Options};
+use crate::engine::Engine;
+use crate::http::cloud::{Platform, SageMaker, VertexAi};
+use crate::repository::Registered;
+
+/// The platforms whose endpoints are served.
+pub(super) struct Clouds {
+    sagemaker: Option<SageMaker>,
+    vertex_ai: Option<VertexAi>,
+}
+
+impl Clouds {
+    /// The platforms that the options name, set up as the environment of the container says. With TorchServe's endpoints there
+    /// are none.
+    ///
+    /// # Errors
+    /// A variable is missing, or has a value that is not allowed.
+    pub(super) fn new(options: &Options, torchserve: bool) -> Result<Self, String> {
+        let variable = |name: &str| std::env::var(name).ok();
+        let Options { sagemaker, vertex_ai, .. } = options;
+        let has_effect = |flag: &str, allow: bool| {
+            if allow && torchserve {
+                tracing::info!("{flag} has no effect: TorchServe's endpoints are served in place of Triton's");
+            }
+            allow && !torchserve
+        };
+        let sagemaker = has_effect("--allow-sagemaker", sagemaker.allow).then(|| {
+            let explicit = options.models.control_mode == ControlMode::Explicit;
+            SageMaker::new(explicit.then(Registered::default), variable)
+        });
+        let vertex_ai = has_effect("--allow-vertex-ai", vertex_ai.allow)
+            .then(|| VertexAi::new(vertex_ai.default_model.clone(), variable));
+        Ok(Self { sagemaker: sagemaker.transpose()?, vertex_ai: vertex_ai.transpose()? })
+    }
+
+    /// What requests register as models.
+    pub(super) fn registered(&self) -> Option<Registered> {
+        self.sagemaker.as_ref()?.registered()
+    }
+
+    /// What listeners are opened for.
+    pub(super) fn platforms(&self) -> Vec<Platform> {
+        let sagemaker = self.sagemaker.clone().map(Platform::SageMaker);
+        sagemaker.into_iter().chain(self.vertex_ai.clone().map(Platform::VertexAi)).collect()
+    }
+
+    /// Called when the models of the start are loaded.
+    ///
+    /// # Errors
+    /// Vertex AI has no default model.
+    pub(super) async fn models_are_loaded(&self, engine: &Engine) -> Result<(), String> {
+        match &self.vertex_ai {
+            Some(vertex_ai) => vertex_ai.settle(engine).await,
+            None => Ok(()),
+        }
+    }
+}
