@@ -1,7 +1,7 @@
 //! Writes the metric logs: one thread that sleeps until something is recorded, then writes every few milliseconds.
 //!
 //! No request waits for its lines: handing one over to the thread and back would cost more than a small request takes.
-//! They are written [`LINGER`] after the first sample if the thread slept, otherwise within [`TICK`].
+//! They are written `LINGER` after the first sample if the thread slept, otherwise within `TICK`.
 //!
 //! What is written decides `pharos::metrics::journal`, how a line looks `pharos::metrics::tslog`; here are the thread, the
 //! time and the files. Inference never waits for any of it: a full disk costs lines, which are counted.
