@@ -211,8 +211,8 @@ def test_sigterm_drains(start):
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [n])) for n in range(8)]
-        name = "nv_inference_pending_request_count"
-        eventually("requests are in flight", 5, lambda: total(server.scrape(), name, model="delay_200") >= 1)
+        accepted = lambda: total(server.scrape(), "ts_inference_requests_total", model_name="delay_200")  # noqa: E731
+        eventually("all requests are accepted", 5, lambda: accepted() == 8)
         server.process.send_signal(signal.SIGTERM)
         answers = [future.result() for future in futures]
     for n, (status, answer) in enumerate(answers):
