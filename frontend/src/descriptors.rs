@@ -1,4 +1,4 @@
-//! How many instances the limit of open files allows. Each instance takes descriptors of this process for as long as it is there:
+//! How many instances the limit of open files allows. Each instance holds descriptors of this process while it exists:
 //! its socket, its memory, its output. A load that would take more than are left fails with that reason, so that neither
 //! connections nor other models find the process without descriptors.
 

@@ -206,7 +206,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     Ok(Some((text, found.uid())))
 }
 
-/// Writes a file that has a name of its own from the moment in which it is whole. A file that is there is replaced if it is a
+/// Writes a file under a temporary name, then renames it. An existing file is replaced if it is a
 /// regular file of this user and `is_ours` knows its text; it is never written to, and no link is followed.
 ///
 /// # Errors
@@ -245,7 +245,8 @@ fn is_marked(path: &Path) -> bool {
     read.is_ok() && text == MARK
 }
 
-/// Several servers and threads may do so at once: the text is written under another name, so that nobody reads half of it.
+/// Marks a directory as made by the server. The marker is written under a temporary name and renamed: several servers and
+/// threads may do so at once, and none of them reads a partial marker.
 fn mark(path: &Path) -> io::Result<()> {
     let own = format!("{MARKER}.{}-{:?}", std::process::id(), std::thread::current().id());
     let part = path.join(own);

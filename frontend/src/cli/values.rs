@@ -85,7 +85,7 @@ pub(super) fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
     let (host, port) = without("udp:").unwrap_or(text).rsplit_once(':').ok_or(allowed)?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let port = port.parse().map_err(|_| format!("'{port}' is no port from 0 to 65535; {allowed}"))?;
-    // Of what is left of an IPv6 address without brackets, nobody knows where it ends.
+    // Without brackets, the end of an IPv6 address cannot be told from the port.
     let bare = host.contains(':') && !text.contains('[');
     if host.is_empty() || host.contains('/') || bare {
         Err(allowed.to_owned())

@@ -178,7 +178,7 @@ impl LogFile {
     fn append(&mut self, lines: &str) -> Result<(), (io::Error, u64)> {
         self.ready().map_err(|error| (error, count(lines)))?;
         let Some(file) = &mut self.file else { return Ok(()) };
-        // The line that was cut is lost, and already counted; the next begins on a line of its own.
+        // The partial line is lost and already counted; a line break keeps the next line apart from it.
         if self.cut {
             file.write_all(b"\n").map_err(|error| (error, count(lines)))?;
             self.cut = false;

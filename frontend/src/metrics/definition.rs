@@ -41,7 +41,7 @@ impl Source {
         for suspicion in catalog.suspicions() {
             tracing::warn!("metrics from {self}: {suspicion}");
         }
-        // The mode of the shipped definition is nobody's wish.
+        // The mode in the shipped definition is a default, not a choice of the user.
         let named = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
         let catalog = match self.usual_mode.filter(|_| !named) {
             Some(mode) => catalog.with_mode(mode),

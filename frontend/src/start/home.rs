@@ -68,8 +68,8 @@ impl Home {
         Ok(tasks)
     }
 
-    /// Ends the wait for workers, writes the last snapshot and removes the tokens, which are no longer valid. A server whose start was not finished has
-    /// neither: its models are not all registered, and a snapshot of them would replace a complete one.
+    /// Ends the wait for workers, writes the last snapshot and removes the tokens, which are no longer valid. After an
+    /// unfinished start it does nothing: not all models are registered, and their snapshot would replace a complete one.
     pub(super) fn stopping(&self) {
         if self.start.is_some() {
             return;

@@ -1,5 +1,5 @@
-//! Warns when models can be loaded by request without a token from other machines: a model is code, so whoever reaches such
-//! an address can run code here.
+//! Warns when models can be loaded by request without a token from other machines: a model is code, so every
+//! client that reaches such an address can run code on this machine.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -18,7 +18,7 @@ use super::Local;
 /// The configuration of a model.
 const CONFIG: &str = "config.pbtxt";
 
-/// A model in a place of its own.
+/// A repository path that is itself a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Single {
     pub(super) name: String,
@@ -115,8 +115,8 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     Ok(Some(Files::Loose(links)))
 }
 
-/// The model file among these, with the name under which a backend looks for it; `None` if there is none, or several of
-/// other names or archives.
+/// The model file among these, with the name under which a backend looks for it; `None` without one, or if several files
+/// with other names or several archives could be meant.
 fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
     let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, usual_model_file(file)?))).collect();
     let by_name = known.iter().find(|(file, usual)| file == usual && !file.ends_with(".mar"));
