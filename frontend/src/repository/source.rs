@@ -125,6 +125,11 @@ impl Directory {
     fn single(&self) -> io::Result<Option<Single>> {
         Single::find(&self.path, self.model_name.as_deref())
     }
+
+    /// Whether a directory of models has this one.
+    fn has_directory(&self, model: &str) -> bool {
+        !scan::is_hidden(model) && self.path.join(model).is_dir()
+    }
 }
 
 impl Source for Directory {
@@ -156,7 +161,7 @@ impl Source for Directory {
     fn has(&self, model: &str) -> bool {
         match self.single() {
             Ok(Some(single)) => single.name == model,
-            _ => !scan::is_hidden(model) && self.path.join(model).is_dir(),
+            _ => self.has_directory(model),
         }
     }
 
@@ -168,7 +173,7 @@ impl Source for Directory {
         match self.single()? {
             Some(single) if single.name == model => single.local(&self.links).map(Some),
             Some(_) => Ok(None),
-            None => Ok(self.has(model).then(|| Local::lasting(self.path.join(model)))),
+            None => Ok(self.has_directory(model).then(|| Local::lasting(self.path.join(model)))),
         }
     }
 }

@@ -88,15 +88,17 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let mut entries: Vec<(OsString, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(place)? {
         let entry = entry?;
-        if !scan::is_hidden(&entry.file_name().to_string_lossy()) {
-            entries.push((entry.file_name(), entry.path()));
+        if scan::is_hidden(&entry.file_name().to_string_lossy()) {
+            continue;
         }
+        // Asked for each model at each load: the first model of a directory of models ends the search.
+        if entry.path().is_dir() && is_model(&entry.path()) {
+            return Ok(None);
+        }
+        entries.push((entry.file_name(), entry.path()));
     }
     entries.sort();
     let directories: Vec<_> = entries.iter().filter(|(_, path)| path.is_dir()).collect();
-    if directories.iter().any(|(_, path)| is_model(path)) {
-        return Ok(None);
-    }
     let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
     let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
     let has_file = |path: &Path| names(path).iter().any(|name| usual_model_file(name).is_some());
