@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
+    // Relative to the package, where cargo runs this: a build folder that several clones share holds the path of none of them.
+    let proto = Path::new("../proto");
     let own = ["grpc_service.proto", "torchserve_inference.proto", "torchserve_management.proto"];
     for file in own.into_iter().chain(["model_config.proto", "google/rpc/status.proto"]) {
         println!("cargo:rerun-if-changed={}", proto.join(file).display());
     }
-    let files = protox::compile(own, [&proto])?;
+    let files = protox::compile(own, [proto])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("grpc_service.bin"), files.encode_to_vec())?;
     tonic_prost_build::configure()
