@@ -86,7 +86,7 @@ $(VENV)/ready: tests/requirements.txt
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	$(VENV)/bin/python tests/python/prometheus.py
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -rs tests/python
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs tests/python
 
 # The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load, and
 # a hundred reloads under load.
