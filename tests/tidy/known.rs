@@ -89,20 +89,6 @@ pub(crate) const CYCLES: &[Cycle] = &[
     },
     Cycle {
         source: "src/",
-        parent: "",
-        modules: &["infer", "traced"],
-        reason: "a request carries its trace, which holds outputs",
-    },
-    Cycle { source: "src/", parent: "ensemble", modules: &["explain", "plan"], reason: "explanations describe steps" },
-    Cycle { source: "src/", parent: "ensemble", modules: &["run", "stages"], reason: "both describe goals" },
-    Cycle {
-        source: "src/",
-        parent: "metrics",
-        modules: &["builtin", "catalog", "emitter"],
-        reason: "one reading of metrics takes their place",
-    },
-    Cycle {
-        source: "src/",
         parent: "metrics",
         modules: &[
             "cache",
@@ -118,25 +104,6 @@ pub(crate) const CYCLES: &[Cycle] = &[
             "summary",
         ],
         reason: "one reading of metrics takes their place",
-    },
-    Cycle {
-        source: "src/",
-        parent: "model",
-        modules: &[
-            "agents",
-            "autocomplete",
-            "config",
-            "controls",
-            "doubtful",
-            "draft",
-            "normalize",
-            "ragged",
-            "scheduling",
-            "session",
-            "state",
-            "validate",
-        ],
-        reason: "reading, completing and checking a configuration share its types",
     },
     Cycle {
         source: "worker/python/src/",
