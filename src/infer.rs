@@ -4,9 +4,9 @@ use crate::data::Data;
 pub use crate::id::CorrelationId;
 use crate::id::TraceId;
 use crate::region::Slice;
+use crate::request_trace::Traced;
 use crate::tensor::Tensor;
 use crate::timeline::Timeline;
-use crate::traced::Traced;
 
 /// The value of a request's or response's parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,6 +109,13 @@ pub struct InferOutput {
     pub name: String,
     /// Its tensor.
     pub tensor: Tensor,
+}
+
+impl InferOutput {
+    /// Its name and its tensor.
+    pub fn named(&self) -> (&str, &Tensor) {
+        (&self.name, &self.tensor)
+    }
 }
 
 /// An inference response, free of protocols.

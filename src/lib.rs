@@ -5,9 +5,9 @@
 
 pub mod access;
 pub mod arena;
+pub mod batch_split;
 pub mod cache;
 pub mod classification;
-pub mod cut;
 pub mod data;
 pub mod ensemble;
 pub mod error;
@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod model;
 pub mod region;
 pub mod repository;
+pub mod request_trace;
 pub mod scheduler;
 pub mod shared_memory;
 #[allow(unsafe_code)]
@@ -25,5 +26,4 @@ pub mod supervisor;
 pub mod tensor;
 pub mod timeline;
 pub mod trace;
-pub mod traced;
 pub mod wire;

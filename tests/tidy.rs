@@ -5,8 +5,12 @@
 
 #[path = "tidy/checks.rs"]
 mod checks;
+#[path = "tidy/cycles.rs"]
+mod cycles;
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/known.rs"]
+mod known;
 #[path = "tidy/metrics.rs"]
 mod metrics;
 #[path = "tidy/rules.rs"]
@@ -29,6 +33,6 @@ fn the_tree_keeps_the_house_rules() {
     let root = std::env::var_os("PHAROS_TIDY_ROOT").map_or(here, Into::into);
     let files = tree::read(&root);
     assert!(files.iter().any(|file| file.path == "src/lib.rs"), "no source found under {}", root.display());
-    let violations = checks::all(&files);
+    let violations = [checks::all(&files), checks::stale(&files)].concat();
     assert!(violations.is_empty(), "{} violations of the house rules:\n{}", violations.len(), violations.join("\n"));
 }

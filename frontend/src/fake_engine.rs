@@ -9,10 +9,10 @@ use pharos::metrics::exposition::{Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::repository::{IndexEntry, State};
+use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::Instant;
 use pharos::trace::settings::{Mode, Settings, Update, Values};
-use pharos::traced::Traced;
 
 use crate::cli::Tracing;
 use crate::engine::{Endpoint, Protocol, Responses, Route, Shown, Streamed};

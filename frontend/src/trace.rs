@@ -19,9 +19,9 @@ use pharos::error::InferError;
 use pharos::id::{TraceId, Traceparent};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{Cache, Series};
+use pharos::request_trace::{Context, Finished, PartIds, Sink, Traced};
 use pharos::trace::otlp::{Random, SplitMix, span_id};
 use pharos::trace::settings::{Mode, Settings, Update, Values, level_names};
-use pharos::traced::{Context, Finished, PartIds, Sink, Traced};
 
 use crate::cli::Tracing;
 use collector::Exporter;

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{Plan, Step, TensorId};
+use super::graph::{Step, TensorId};
+use super::plan::Plan;
 use super::shape::agree;
 use crate::model::{ModelConfig, Scheduling, TensorSpec};
 use crate::tensor::{DataType, format_shape};

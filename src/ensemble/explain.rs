@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::{Step, Tensor, TensorId};
+use super::graph::{Step, Tensor, TensorId};
 
 /// A plan that is being checked.
 #[derive(Clone, Copy)]

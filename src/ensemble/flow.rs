@@ -8,8 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::plan::{Plan, Step, TensorId};
-use super::run::{Goal, Run};
+use super::goal::Goal;
+use super::graph::{Step, TensorId};
+use super::plan::Plan;
+use super::run::Run;
 use super::stages::Stages;
 use crate::error::InferError;
 

@@ -10,6 +10,8 @@ mod flow;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)]
 mod flow_tests;
+mod goal;
+mod graph;
 mod plan;
 mod run;
 mod shape;
@@ -21,7 +23,8 @@ mod tests;
 pub use check::{check, check_cache};
 pub use dependencies::Dependencies;
 pub use flow::{Call, CallId, DEADLOCK_TEXT, Flow, Output};
-pub use plan::{Plan, Step, TensorId};
+pub use graph::{Step, TensorId};
+pub use plan::Plan;
 pub use shape::fit;
 pub use stages::Stages;
 

@@ -5,36 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::explain;
+use super::graph::{Step, Tensor, TensorId};
 use crate::model::{EnsembleStep, ModelConfig, Scheduling};
-
-/// A tensor of a plan, by its place in [`Plan::tensors`].
-pub type TensorId = usize;
-
-/// A tensor that steps pass to each other, or that goes in or out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
-    /// Its name in the ensemble.
-    pub name: String,
-    /// The step that makes it; `None` for an input of the ensemble.
-    pub producer: Option<usize>,
-    /// The steps that take it, ascending, each once.
-    pub consumers: Vec<usize>,
-}
-
-/// A step with its tensors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// The model to run.
-    pub model: String,
-    /// The repository in which it is looked for first; empty for the ensemble's own.
-    pub namespace: String,
-    /// Its version; `None` for the latest.
-    pub version: Option<u64>,
-    /// The model's inputs with their tensors, by name.
-    pub inputs: Vec<(String, TensorId)>,
-    /// The model's outputs with their tensors, by name.
-    pub outputs: Vec<(String, TensorId)>,
-}
 
 /// A plan whose steps can all run, in some order, once its inputs are there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,68 +5,13 @@
 
 use std::sync::Arc;
 
-use super::plan::{Plan, TensorId};
-use super::stages::Stages;
+use super::goal::{Goal, distinct};
+use super::graph::TensorId;
+use super::plan::Plan;
 
-/// What a stage is to make for a request: the same for each time that the stage is run.
-#[derive(Debug)]
-pub(super) struct Goal {
-    /// Whether each step of the plan is to run in this stage.
-    needed: Vec<bool>,
-    /// How many want each tensor: steps of this stage, and what comes behind it.
-    wanted: Vec<usize>,
-    /// The tensors that the decoupled step at the end takes, or that the response is made of; each once.
-    ends: Vec<TensorId>,
-}
-
-impl Goal {
-    /// One for each stage, when the outputs at these positions are asked for.
-    pub(super) fn of(plan: &Plan, stages: &Stages, requested: &[usize]) -> Vec<Arc<Self>> {
-        let goals = (0..stages.count()).map(|stage| {
-            let ends: Vec<TensorId> = match stages.producer(stage).and_then(|step| plan.steps().get(step)) {
-                Some(step) => step.inputs.iter().map(|(_, id)| *id).collect(),
-                None => requested.iter().filter_map(|at| plan.outputs().get(*at)).copied().collect(),
-            };
-            Arc::new(Self::new(plan, stages, distinct(ends)))
-        });
-        goals.collect()
-    }
-
-    fn new(plan: &Plan, stages: &Stages, ends: Vec<TensorId>) -> Self {
-        let mut needed = vec![false; plan.steps().len()];
-        let mut tensors = ends.clone();
-        while let Some(id) = tensors.pop() {
-            let Some(step) = plan.tensors().get(id).and_then(|tensor| tensor.producer) else { continue };
-            // What a decoupled step makes is there when the stage begins.
-            if stages.ended_by(step).is_some() {
-                continue;
-            }
-            if let Some(seen) = needed.get_mut(step).filter(|seen| !**seen) {
-                *seen = true;
-                tensors.extend(plan.steps().get(step).into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id));
-            }
-        }
-        let is_needed = |step: &&usize| needed.get(**step) == Some(&true);
-        let wanted = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
-        let mut wanted: Vec<usize> = wanted.collect();
-        for end in &ends {
-            if let Some(count) = wanted.get_mut(*end) {
-                *count += 1;
-            }
-        }
-        Self { needed, wanted, ends }
-    }
-
-    /// Those of a step's outputs that somebody wants, by their position.
-    pub(super) fn wanted(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
-        let wanted = |(_, id): &(String, TensorId)| self.wanted.get(*id).is_some_and(|count| *count > 0);
-        outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
-    }
-}
-
-/// Where a tensor is.
+/// A tensor of the stage: its value while it is kept.
 #[derive(Clone, Debug)]
-struct Place<T> {
+struct Slot<T> {
     value: Option<T>,
     /// It was made, or left out by the client or by the step that could make it: nobody waits for it any more.
     settled: bool,
@@ -79,28 +24,28 @@ struct Place<T> {
 pub(super) struct Run<T> {
     plan: Arc<Plan>,
     goal: Arc<Goal>,
-    places: Vec<Place<T>>,
+    slots: Vec<Slot<T>>,
     /// For each step how many of its tensors are not settled; `None` for one that is not needed.
     waits: Vec<Option<usize>>,
 }
 
 impl<T: Clone> Run<T> {
     pub(super) fn new(plan: Arc<Plan>, goal: Arc<Goal>) -> Self {
-        let places = goal.wanted.iter().map(|wanted| Place { value: None, settled: false, wanted: *wanted }).collect();
+        let slots = goal.wanted.iter().map(|wanted| Slot { value: None, settled: false, wanted: *wanted }).collect();
         let waits = plan
             .steps()
             .iter()
             .zip(&goal.needed)
             .map(|(step, needed)| needed.then(|| distinct(step.inputs.iter().map(|(_, id)| *id).collect()).len()));
         let waits = waits.collect();
-        Self { plan, goal, places, waits }
+        Self { plan, goal, slots, waits }
     }
 
     /// A tensor is there, or will never be. Gives the steps that waited for nothing else.
     pub(super) fn settle(&mut self, id: TensorId, value: Option<T>) -> Vec<usize> {
-        let Some(place) = self.places.get_mut(id).filter(|place| !place.settled) else { return Vec::new() };
-        place.settled = true;
-        place.value = value.filter(|_| place.wanted > 0);
+        let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.settled) else { return Vec::new() };
+        slot.settled = true;
+        slot.value = value.filter(|_| slot.wanted > 0);
         let mut ready = Vec::new();
         for &step in self.plan.tensors().get(id).map_or(&[][..], |tensor| &tensor.consumers) {
             let Some(Some(waits)) = self.waits.get_mut(step) else { continue };
@@ -119,8 +64,8 @@ impl<T: Clone> Run<T> {
         let outputs = plan.steps().get(step).map_or(&[][..], |step| &step.outputs);
         let mut values: Vec<Option<T>> = outputs.iter().map(|_| None).collect();
         for (position, value) in made {
-            if let Some(place) = values.get_mut(position) {
-                *place = Some(value);
+            if let Some(slot) = values.get_mut(position) {
+                *slot = Some(value);
             }
         }
         let is_missing = |position: &usize| values.get(*position).is_some_and(Option::is_none);
@@ -134,11 +79,11 @@ impl<T: Clone> Run<T> {
     pub(super) fn take(&mut self, ids: &[TensorId]) -> Vec<(usize, T)> {
         let mut given = Vec::with_capacity(ids.len());
         for (position, id) in ids.iter().enumerate() {
-            let Some(place) = self.places.get_mut(*id) else { continue };
+            let Some(slot) = self.slots.get_mut(*id) else { continue };
             // A model may take one tensor by several inputs: the step is done with it at the last of them.
             let last = !ids.iter().skip(position + 1).any(|later| later == id);
-            place.wanted -= usize::from(last);
-            let value = if last && place.wanted == 0 { place.value.take() } else { place.value.clone() };
+            slot.wanted -= usize::from(last);
+            let value = if last && slot.wanted == 0 { slot.value.take() } else { slot.value.clone() };
             given.extend(value.map(|value| (position, value)));
         }
         given
@@ -146,17 +91,11 @@ impl<T: Clone> Run<T> {
 
     /// Whether everything is there that the stage is to make, or will never be.
     pub(super) fn is_complete(&self) -> bool {
-        self.goal.ends.iter().all(|id| self.places.get(*id).is_none_or(|place| place.settled))
+        self.goal.ends.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.settled))
     }
 
     /// How many tensors are kept now.
     pub(super) fn kept(&self) -> usize {
-        self.places.iter().filter(|place| place.value.is_some()).count()
+        self.slots.iter().filter(|slot| slot.value.is_some()).count()
     }
-}
-
-fn distinct(mut ids: Vec<TensorId>) -> Vec<TensorId> {
-    ids.sort_unstable();
-    ids.dedup();
-    ids
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::plan::{Plan, Step, TensorId};
-use super::run::Goal;
+use super::goal::Goal;
+use super::graph::{Step, TensorId};
+use super::plan::Plan;
 
 /// The stages of a plan. Stage 0 begins with the request; each of the others with a response of the decoupled step that
 /// ends the stage before it. The ensemble's outputs are made in the last one.
@@ -49,17 +50,16 @@ impl Stages {
         }
         common(plan, (ensemble, ensemble), &origins, plan.outputs().iter().copied())?;
         producers.sort_unstable();
-        let producers = producers.into_iter().map(|(_, step)| step).collect();
-        let stages = Self { producers, whole: Vec::new() };
+        let producers: Vec<usize> = producers.into_iter().map(|(_, step)| step).collect();
         let all: Vec<usize> = (0..plan.outputs().len()).collect();
-        Ok(Self { whole: Goal::of(plan, &stages, &all), ..stages })
+        Ok(Self { whole: Goal::of(plan, &producers, &all), producers })
     }
 
     /// What each is to make when the outputs at these positions are asked for, ascending and each once.
     pub(super) fn goals(&self, plan: &Plan, requested: &[usize]) -> Vec<Arc<Goal>> {
         match requested.len() == plan.outputs().len() {
             true => self.whole.clone(),
-            false => Goal::of(plan, self, requested),
+            false => Goal::of(plan, &self.producers, requested),
         }
     }
 

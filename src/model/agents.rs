@@ -1,7 +1,7 @@
 //! Repository agents (`model_repository_agents`). The only one is `checksum`, with Triton's parameters: `MD5:FILE`, a file in the
 //! model's directory, and its sum in hexadecimal digits. What cannot be checked is refused.
 
-use super::{ConfigError, Draft, proto};
+use super::{ConfigError, proto};
 
 /// A sum that a file must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,16 +12,7 @@ pub struct Checksum {
     pub md5: String,
 }
 
-impl Draft {
-    /// The sums that files of the model must have, in the order of their names.
-    ///
-    /// # Errors
-    /// There is another agent, or a parameter that cannot be checked.
-    pub fn checksums(&self) -> Result<Vec<Checksum>, ConfigError> {
-        of(&self.proto)
-    }
-}
-
+/// The checksums that a configuration asks for, in the order of their files' names.
 pub(super) fn of(config: &proto::ModelConfig) -> Result<Vec<Checksum>, ConfigError> {
     let mut all = Vec::new();
     for agent in config.model_repository_agents.iter().flat_map(|agents| &agents.agents) {

@@ -1,6 +1,7 @@
 //! Fills in what a configuration leaves out from what the model file says, and refuses a configuration that the file
 //! contradicts. The rules are those of Triton's ONNX Runtime backend.
 
+use super::controls::is_made_by_server;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::{self, ModelTensorReshape};
 use super::{ConfigError, ModelSignature, SignatureTensor, state};
@@ -86,7 +87,8 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    let asked_for = |model: &&SignatureTensor| !is_made(config, &model.name) && !is_state(config, &model.name);
+    let asked_for =
+        |model: &&SignatureTensor| !is_made_by_server(config, &model.name) && !is_state(config, &model.name);
     let inputs: Vec<_> = signature.inputs.iter().filter(asked_for).cloned().collect();
     let answered = |model: &&SignatureTensor| state::written(config).iter().all(|kept| kept.output_name != model.name);
     let outputs: Vec<_> = signature.outputs.iter().filter(answered).cloned().collect();
@@ -96,16 +98,6 @@ pub(super) fn fill(
     let outputs = if whole.output.is_empty() { &outputs } else { &signature.outputs };
     fill_tensors(&whole, &mut config.output, outputs);
     Ok(())
-}
-
-/// Whether the server makes the input: from the batch as a whole, or as a control of sequences.
-pub(super) fn is_made(config: &proto::ModelConfig, input: &str) -> bool {
-    let controls = match &config.scheduling_choice {
-        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
-        _ => &[],
-    };
-    config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
-        || controls.iter().any(|control| control.name == input)
 }
 
 /// Whether the input is a state, which the server keeps.
@@ -177,7 +169,9 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     compare_tensors(config, &inputs, &signature.inputs)?;
     compare_tensors(config, &outputs, &signature.outputs)?;
     let given = |name: &String| {
-        config.input.iter().any(|input| input.name == *name) || is_made(config, name) || is_state(config, name)
+        config.input.iter().any(|input| input.name == *name)
+            || is_made_by_server(config, name)
+            || is_state(config, name)
     };
     let missing = signature.inputs.iter().find(|model| !given(&model.name));
     match missing {

@@ -5,10 +5,14 @@ use std::hash::RandomState;
 
 use prost::Message;
 
-use super::{BatchInput, BatchOutput, ConfigError, ControlInput, Draft, StateSpec, proto, validate};
+use super::controls::ControlInput;
+use super::error::ConfigError;
+use super::proto;
+use super::ragged::{BatchInput, BatchOutput};
+use super::state::StateSpec;
 use crate::tensor::DataType;
 
-/// A valid model configuration. Made by [`Draft::complete`] and [`ModelConfig::decode`] only.
+/// A valid model configuration. Made by [`Draft::complete`](super::Draft::complete) and [`ModelConfig::decode`] only.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// The model's name: that of its directory.
@@ -366,14 +370,6 @@ impl ModelConfig {
         proto.encode_to_vec()
     }
 
-    /// Reads what [`ModelConfig::encode`] made, checking it again.
-    ///
-    /// # Errors
-    /// When the bytes are no configuration or not a valid, completed one.
-    pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
-        validate::config(Draft::decode(bytes)?.proto)
-    }
-
     /// The accelerators of `optimization.execution_accelerators.gpu_execution_accelerator`, in their order: names, and
     /// parameters by name.
     pub fn gpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
@@ -394,19 +390,6 @@ impl ModelConfig {
         let parameter = proto::ModelParameter { string_value: value.to_owned() };
         config.proto.parameters.insert(name.to_owned(), parameter);
         config
-    }
-
-    /// The same configuration of a model that answers any number of times, or once: an ensemble does as its members do.
-    ///
-    /// # Errors
-    /// It asks for what is only there for models that answer once.
-    pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
-        validate::check_cache(&self.proto, self.response_cache, decoupled)?;
-        let mut config = self.clone();
-        config.doubtful.extend(self.says_decoupled_in_vain(decoupled));
-        config.decoupled = decoupled;
-        config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
-        Ok(config)
     }
 
     /// The same bytes in three parts, which change for different reasons: the instance groups, the version policy, the rest.

@@ -1,10 +1,9 @@
 //! Control inputs of models with sequences (`sequence_batching.control_input`): what the server tells a model of each place
 //! of a batch beside what clients send. The kinds and the texts of refusals are Triton's.
 
-use super::config::{ModelConfig, Scheduling};
+use super::error::{ConfigError, error};
 use super::proto::model_sequence_batching::{Control as ProtoControl, control::Kind};
-use super::validate::error;
-use super::{ConfigError, proto};
+use super::proto::{self, model_config::SchedulingChoice};
 use crate::infer::CorrelationId;
 use crate::tensor::{DataType, push_bytes_element};
 
@@ -77,34 +76,14 @@ impl ControlInput {
     }
 }
 
-impl ModelConfig {
-    /// The control inputs; none for a model without sequences.
-    pub fn controls(&self) -> &[ControlInput] {
-        match &self.scheduling {
-            Scheduling::Sequence(sequence) => &sequence.controls,
-            _ => &[],
-        }
-    }
-
-    /// Whether a request may be executed any number of times (`iterative_sequence`).
-    pub fn has_iterative_sequences(&self) -> bool {
-        matches!(&self.scheduling, Scheduling::Sequence(sequence) if sequence.iterative)
-    }
-
-    /// The refusal of a correlation id that is not of the type of the model's control; Triton's text. `None`: it fits.
-    pub(super) fn wrong_id_type(&self, id: &CorrelationId) -> Option<String> {
-        let control = self.controls().iter().find(|control| control.kind == ControlKind::CorrelationId)?;
-        let (is, expected) = match (id, control.datatype) {
-            (CorrelationId::String(_), DataType::Bytes) => return None,
-            (CorrelationId::String(_), expected) => (DataType::Bytes, expected),
-            (CorrelationId::Uint(_), DataType::Bytes) => (DataType::Uint64, DataType::Bytes),
-            (CorrelationId::Uint(_), _) => return None,
-        };
-        Some(format!(
-            "sequence batching control '{}' data-type is '{is}', but model '{}' expects '{expected}'",
-            control.name, self.name
-        ))
-    }
+/// Whether the server makes the input: from the batch as a whole, or as a control of sequences.
+pub(super) fn is_made_by_server(config: &proto::ModelConfig, input: &str) -> bool {
+    let controls = match &config.scheduling_choice {
+        Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
+        _ => &[],
+    };
+    config.batch_input.iter().any(|made| made.target_name.iter().any(|name| name == input))
+        || controls.iter().any(|control| control.name == input)
 }
 
 /// Checks and converts `control_input`.

@@ -4,7 +4,8 @@ use prost::Message;
 
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
-use super::{ConfigError, ModelConfig, agents, autocomplete, doubtful, json, normalize, proto, text, validate};
+use super::{Completion, ConfigError, ModelConfig};
+use super::{agents, autocomplete, doubtful, json, normalize, proto, text, validate};
 
 /// A configuration that has the right form and may lack or contradict anything else.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,32 +13,6 @@ pub struct Draft {
     pub(super) proto: proto::ModelConfig,
     /// What its text says and hardly means, each with its place.
     doubtful: Vec<String>,
-}
-
-/// What is known about a model apart from its configuration's text.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Completion<'a> {
-    /// The name of the model's directory: the model's name.
-    pub directory: &'a str,
-    /// The names of the files in the model's version directories; they decide the backend where the configuration is
-    /// silent.
-    pub files: &'a [String],
-    /// The backends that can run here; empty to accept any name. ONNX models fall back from `onnxruntime` to `tract`
-    /// when only the latter is listed.
-    pub backends: &'a [&'a str],
-    /// The numbers of this machine's GPUs, which instances are put on where the configuration names none.
-    pub gpus: &'a [u32],
-    /// Those of further ones that cannot be used now. A configuration may name them: whether they can be used is asked when
-    /// an instance is started.
-    pub unusable_gpus: &'a [u32],
-    /// Why `onnxruntime` cannot use GPUs here, as the end of a sentence; `None` if it can.
-    pub no_cuda_provider: Option<&'a str>,
-    /// What the model file says about its inputs and outputs, if it could be read.
-    pub signature: Option<&'a ModelSignature>,
-    /// Whether inputs, outputs, datatypes and the maximum batch size may be filled in from `signature`.
-    pub auto_complete: bool,
-    /// The maximum batch size to fill in for a model that can batch and says nothing; 4 in Triton.
-    pub default_max_batch_size: u32,
 }
 
 impl Draft {
@@ -104,6 +79,14 @@ impl Draft {
         Ok(Self { proto, doubtful: Vec::new() })
     }
 
+    /// The sums that files of the model must have, in the order of their names.
+    ///
+    /// # Errors
+    /// There is another agent, or a parameter that cannot be checked.
+    pub fn checksums(&self) -> Result<Vec<agents::Checksum>, ConfigError> {
+        agents::of(&self.proto)
+    }
+
     /// Checks that a configuration that names its model names it as its directory does.
     ///
     /// # Errors
@@ -133,6 +116,29 @@ impl Draft {
         normalize::check_name(&config.proto, completion.directory)?;
         config.doubtful = self.doubtful;
         config.doubtful.extend(doubtful::of(&config));
+        Ok(config)
+    }
+}
+
+impl ModelConfig {
+    /// Reads what [`ModelConfig::encode`] made, checking it again.
+    ///
+    /// # Errors
+    /// When the bytes are no configuration or not a valid, completed one.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
+        validate::config(Draft::decode(bytes)?.proto)
+    }
+
+    /// The same configuration of a model that answers any number of times, or once: an ensemble does as its members do.
+    ///
+    /// # Errors
+    /// It asks for what is only there for models that answer once.
+    pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
+        validate::check_cache(&self.proto, self.response_cache, decoupled)?;
+        let mut config = self.clone();
+        config.doubtful.extend(self.says_decoupled_in_vain(decoupled));
+        config.decoupled = decoupled;
+        config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
         Ok(config)
     }
 }

@@ -6,15 +6,18 @@
 //! bytes.
 
 mod agents;
-mod asked;
 mod autocomplete;
+mod autocomplete_code;
+mod backend_io;
 mod check;
 mod completing_code;
+mod completion;
 mod config;
 mod controls;
 mod doubtful;
 mod draft;
 pub mod envelope;
+mod error;
 mod foreign;
 mod json;
 mod lexer;
@@ -33,15 +36,17 @@ mod validate;
 mod warmup;
 
 pub use agents::Checksum;
-pub use asked::Place;
+pub use autocomplete_code::CodeLocation;
 pub use check::Checked;
 pub use completing_code::may_complete;
+pub use completion::Completion;
 pub use config::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
     SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
-pub use draft::{Completion, Draft};
+pub use draft::Draft;
+pub use error::ConfigError;
 pub use foreign::advice;
 pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
@@ -50,16 +55,3 @@ pub use render::{ModelMetadata, TensorMetadata};
 pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
 pub use warmup::WarmupBatch;
-
-/// Why a model configuration is refused: one line for the operator, with the place where the source is text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct ConfigError {
-    message: String,
-}
-
-impl ConfigError {
-    pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
-    }
-}

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 
 use super::ConfigError;
+use crate::tensor;
 
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
 mod generated {
@@ -37,4 +38,9 @@ pub(super) fn to_dynamic(config: &ModelConfig) -> DynamicMessage {
     let mut message = DynamicMessage::new(descriptor());
     message.transcode_from(config).expect("the generated type and its descriptor come from one schema");
     message
+}
+
+/// The datatype of a number of the schema's `DataType`; `None` for an unknown one.
+pub(super) fn datatype(number: i32) -> Option<tensor::DataType> {
+    u8::try_from(number).ok().and_then(tensor::DataType::from_number)
 }

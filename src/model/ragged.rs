@@ -2,9 +2,8 @@
 //! (`batch_input`), and how it takes a common output apart again (`batch_output`). The kinds are Triton's, from the
 //! comments of its model configuration schema.
 
-use super::config::ModelConfig;
-use super::validate::error;
-use super::{ConfigError, proto};
+use super::error::{ConfigError, error};
+use super::proto;
 use crate::tensor::{DataType, element_count};
 
 /// An input that the server makes from one input of all requests of a batch.
@@ -110,33 +109,6 @@ fn item_shapes(shapes: &[&[i64]], batching: bool) -> Option<(i64, Vec<i64>)> {
         }
     }
     Some((items, values))
-}
-
-impl ModelConfig {
-    /// The name of what a backend is given as its input number `position`: the configured inputs, then the targets of
-    /// the batch inputs, then the control inputs, then the states.
-    pub fn input_name(&self, position: usize) -> Option<&str> {
-        let made = self.batch_inputs.iter().flat_map(|input| &input.targets);
-        let made = made.chain(self.controls().iter().map(|control| &control.name));
-        let made = made.chain(self.states.iter().map(|state| &state.input_name));
-        self.inputs.iter().map(|input| &input.name).chain(made).nth(position).map(String::as_str)
-    }
-
-    /// How many inputs a backend is given at most.
-    pub fn backend_inputs(&self) -> usize {
-        self.first_control() + self.controls().len() + self.states.len()
-    }
-
-    /// The position of the first control input.
-    pub fn first_control(&self) -> usize {
-        self.inputs.len() + self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>()
-    }
-
-    /// The position of the input whose shape tells how this output is taken apart, if it is one that must be.
-    pub fn scattered_by(&self, output: &str) -> Option<usize> {
-        let scattered = self.batch_outputs.iter().find(|scattered| scattered.targets.iter().any(|name| name == output));
-        scattered.map(|scattered| scattered.source)
-    }
 }
 
 /// Checks and converts `batch_input`.

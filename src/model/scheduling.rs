@@ -1,12 +1,11 @@
 //! The schedulers' part of [`validate`](super::validate).
 
-use super::ConfigError;
 use super::config::*;
 use super::controls::controls;
+use super::error::{ConfigError, error};
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_queue_policy::TimeoutAction as ProtoTimeoutAction;
 use super::proto::{self, model_sequence_batching::StrategyChoice};
-use super::validate::error;
 
 /// Checks and converts the choice of scheduler.
 pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Result<Scheduling, ConfigError> {

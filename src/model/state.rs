@@ -2,13 +2,12 @@
 //! The model gives the new value as an output and finds it again as an input of the sequence's next request. Rules and
 //! texts are those of Triton's sequence batcher.
 
-use super::autocomplete::is_made;
-use super::config::ModelConfig;
+use super::controls::is_made_by_server;
+use super::error::{ConfigError, error};
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_sequence_batching::initial_state::StateData;
 use super::proto::model_sequence_batching::{InitialState as ProtoInitialState, State};
-use super::validate::{datatype, error};
-use super::{ConfigError, proto};
+use super::proto::{self, datatype};
 use crate::tensor::{DataType, byte_size, bytes_elements, element_count};
 
 /// A state of a model.
@@ -105,20 +104,6 @@ fn too_large(name: &str) -> String {
     format!("state '{name}' would begin with more than {MOST_BYTES} bytes for each sequence")
 }
 
-impl ModelConfig {
-    /// What a backend calls the input of the state of this number: states come after all other inputs.
-    pub fn state_input(&self, state: usize) -> usize {
-        self.backend_inputs() - self.states.len() + state
-    }
-
-    /// Every output that a backend has to know: the configured ones, then those that are only states.
-    pub fn backend_outputs(&self) -> impl Iterator<Item = (&str, DataType)> {
-        let configured = self.outputs.iter().map(|output| (output.name.as_str(), output.datatype));
-        let hidden = self.states.iter().filter(|state| state.output >= self.outputs.len());
-        configured.chain(hidden.map(|state| (state.output_name.as_str(), state.datatype)))
-    }
-}
-
 /// The states as they are written.
 pub(super) fn written(proto: &proto::ModelConfig) -> &[State] {
     match &proto.scheduling_choice {
@@ -160,7 +145,7 @@ fn state(proto: &proto::ModelConfig, raw: &State, output: usize) -> Result<State
     if !raw.dims.iter().all(|&dim| dim >= 1 || dim == -1) {
         return wrong("dimension must be integer >= 1, or -1 to indicate a variable-size dimension");
     }
-    if proto.input.iter().any(|input| input.name == name) || is_made(proto, name) {
+    if proto.input.iter().any(|input| input.name == name) || is_made_by_server(proto, name) {
         return wrong("is listed as an input too");
     }
     if proto.output.get(output).is_some_and(|listed| listed.data_type != raw.data_type) {

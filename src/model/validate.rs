@@ -4,11 +4,12 @@
 use std::hash::RandomState;
 
 use super::config::*;
+use super::error::error;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::PolicyChoice;
 use super::proto::model_warmup::input::InputDataType;
-use super::proto::{self, ModelTensorReshape};
+use super::proto::{self, ModelTensorReshape, datatype};
 use super::ragged::{batch_inputs, batch_outputs};
 use super::scheduling::{flag, scheduling};
 use super::state::states;
@@ -17,10 +18,6 @@ use crate::tensor::DataType;
 
 /// Backends of this server that need to know a model's inputs and outputs before they start.
 const NEEDS_TENSORS: [&str; 3] = ["onnxruntime", "tract", "builtin"];
-
-pub(super) fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::new(message))
-}
 
 /// Checks and converts.
 pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigError> {
@@ -208,10 +205,6 @@ fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
         })
     };
     proto.output.iter().map(convert).collect()
-}
-
-pub(super) fn datatype(number: i32) -> Option<DataType> {
-    u8::try_from(number).ok().and_then(DataType::from_number)
 }
 
 /// One input or output: a name, a datatype, dimensions, and a reshape of the same number of elements.

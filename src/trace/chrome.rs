@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::read::Trace;
-use crate::traced::Activity;
+use crate::request_trace::Activity;
 
 /// The process of the requests as clients see them.
 const CLIENTS: usize = 1;

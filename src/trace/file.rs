@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::traced::{Finished, Part, text};
+use crate::request_trace::{Finished, Part, text};
 
 /// What a file begins with.
 pub const OPEN: &str = "[";
@@ -75,9 +75,9 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::id::{InstanceId, ModelVersion};
+    use crate::request_trace::{Activity, Levels, Sample, Seen, TensorActivity};
     use crate::tensor::{DataType, Tensor};
     use crate::timeline::Instant;
-    use crate::traced::{Activity, Levels, Sample, Seen, TensorActivity};
 
     use super::*;
 

@@ -7,8 +7,8 @@
 use prost::Message;
 
 use crate::id::SpanId;
+use crate::request_trace::{Activity, Context, Finished, Part};
 use crate::timeline::Instant;
-use crate::traced::{Activity, Context, Finished, Part};
 
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
 mod proto {
@@ -220,7 +220,7 @@ fn attribute(key: &str, value: any_value::Value) -> KeyValue {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use crate::id::{ModelVersion, Traceparent};
-    use crate::traced::{Levels, Sample};
+    use crate::request_trace::{Levels, Sample};
 
     use super::*;
 

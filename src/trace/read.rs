@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::traced::Activity;
+use crate::request_trace::Activity;
 
 /// How every record begins.
 const RECORD: &[u8] = b"{\"id\":";

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::InferError;
-use crate::traced::{Levels, Sample};
+use crate::request_trace::{Levels, Sample};
 
 /// Where traces go; fixed for the life of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

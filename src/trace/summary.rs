@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::read::Trace;
-use crate::traced::Activity;
+use crate::request_trace::Activity;
 
 /// How the times of a stage become one.
 #[derive(Clone, Copy, PartialEq, Eq)]

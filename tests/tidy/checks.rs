@@ -8,7 +8,7 @@ use crate::rules::{
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
-use crate::{documents, metrics};
+use crate::{cycles, documents, metrics};
 
 /// Every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
@@ -26,7 +26,13 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     }
     found.extend(stale_unsafe(files));
     found.extend(metrics::check(files));
+    found.extend(cycles::check(files));
     found
+}
+
+/// Every entry of the lists of what is tolerated that is true no more.
+pub(crate) fn stale(files: &[File]) -> Vec<String> {
+    cycles::stale(files)
 }
 
 pub(crate) fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
@@ -50,7 +56,7 @@ fn rust(file: &File) -> Vec<String> {
 }
 
 /// Whether a file of a package's source is a test as a whole.
-fn is_test(path: &str) -> bool {
+pub(crate) fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || (path.contains("src/") && path.contains("/tests/"))
 }
 
@@ -172,7 +178,7 @@ fn floor_of(house: &House, module: &str) -> Option<usize> {
 }
 
 /// The module of a file, as segments below its crate; none for the crate's root.
-fn module_of(path: &str) -> Vec<String> {
+pub(crate) fn module_of(path: &str) -> Vec<String> {
     let inside = path.split_once("src/").map_or("", |(_, inside)| inside);
     let mut segments: Vec<_> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
     if segments.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
@@ -182,7 +188,7 @@ fn module_of(path: &str) -> Vec<String> {
 }
 
 /// A path with `self` and `super` resolved to `crate::…`.
-fn absolute(file: &str, path: &str) -> String {
+pub(crate) fn absolute(file: &str, path: &str) -> String {
     let mut module = module_of(file);
     let mut rest: Vec<_> = path.split("::").collect();
     if !matches!(rest.first(), Some(&"self" | &"super")) {

@@ -1,6 +1,8 @@
 //! The checker on small made-up trees: each rule must be able to fail, and must not fail on what is allowed.
 
 use crate::checks::all;
+use crate::cycles::judge;
+use crate::known::Cycle;
 use crate::source::{functions, lines_without_tests, mask, paths};
 use crate::tree::File;
 
@@ -233,4 +235,81 @@ fn documents_keep_no_remains_of_merges() {
     check(&format!("{tree}```\n"), &[]);
     check(&format!("{tree}  a/   w\n```\n"), &["8: `a/` is explained twice"]);
     check("```\n  x 1\n  x 2\n```\n", &[]);
+}
+
+/// Files with a head, as a tree.
+fn tree(files: &[(&str, &str)]) -> Vec<File> {
+    files.iter().map(|(path, text)| File { path: (*path).to_owned(), text: format!("//! x\n{text}") }).collect()
+}
+
+#[test]
+fn siblings_are_acyclic() {
+    const A: &str = "src/model/a.rs";
+    const B: &str = "src/model/b.rs";
+    for (one, other) in [
+        ("use super::b::X;", "use crate::model::a::Y;"),
+        ("use super::{c, b::{self, X}};", "fn f() { super::a::g() }"),
+        ("use crate::{\n    model::{\n        b::X,\n    },\n};", "fn f(y: crate::model::a::Y) {}"),
+        // Through what the parent imports, and from below.
+        ("use super::Again;", "use super::a;"),
+        ("use super::d::X;", "use super::a::Y;"),
+    ] {
+        let parent = ("src/model/mod.rs", "mod a;\nmod b;\nmod c;\npub use b::Again;\nuse b::below as d;");
+        let below = ("src/model/b/below.rs", "use super::super::a::Y;");
+        let files = tree(&[parent, (A, one), (B, other), ("src/model/c.rs", ""), below]);
+        let found = judge(&files, &[]).0;
+        let is_circle = !one.contains("d::X");
+        assert_eq!(found.len(), usize::from(is_circle), "{one} {other}: {found:#?}");
+        if is_circle {
+            let told = &found[0];
+            assert!(told.contains("the sibling modules `a`, `b` use each other"), "{told}");
+            assert!(told.contains("a -> b: src/model/a.rs:") && told.contains("b -> a: src/model/b"), "{told}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_cycle() {
+    let none = |files: &[(&str, &str)]| assert_eq!(judge(&tree(files), &[]).0, Vec::<String>::new());
+    // One direction only; a parent and its child; words, not paths.
+    none(&[("src/a.rs", "use crate::b::X;"), ("src/b.rs", "// crate::a\nconst A: &str = \"crate::a::f\";")]);
+    none(&[("src/a/mod.rs", "mod b;\nfn f() { b::g() }"), ("src/a/b.rs", "use super::f;")]);
+    // Another crate, and its module of the same name.
+    none(&[("src/a.rs", "use crate::b::X;"), ("frontend/src/b.rs", "use crate::a::X;\nuse pharos::a::Y;")]);
+    // Tests, in the file, beside it, and in modules declared for them.
+    let tests = "#[cfg(test)]\nmod tests {\n    use crate::a::X;\n}";
+    none(&[("src/a.rs", "use crate::b::X;"), ("src/b.rs", tests)]);
+    none(&[("src/a.rs", "use crate::b::X;"), ("src/b/tests.rs", "use crate::a::X;"), ("src/b.rs", "")]);
+    let declared = "#[cfg(test)]\n#[allow(x)]\nmod sim;\nmod c;";
+    none(&[("src/a.rs", "use crate::b::X;"), ("src/b/mod.rs", declared), ("src/b/sim.rs", "use crate::a::X;")]);
+}
+
+#[test]
+fn cycles_are_found_at_every_height() {
+    let found = judge(
+        &tree(&[
+            ("frontend/src/http/mod.rs", "mod a;\nmod b;"),
+            ("frontend/src/http/a.rs", "use crate::grpc::X;"),
+            ("frontend/src/grpc.rs", "use crate::engine::{Y, Z};"),
+            ("frontend/src/engine.rs", "fn f() { crate::http::a::g() }"),
+            ("frontend/src/http/b.rs", ""),
+        ]),
+        &[],
+    )
+    .0;
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].contains("`engine`, `grpc`, `http`") && found[0].contains("grpc -> engine: "), "{found:#?}");
+    assert!(found[0].contains("frontend/src/grpc.rs:2 uses Y, Z"), "{found:#?}");
+}
+
+#[test]
+fn known_cycles_are_no_longer_than_true() {
+    let files = tree(&[("src/a.rs", "use crate::b::X;"), ("src/b.rs", "use crate::a::X;")]);
+    let known = |modules| [Cycle { source: "src/", parent: "", modules, reason: "" }];
+    assert_eq!(judge(&files, &known(&["a", "b"])), (Vec::new(), Vec::new()));
+    let (found, stale) = judge(&files, &known(&["a", "b", "c"]));
+    assert!(found.len() == 1 && stale.len() == 1, "{found:#?} {stale:#?}");
+    assert!(stale[0].contains("`a`, `b`, `c` are no cycle of `crate::` any more"), "{stale:#?}");
+    let (found, stale) = judge(&files[..1], &known(&["a", "b"]));
+    assert!(found.is_empty() && stale.len() == 1, "{found:#?} {stale:#?}");
 }

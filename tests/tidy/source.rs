@@ -105,6 +105,11 @@ fn word_at(code: &str, at: usize) -> &str {
 
 /// Every path of two or more segments that masked code names, and every path of a `use`, groups taken apart, with lines.
 pub(crate) fn paths(code: &str) -> Vec<(usize, String)> {
+    uses_and_paths(code).into_iter().map(|(line, _, path)| (line, path)).collect()
+}
+
+/// The same paths, each with whether a `use` names it.
+pub(crate) fn uses_and_paths(code: &str) -> Vec<(usize, bool, String)> {
     let mut found = Vec::new();
     let (mut consumed, mut previous) = (0, "");
     for (at, word) in words(code) {
@@ -115,10 +120,11 @@ pub(crate) fn paths(code: &str) -> Vec<(usize, String)> {
         reader.path("");
         consumed = reader.at;
         let of_use = previous == "use";
-        found.extend(reader.found.into_iter().filter(|(_, path)| of_use || path.contains("::")));
+        let named = reader.found.into_iter().filter(|(_, path)| of_use || path.contains("::"));
+        found.extend(named.map(|(at, path)| (line_of(code, at), of_use, path)));
         previous = word;
     }
-    found.into_iter().map(|(at, path)| (line_of(code, at), path)).collect()
+    found
 }
 
 /// Reads one path, or the tree of a `use`.
@@ -180,6 +186,21 @@ impl PathReader<'_> {
             self.at = self.code.len() - alias.len() + word_at(alias, 0).len();
         }
     }
+}
+
+/// The names of modules in files of their own that masked code declares for tests only.
+pub(crate) fn test_modules(code: &str) -> Vec<String> {
+    let mut for_tests = false;
+    let mut found = Vec::new();
+    for line in code.lines().map(str::trim) {
+        let item = line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub ")).unwrap_or(line);
+        match item.strip_prefix("mod ").and_then(|name| name.strip_suffix(';')) {
+            Some(name) if for_tests => found.push(name.to_owned()),
+            _ => {}
+        }
+        for_tests = line == "#[cfg(test)]" || (for_tests && line.starts_with("#["));
+    }
+    found
 }
 
 /// Lines of the file before its own test module.

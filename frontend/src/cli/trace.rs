@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use pharos::request_trace::Levels;
 use pharos::trace::settings::{Mode, Values, count, levels, unsigned};
-use pharos::traced::Levels;
 
 use super::TRACE;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::request_trace::Traced;
 use pharos::trace::settings::Update;
-use pharos::traced::Traced;
 
 use super::Engine;
 pub use crate::trace::Shown;

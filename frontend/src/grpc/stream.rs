@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
+use pharos::request_trace::{Activity, Traced};
 use pharos::timeline::Instant;
-use pharos::traced::{Activity, Traced};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};

@@ -15,9 +15,9 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
 use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::Instant;
-use pharos::traced::Traced;
 
 use super::Edge;
 use super::answer;

@@ -13,9 +13,9 @@ use http::{HeaderName, HeaderValue, Request};
 use http_body::{Frame, SizeHint};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
+use pharos::request_trace::{Activity, Traced};
 use pharos::timeline::Instant;
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
-use pharos::traced::{Activity, Traced};
 use serde_json::value::RawValue;
 
 use super::body::{self, Read};

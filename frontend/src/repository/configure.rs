@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pharos::model::{ModelConfig, Place};
+use pharos::model::{CodeLocation, ModelConfig};
 use pharos::supervisor;
 
 use super::Repository;
@@ -61,7 +61,8 @@ impl Repository {
         let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (directory, above) = (whole(&version.directory), whole(prepared.local.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
-        let question = asked.draft.question(&Place { version: number, directory, model_directory }, asked.gpus());
+        let question =
+            asked.draft.question(&CodeLocation { version: number, directory, model_directory }, asked.gpus());
         let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
         asked.answered(&answer).map_err(|error| error.to_string())
     }

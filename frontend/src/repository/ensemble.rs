@@ -22,8 +22,8 @@ use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record::{self, EnsembleDone};
 use pharos::model::Checked;
+use pharos::request_trace::Traced;
 use pharos::timeline::{Instant, Timeline};
-use pharos::traced::Traced;
 
 use super::serving::Executor;
 use super::{Repository, Serving};

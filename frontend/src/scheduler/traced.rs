@@ -3,8 +3,8 @@
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
 use pharos::infer::{InferOutput, InferRequest};
+use pharos::request_trace::{TensorActivity, Traced};
 use pharos::timeline::{ComputeStamps, Instant, Timeline};
-use pharos::traced::{TensorActivity, Traced};
 
 use super::Answer;
 use crate::wire::Part;
@@ -29,7 +29,7 @@ pub(super) fn executed_by(part: &Part, instance: InstanceId) {
 pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option<&Timeline>) {
     let Some(traced) = &request.traced else { return };
     match answer {
-        Ok(response) => traced.outputs(&response.outputs),
+        Ok(response) => traced.outputs(response.outputs.iter().map(InferOutput::named)),
         Err(error) => traced.failed(reason(error)),
     }
     if let Some(timeline) = timeline {
@@ -53,7 +53,7 @@ pub(super) fn found(request: &InferRequest, found: &[InferOutput], at: Instant) 
 /// These came of a request that was answered by steps.
 pub(crate) fn outputs(request: &InferRequest, outputs: &[InferOutput]) {
     if let Some(traced) = &request.traced {
-        traced.outputs(outputs);
+        traced.outputs(outputs.iter().map(InferOutput::named));
     }
 }
 

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use pharos::metrics::emitter::Throttle;
+use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::otlp::{self, Random, SplitMix};
-use pharos::traced::{Finished, PartIds, Sink};
 use tokio::sync::Notify;
 
 use super::post::{Failure, send};

@@ -16,8 +16,8 @@ use std::thread;
 use std::time::Duration;
 
 use pharos::metrics::emitter::Throttle;
+use pharos::request_trace::{Finished, PartIds, Sink};
 use pharos::trace::file::{BETWEEN, CLOSE, OPEN, append};
-use pharos::traced::{Finished, PartIds, Sink};
 use rustix::fs::{Access, access};
 
 use super::{Counts, Destination, add};

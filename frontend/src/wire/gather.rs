@@ -7,8 +7,8 @@ use pharos::arena::Block;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferInput, InferRequest};
 use pharos::model::{Checked, ControlValues, ModelConfig, Scheduling, TensorSpec};
+use pharos::request_trace::Traced;
 use pharos::tensor::{DataType, element_count};
-use pharos::traced::Traced;
 use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement, Resumed, SequenceStep, ToWorker};
 
 use super::Link;

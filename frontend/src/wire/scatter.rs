@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pharos::cut::{fixed_ends, text_ends};
+use pharos::batch_split::{fixed_ends, text_ends};
 use pharos::data::Data;
 use pharos::error::InferError;
 use pharos::infer::{InferOutput, InferResponse};

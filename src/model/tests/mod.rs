@@ -1,7 +1,7 @@
 //! Tests of the model configuration, by boundary.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod asked;
+mod autocomplete_code;
 mod complete;
 mod controls;
 mod fields;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pharos::cut;
+use pharos::batch_split;
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::tensor::{DataType, byte_size, element_count};
@@ -161,8 +161,8 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
         return Ok(vec![whole()]);
     }
     let ends = match input.datatype {
-        DataType::Bytes => cut::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
-        _ => Some(cut::fixed_ends(input.data.len(), &rows)),
+        DataType::Bytes => batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
+        _ => Some(batch_split::fixed_ends(input.data.len(), &rows)),
     };
     let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shape", input.name));
     let ends = ends.ok_or_else(wrong)?;
@@ -205,8 +205,8 @@ fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec
 fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<Part>, InferError> {
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let ends = match input.datatype {
-        DataType::Bytes => cut::text_ends(input.data, counts.iter().sum(), &counts),
-        _ => Some(cut::fixed_ends(input.data.len(), &counts)),
+        DataType::Bytes => batch_split::text_ends(input.data, counts.iter().sum(), &counts),
+        _ => Some(batch_split::fixed_ends(input.data.len(), &counts)),
     };
     let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shapes", input.name));
     let ends = ends.ok_or_else(wrong)?;

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use pharos::cut::{fixed_ends, text_ends};
+use pharos::batch_split::{fixed_ends, text_ends};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, check_strings, element_count};

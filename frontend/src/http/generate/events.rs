@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body::Frame;
 use pharos::error::{InferError, Reason};
-use pharos::traced::Traced;
+use pharos::request_trace::Traced;
 
 use super::convert;
 use crate::engine::{Responses, Streamed};

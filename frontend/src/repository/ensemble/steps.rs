@@ -6,8 +6,8 @@ use pharos::infer::{
     CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput,
 };
 use pharos::region::Slice;
+use pharos::request_trace::Traced;
 use pharos::tensor::Tensor;
-use pharos::traced::Traced;
 
 use super::Serving;
 

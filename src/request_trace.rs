@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
-use crate::infer::InferOutput;
 use crate::tensor::Tensor;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
@@ -401,14 +400,14 @@ impl Traced {
     }
 
     /// Outputs that a backend gave. They are copied: they may lie in memory that a worker waits for.
-    pub fn outputs(&self, outputs: &[InferOutput]) {
+    pub fn outputs<'a>(&self, outputs: impl IntoIterator<Item = (&'a str, &'a Tensor)>) {
         if self.wants_tensors() {
-            let copy = |output: &InferOutput| {
-                let data = output.tensor.data.as_slice().into_owned().into();
-                (output.name.clone(), Tensor { data, ..output.tensor.clone() })
+            let copy = |(name, tensor): (&'a str, &Tensor)| {
+                let data = tensor.data.as_slice().into_owned().into();
+                (name, Tensor { data, ..tensor.clone() })
             };
-            let copies: Vec<_> = outputs.iter().map(copy).collect();
-            self.tensors(TensorActivity::BackendOutput, copies.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+            let copies: Vec<_> = outputs.into_iter().map(copy).collect();
+            self.tensors(TensorActivity::BackendOutput, copies.iter().map(|(name, tensor)| (*name, tensor)));
         }
     }
 

@@ -120,7 +120,7 @@ fn answers_that_contradict_are_refused() {
 /// Triton's models see the configuration in this form.
 #[test]
 fn the_question_has_all_defaults() {
-    let place = Place { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
+    let place = CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
     let question = resolved("max_batch_size: 8 dynamic_batching {}").question(&place, &[]);
     for part in [
         r#"{"config":{"name":"m","platform":"","backend":"python""#,

@@ -7,8 +7,9 @@
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;
 
+use super::completion::Completion;
 use super::config::VersionPolicy;
-use super::draft::{Completion, Draft};
+use super::draft::Draft;
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_instance_group::Kind;
 use super::{ConfigError, normalize, proto, render, validate};
@@ -24,7 +25,7 @@ struct Answer<'a> {
 
 /// Where the version is that is asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct CodeLocation<'a> {
     /// The version's number.
     pub version: u64,
     /// Its directory.
@@ -76,7 +77,7 @@ impl Draft {
 
     /// What the code of a resolved model is asked, as JSON: `{"config": {...}, "directory": "...", "model_directory": "...",
     /// "version": N, "backend": "..."}`. The configuration has all defaults, as Triton's models see it.
-    pub fn question(&self, place: &Place<'_>, gpus: &[u32]) -> String {
+    pub fn question(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);

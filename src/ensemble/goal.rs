@@ -1,0 +1,69 @@
+//! The goal of a stage: which steps it runs, and which tensors it keeps for whom.
+
+use std::sync::Arc;
+
+use super::graph::TensorId;
+use super::plan::Plan;
+
+/// What a stage is to make for a request: the same for each time that the stage is run.
+#[derive(Debug)]
+pub(super) struct Goal {
+    /// Whether each step of the plan is to run in this stage.
+    pub(super) needed: Vec<bool>,
+    /// How many want each tensor: steps of this stage, and what comes behind it.
+    pub(super) wanted: Vec<usize>,
+    /// The tensors that the decoupled step at the end takes, or that the response is made of; each once.
+    pub(super) ends: Vec<TensorId>,
+}
+
+impl Goal {
+    /// The goal of each stage for the requested outputs, given the decoupled steps that end the stages.
+    pub(super) fn of(plan: &Plan, producers: &[usize], requested: &[usize]) -> Vec<Arc<Self>> {
+        let goals = (0..=producers.len()).map(|stage| {
+            let ends: Vec<TensorId> = match producers.get(stage).and_then(|step| plan.steps().get(*step)) {
+                Some(step) => step.inputs.iter().map(|(_, id)| *id).collect(),
+                None => requested.iter().filter_map(|at| plan.outputs().get(*at)).copied().collect(),
+            };
+            Arc::new(Self::new(plan, producers, distinct(ends)))
+        });
+        goals.collect()
+    }
+
+    fn new(plan: &Plan, producers: &[usize], ends: Vec<TensorId>) -> Self {
+        let mut needed = vec![false; plan.steps().len()];
+        let mut tensors = ends.clone();
+        while let Some(id) = tensors.pop() {
+            let Some(step) = plan.tensors().get(id).and_then(|tensor| tensor.producer) else { continue };
+            // What a decoupled step makes is there when the stage begins.
+            if producers.contains(&step) {
+                continue;
+            }
+            if let Some(seen) = needed.get_mut(step).filter(|seen| !**seen) {
+                *seen = true;
+                tensors.extend(plan.steps().get(step).into_iter().flat_map(|step| &step.inputs).map(|(_, id)| *id));
+            }
+        }
+        let is_needed = |step: &&usize| needed.get(**step) == Some(&true);
+        let wanted = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
+        let mut wanted: Vec<usize> = wanted.collect();
+        for end in &ends {
+            if let Some(count) = wanted.get_mut(*end) {
+                *count += 1;
+            }
+        }
+        Self { needed, wanted, ends }
+    }
+
+    /// Those of a step's outputs that somebody wants, by their position.
+    pub(super) fn wanted(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
+        let wanted = |(_, id): &(String, TensorId)| self.wanted.get(*id).is_some_and(|count| *count > 0);
+        outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
+    }
+}
+
+/// The same ids in ascending order, each once.
+pub(super) fn distinct(mut ids: Vec<TensorId>) -> Vec<TensorId> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

@@ -1,0 +1,30 @@
+//! The graph of an ensemble: the steps, and the tensors that they pass to each other.
+
+/// A tensor of a plan, by its place in [`Plan::tensors`](super::Plan::tensors).
+pub type TensorId = usize;
+
+/// A tensor that steps pass to each other, or that goes in or out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name in the ensemble.
+    pub name: String,
+    /// The step that makes it; `None` for an input of the ensemble.
+    pub producer: Option<usize>,
+    /// The steps that take it, ascending, each once.
+    pub consumers: Vec<usize>,
+}
+
+/// A step with its tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The model to run.
+    pub model: String,
+    /// The repository in which it is looked for first; empty for the ensemble's own.
+    pub namespace: String,
+    /// Its version; `None` for the latest.
+    pub version: Option<u64>,
+    /// The model's inputs with their tensors, by name.
+    pub inputs: Vec<(String, TensorId)>,
+    /// The model's outputs with their tensors, by name.
+    pub outputs: Vec<(String, TensorId)>,
+}
