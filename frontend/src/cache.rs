@@ -9,6 +9,7 @@ mod flight;
 mod local;
 mod redis;
 mod resp;
+mod settings;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,11 +21,12 @@ use pharos::metrics::emitter::Throttle;
 use pharos::model::ModelConfig;
 use pharos::timeline::Instant;
 
-use crate::{cli, clock};
+use crate::clock;
 pub(crate) use files::Files;
 use flight::{Flights, Landing, Lead};
 use local::Local;
 use redis::Redis;
+pub(crate) use settings::{Backend, RedisSettings, Settings};
 
 /// Where responses are kept for all models.
 pub(crate) struct ResponseCache {
@@ -56,16 +58,16 @@ pub(crate) struct Miss {
 
 impl ResponseCache {
     /// An empty cache, or one over what is in Redis. Needs the runtime, not Redis itself.
-    pub(crate) fn new(settings: &cli::Cache, metrics: Arc<Cache>) -> Self {
+    pub(crate) fn new(settings: &Settings, metrics: Arc<Cache>) -> Self {
         let report = Arc::new(Report { metrics, throttle: Mutex::default() });
-        let store = match &settings.store {
-            cli::Store::Local(size) => Store::Local(Local::new(*size)),
-            cli::Store::Redis(redis) => Store::Redis(Redis::start(redis.clone(), report.clone())),
+        let store = match &settings.backend {
+            Backend::Local(size) => Store::Local(Local::new(*size)),
+            Backend::Redis(redis) => Store::Redis(Redis::start(redis.clone(), report.clone())),
         };
         let how = if settings.single_flight { "; concurrent equal requests are executed once" } else { "" };
-        match &settings.store {
-            cli::Store::Local(size) => tracing::info!("response cache: up to {size} bytes in this process{how}"),
-            cli::Store::Redis(redis) => tracing::info!("response cache: {redis:?}{how}"),
+        match &settings.backend {
+            Backend::Local(size) => tracing::info!("response cache: up to {size} bytes in this process{how}"),
+            Backend::Redis(redis) => tracing::info!("response cache: {redis:?}{how}"),
         }
         Self { store, flights: settings.single_flight.then(Flights::default), report }
     }

@@ -15,7 +15,6 @@ mod gpus;
 mod host_policy;
 mod logging;
 mod models;
-mod place;
 mod rate_limit;
 mod refusal;
 mod shared_memory;
@@ -40,14 +39,13 @@ use values::{
     statsd_address, whole,
 };
 
-pub use cache::{Cache, CacheConfig, Redis, Store};
+pub use cache::CacheConfig;
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
-pub use gpus::{Capability, GpuLimit, Gpus};
-pub use host_policy::{HostPolicies, HostPolicy, Processors, cores};
+pub use gpus::{GpuLimit, Gpus};
+pub use host_policy::HostPolicies;
 pub use logging::{Log, LogFormat};
 pub use models::{ControlMode, Models};
-pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
@@ -399,7 +397,7 @@ impl Options {
     ///
     /// # Errors
     /// What is said about it does not hold together; [`Options::from_args`] refuses that.
-    pub fn cache(&self) -> Result<Option<Cache>, String> {
+    pub fn cache(&self) -> Result<Option<crate::cache::Settings>, String> {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
@@ -434,6 +432,7 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
+    use crate::store::Location;
     use pharos::metrics::catalog::Setting;
     use pharos::metrics::catalog::listing::Form;
     use pharos::scheduler::rate_limiter::Limit;
@@ -472,7 +471,7 @@ mod tests {
             "--worker-threads=2",
         ]);
         let options = options.unwrap();
-        assert_eq!(options.models.places(), ["models", "more"].map(|path| Place::Directory(path.into())));
+        assert_eq!(options.models.locations(), ["models", "more"].map(|path| Location::Directory(path.into())));
         assert!(!options.grpc.allow && !options.general.exit_on_error);
         assert!(!options.models.auto_complete());
         assert_eq!(options.models.default_max_batch_size("onnxruntime"), 16);

@@ -23,7 +23,7 @@ use pharos::model::{ModelMetadata, Scheduling, envelope};
 use pharos::repository::parse_version;
 use pharos::timeline::Instant;
 
-pub use crate::repository::Unfinished;
+pub use crate::serving::Unfinished;
 pub use exchange::Aliases;
 pub use pharos::metrics::labels::{Outcome, Protocol, Route};
 pub use responses::{Responses, Streamed};
@@ -33,10 +33,11 @@ pub use workers::WorkerShown;
 
 use crate::cli;
 use crate::clock;
+use crate::loader::{self, Loader};
 use crate::log;
 use crate::metrics::{Definition, Source};
-use crate::repository::{self, Repository, Serving};
 use crate::scheduler::Timer;
+use crate::serving::Serving;
 use crate::shared_memory::{self, SharedMemory};
 use crate::system;
 use crate::trace::Traces;
@@ -55,7 +56,7 @@ pub struct Settings {
     /// Memory that clients share.
     pub shared_memory: shared_memory::Settings,
     /// The models.
-    pub repository: repository::Settings,
+    pub loader: loader::Settings,
     /// What is traced from the start.
     pub trace: cli::Tracing,
 }
@@ -93,7 +94,7 @@ const EXITING: u8 = 3;
 struct Inner {
     settings: Settings,
     cache: Arc<Cache>,
-    repository: Arc<Repository>,
+    loader: Arc<Loader>,
     traces: Traces,
     shared_memory: SharedMemory,
     gpus: Arc<system::LatestGpus>,
@@ -133,12 +134,12 @@ impl Engine {
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
-        let repository = Repository::new(settings.repository.clone(), cache.clone(), metrics.text.into(), timer);
-        let repository = Arc::new(repository.map_err(std::io::Error::other)?);
+        let loader = Loader::new(settings.loader.clone(), cache.clone(), metrics.text.into(), timer);
+        let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
         let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
-        Ok(Self(Arc::new(Inner { settings, cache, repository, shared_memory, traces, gpus, phase }), None))
+        Ok(Self(Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase }), None))
     }
 
     /// The same server, for clients that call models by these names.
@@ -152,7 +153,7 @@ impl Engine {
     /// # Errors
     /// A repository cannot be read.
     pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
-        let failures = self.0.repository.load_at_start().await?;
+        let failures = self.0.loader.load_at_start().await?;
         let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
         Ok(failures)
     }
@@ -166,7 +167,7 @@ impl Engine {
         let succeeded = read.is_ok();
         let result = read.map(|Definition { text, catalog, .. }| {
             let difference = self.0.cache.reload(catalog);
-            self.0.repository.redefine_metrics(text.into());
+            self.0.loader.redefine_metrics(text.into());
             difference
         });
         count_reload(&self.0.cache, succeeded);
@@ -179,8 +180,8 @@ impl Engine {
     /// # Errors
     /// No thread is left.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let (repository, gpus) = (self.0.repository.clone(), self.0.gpus.clone());
-        system::Polling::start(settings, self.0.cache.clone(), gpus, move || repository.workers())
+        let (models, gpus) = (self.0.loader.models().clone(), self.0.gpus.clone());
+        system::Polling::start(settings, self.0.cache.clone(), gpus, move || models.workers())
     }
 
     /// The server is no longer ready, and answers as before.
@@ -197,12 +198,12 @@ impl Engine {
     /// Returns what was left.
     pub async fn shut_down(&self, patience: Duration) -> Unfinished {
         self.refuse();
-        self.0.repository.shut_down(patience).await
+        self.0.loader.shut_down(patience).await
     }
 
     /// Has [`Engine::shut_down`] wait for nothing more.
     pub fn hurry(&self) {
-        self.0.repository.hurry();
+        self.0.loader.models().hurry();
     }
 
     /// Whether the server runs and is not exiting.
@@ -212,7 +213,7 @@ impl Engine {
 
     /// Whether requests can be answered: all models are loaded and living, unless readiness is not strict.
     pub fn ready(&self) -> bool {
-        self.phase() == SERVING && (!self.0.settings.strict_readiness || self.0.repository.all_ready())
+        self.phase() == SERVING && (!self.0.settings.strict_readiness || self.0.loader.models().all_ready())
     }
 
     /// Whether the server is on its way out.
@@ -236,8 +237,8 @@ impl Engine {
     pub async fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
         self.open()?;
         Ok(match self.resolve(name, version) {
-            Ok(Some((name, _))) => self.0.repository.says_ready(&name, "").await,
-            Ok(None) => self.0.repository.says_ready(name, version).await,
+            Ok(Some((name, _))) => self.0.loader.models().says_ready(&name, "").await,
+            Ok(None) => self.0.loader.models().says_ready(name, version).await,
             Err(_) => false,
         })
     }
@@ -245,8 +246,8 @@ impl Engine {
     /// Why a version of a model that is loaded cannot answer now, if more is known than that its process is not there.
     pub fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
         match self.resolve(name, version).ok()? {
-            Some((name, _)) => self.0.repository.why_not_ready(&name, ""),
-            None => self.0.repository.why_not_ready(name, version),
+            Some((name, _)) => self.0.loader.models().why_not_ready(&name, ""),
+            None => self.0.loader.models().why_not_ready(name, version),
         }
     }
 
@@ -258,7 +259,7 @@ impl Engine {
         let serving = self.at_any_time(name, version)?;
         // Who asks about one version is told of that one, as by Triton.
         let versions = match version {
-            "" if self.1.is_none() => self.0.repository.ready_versions(name),
+            "" if self.1.is_none() => self.0.loader.models().ready_versions(name),
             _ => vec![serving.model.version],
         };
         let metadata = serving.config.metadata(&versions);
@@ -305,10 +306,10 @@ impl Engine {
         let answer = match serving.config.decoupled {
             true => {
                 let admitted = serving.admit(&mut request)?;
-                let responses = Responses::many(self.0.repository.clone().stream(&serving, request, admitted));
+                let responses = Responses::many(self.0.loader.models().stream(&serving, request, admitted));
                 responses.only().await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
             }
-            false => self.0.repository.infer(&serving, request).await,
+            false => self.0.loader.models().infer(&serving, request).await,
         };
         if exchange.is_plain() { answer } else { exchange.end(answer) }
     }
@@ -325,10 +326,10 @@ impl Engine {
         self.0.shared_memory.lend(&mut request)?;
         check_text(&request)?;
         let admitted = serving.admit(&mut request)?;
-        let repository = self.0.repository.clone();
+        let models = self.0.loader.models().clone();
         let responses = match serving.config.decoupled {
-            true => Responses::many(repository.stream(&serving, request, admitted)),
-            false => Responses::one(async move { repository.execute(&serving, request, admitted).await }),
+            true => Responses::many(models.stream(&serving, request, admitted)),
+            false => Responses::one(async move { models.execute(&serving, request, admitted).await }),
         };
         Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
     }
@@ -338,7 +339,7 @@ impl Engine {
         if !self.exiting() {
             self.open()?;
         }
-        let serving = self.0.repository.serving_for(request)?;
+        let serving = self.0.loader.models().serving_for(request)?;
         if self.exiting() && !continues(request, &serving) {
             return Err(InferError::not_ready(EXITING_TEXT));
         }
@@ -353,14 +354,14 @@ impl Engine {
     pub fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
         self.open()?;
         let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
-        let all = self.0.repository.all();
+        let all = self.0.loader.models().all();
         if name.is_empty() {
             return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
         }
         let resolved = self.resolve(name, "")?;
         let name = resolved.as_ref().map_or(name, |(name, _)| name);
         let version = if resolved.is_some() { "" } else { version };
-        let called = self.0.repository.called(name)?;
+        let called = self.0.loader.models().called(name)?;
         let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
         if of_name.is_empty() {
             return Err(unavailable(format!("requested model '{name}' is not available")));
@@ -401,7 +402,7 @@ impl Engine {
 
     /// Brings the cache up to date before a scrape.
     fn observe(&self) {
-        self.0.repository.observe();
+        self.0.loader.models().observe();
         self.0.shared_memory.observe(&self.0.cache);
         log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.0.cache, file, lost));
     }
@@ -430,8 +431,8 @@ impl Engine {
     /// The model that a client calls so.
     fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         match self.resolve(name, version)? {
-            Some((name, _)) => self.0.repository.serving(&name, ""),
-            None => self.0.repository.serving(name, version),
+            Some((name, _)) => self.0.loader.models().serving(&name, ""),
+            None => self.0.loader.models().serving(name, version),
         }
     }
 

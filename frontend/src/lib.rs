@@ -12,6 +12,7 @@ mod descriptors;
 #[cfg_attr(test, allow(dead_code))]
 mod directories;
 pub mod engine;
+mod ensemble;
 #[cfg(test)]
 #[allow(missing_docs)]
 pub mod fake_engine;
@@ -19,6 +20,7 @@ pub mod grpc;
 pub mod http;
 mod launch;
 pub mod listener;
+mod loader;
 // In unit tests nobody starts it.
 #[cfg_attr(test, allow(dead_code))]
 mod log;
@@ -28,17 +30,18 @@ mod metrics;
 mod onnxruntime;
 mod process;
 pub mod receiving;
-mod repository;
 // In unit tests nobody starts it.
 #[cfg_attr(test, allow(dead_code))]
 mod reread;
 mod scheduler;
+mod serving;
 pub mod shared_memory;
 mod slow;
 // Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
 #[cfg(not(test))]
 pub mod start;
 mod statsd;
+mod store;
 mod supervisor;
 mod system;
 pub mod torchserve;

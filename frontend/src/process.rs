@@ -4,7 +4,6 @@
 mod affinity;
 mod complete;
 mod diagnosis;
-mod policies;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +27,6 @@ use crate::system::Chosen;
 use crate::wire::Link;
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
-pub(crate) use policies::HostPolicies;
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;

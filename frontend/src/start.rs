@@ -24,12 +24,11 @@ use crate::engine::{self, Engine, Unfinished};
 use crate::launch::Program;
 use crate::listener::Phase;
 use crate::metrics::{self, Definition, Source};
-use crate::process::HostPolicies;
 use crate::receiving::Budget;
-use crate::repository::Registered;
-use crate::system::{self, Devices, Gpus, Roots, find_gpus};
+use crate::store::Registered;
+use crate::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
-use crate::{directories, log, onnxruntime, repository, shared_memory, trace, tslog};
+use crate::{directories, loader, log, onnxruntime, shared_memory, store, trace, tslog};
 use clouds::Clouds;
 use home::Home;
 use listen::Listeners;
@@ -288,7 +287,7 @@ async fn engine(
     let limits = options.gpus.model_load_gpu_limit.iter().map(|limit| (limit.device, limit.fraction));
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
-    settings.repository.registered = registered;
+    settings.loader.stores.registered = registered;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -304,11 +303,11 @@ fn system_settings(options: &cli::Metrics, seen: bool, gpus: Option<Arc<Gpus>>) 
     }
 }
 
-fn control_mode(options: &Options) -> repository::Mode {
+fn control_mode(options: &Options) -> loader::Mode {
     match options.models.control_mode {
-        ControlMode::None => repository::Mode::None,
-        ControlMode::Poll => repository::Mode::Poll(options.models.poll),
-        ControlMode::Explicit => repository::Mode::Explicit,
+        ControlMode::None => loader::Mode::None,
+        ControlMode::Poll => loader::Mode::Poll(options.models.poll),
+        ControlMode::Explicit => loader::Mode::Explicit,
     }
 }
 
@@ -347,20 +346,22 @@ fn settings(
         strict_readiness: options.general.strict_readiness,
         trace: options.tracing()?,
         shared_memory,
-        repository: repository::Settings {
-            repositories: options.models.places(),
-            registered: None,
-            namespaces: options.models.namespacing,
-            cache_directory: options.models.cache_directory.clone(),
+        loader: loader::Settings {
+            stores: store::Settings {
+                locations: options.models.locations(),
+                registered: None,
+                namespaces: options.models.namespacing,
+                model_name: options.models.model_name.clone(),
+                cache_directory: options.models.cache_directory.clone(),
+            },
             program: program(options, worker, onnxruntime)?,
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
             at_start: match options.models.loads_all() {
-                true => repository::AtStart::All,
-                false => repository::AtStart::Named(options.models.load_model.clone()),
+                true => loader::AtStart::All,
+                false => loader::AtStart::Named(options.models.load_model.clone()),
             },
-            model_name: options.models.model_name.clone(),
             config_name: options.models.config_name.clone(),
             load_threads: options.models.load_thread_count as usize,
             load_retries: options.models.load_retry_count,

@@ -28,10 +28,10 @@ use crate::clock;
 use crate::descriptors::{Descriptors, Reserved};
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
-use crate::process::{self, HostPolicies, Printed};
+use crate::process::{self, Printed};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
-use crate::system::Devices;
+use crate::system::{Devices, HostPolicies};
 use crate::wire::{Link, SharedLink};
 
 use device::Taken;

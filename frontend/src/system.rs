@@ -8,6 +8,7 @@ mod container;
 mod devices;
 mod gpu;
 mod host;
+mod host_policies;
 mod latest;
 mod polling;
 mod process;
@@ -22,7 +23,9 @@ use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
 pub(crate) use devices::{Chosen, Devices, Wanted};
+pub(crate) use gpu::Capability;
 pub(crate) use gpu::{GpuReading, Gpus};
+pub(crate) use host_policies::{HostPolicies, HostPolicy, Processors, cores};
 pub(crate) use latest::LatestGpus;
 pub(crate) use polling::{Polling, find_gpus, gpu_memory};
 

@@ -71,15 +71,18 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["http", "grpc", "status"]),
             // The unit tests of the edges have an engine of their own.
             together(&["engine", "fake_engine"]),
-            apart(&["repository"]),
-            apart(&["supervisor"]),
+            apart(&["loader"]),
+            apart(&["serving"]),
+            apart(&["supervisor", "ensemble"]),
             apart(&["calls"]),
             apart(&["scheduler"]),
-            apart(&["process", "statsd", "cache"]),
+            apart(&["process", "statsd"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving"]),
-            apart(&["memory", "system", "onnxruntime", "launch", "log", "reread"]),
-            apart(&["clock", "cli", "client", "descriptors", "directories"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving", "log"]),
+            // Reads the command line into the settings of the modules below.
+            apart(&["cli"]),
+            apart(&["memory", "system", "onnxruntime", "launch", "reread", "store", "cache"]),
+            apart(&["clock", "client", "descriptors", "directories"]),
         ],
     },
     House {
@@ -110,6 +113,26 @@ pub(crate) struct Ban {
 
 const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
 const EDGES: &[&str] = &["frontend/src/http", "frontend/src/grpc"];
+/// The modules that serve requests with worker processes.
+const ENGINE_ROOMS: &[&str] = &[
+    "frontend/src/cache",
+    "frontend/src/calls",
+    "frontend/src/client",
+    "frontend/src/descriptors",
+    "frontend/src/directories",
+    "frontend/src/ensemble",
+    "frontend/src/launch",
+    "frontend/src/loader",
+    "frontend/src/memory",
+    "frontend/src/onnxruntime",
+    "frontend/src/process",
+    "frontend/src/scheduler",
+    "frontend/src/serving",
+    "frontend/src/store",
+    "frontend/src/supervisor",
+    "frontend/src/system",
+    "frontend/src/wire",
+];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[
     "prost",
@@ -189,11 +212,17 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "http and grpc call the engine and nothing below it: add a verb to Engine",
     },
     Ban {
+        within: ENGINE_ROOMS,
+        except: &[],
+        paths: &["crate::cli", "crate::start", "crate::listener", "crate::http", "crate::grpc", "crate::torchserve"],
+        advice: "the engine knows neither the command line nor a protocol: take settings, traits or callbacks as parameters",
+    },
+    Ban {
         within: &["frontend/src/", "worker/src/"],
         except: &[
             "frontend/src/http",
             "frontend/src/log/lines.rs",
-            "frontend/src/repository/objects/secrets.rs",
+            "frontend/src/store/objects/credentials.rs",
             "frontend/src/torchserve",
         ],
         paths: &["serde_json"],
@@ -218,7 +247,7 @@ pub(crate) const MANIFESTS: &[(&str, &[&str])] = &[
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
     ("frontend/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
-    ("frontend/src/repository/prepare.rs", "a mapping of a model file, which a user may change under us"),
+    ("frontend/src/loader/prepare.rs", "a mapping of a model file, which a user may change under us"),
     ("worker/src/memory.rs", "the same on the worker's side"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
     ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and cut off"),

@@ -20,8 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::resp::{self, LONGEST_VALUE, Reply};
-use super::{Report, Trouble};
-use crate::cli::Redis as Settings;
+use super::{RedisSettings as Settings, Report, Trouble};
 
 /// What keys begin with: other programs may use the same Redis.
 const PREFIX: &str = "pharos:response:1:";

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::cache::{self, Backend, RedisSettings};
+
 /// One `--cache-config`: the cache's name and what is said about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
@@ -13,49 +15,6 @@ pub struct CacheConfig {
 enum CacheName {
     Local,
     Redis,
-}
-
-/// The response cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// Where responses are kept.
-    pub store: Store,
-    /// Whether concurrent equal requests are executed once.
-    pub single_flight: bool,
-}
-
-/// Where responses are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// In this process, at most so many bytes.
-    Local(u64),
-    /// In a Redis.
-    Redis(Redis),
-}
-
-/// A Redis server.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Redis {
-    /// A name or an address.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-    /// Who logs in; empty for Redis' default user.
-    pub user: String,
-    /// With this; empty for no log-in.
-    pub password: String,
-    /// The number of the database.
-    pub db: u32,
-    /// How long a response is kept; `None` for as long as Redis likes.
-    pub ttl: Option<Duration>,
-    /// How long a look-up may take, and a connection be silent.
-    pub timeout: Duration,
-}
-
-impl std::fmt::Debug for Redis {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Redis at {}:{}, database {}", self.host, self.port, self.db)
-    }
 }
 
 const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each with more settings if wanted: \
@@ -85,10 +44,10 @@ pub(super) fn cache(
     configs: &[CacheConfig],
     byte_size: Option<u64>,
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<Option<Cache>, String> {
+) -> Result<Option<cache::Settings>, String> {
     let Some(first) = configs.first() else {
         let size = byte_size.filter(|size| *size > 0);
-        return Ok(size.map(|size| Cache { store: Store::Local(size), single_flight: false }));
+        return Ok(size.map(|size| cache::Settings { backend: Backend::Local(size), single_flight: false }));
     };
     if byte_size.is_some() {
         let text = "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one \
@@ -100,11 +59,11 @@ pub(super) fn cache(
     }
     let settings = Settings(configs.iter().flat_map(|config| &config.settings).collect());
     let single_flight = settings.parsed("single_flight", super::boolean)?.unwrap_or(false);
-    let store = match first.name {
-        CacheName::Local => Store::Local(local(&settings)?),
-        CacheName::Redis => Store::Redis(redis(&settings, variable)?),
+    let backend = match first.name {
+        CacheName::Local => Backend::Local(local(&settings)?),
+        CacheName::Redis => Backend::Redis(redis(&settings, variable)?),
     };
-    Ok(Some(Cache { store, single_flight }))
+    Ok(Some(cache::Settings { backend, single_flight }))
 }
 
 fn local(settings: &Settings<'_>) -> Result<u64, String> {
@@ -114,7 +73,7 @@ fn local(settings: &Settings<'_>) -> Result<u64, String> {
     settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' needs its size: local,size=BYTES".to_owned())
 }
 
-fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Redis, String> {
+fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
     let known = ["host", "port", "user", "password", "db", "ttl", "timeout_ms", "single_flight"];
     settings.only("redis", &known)?;
     let port = |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535");
@@ -123,7 +82,7 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
     // Triton's variables, so that no password has to stand on a command line.
     let text =
         |key: &str, name: &str| settings.get(key).map(str::to_owned).or_else(|| variable(name)).unwrap_or_default();
-    Ok(Redis {
+    Ok(RedisSettings {
         host: settings
             .get("host")
             .filter(|host| !host.is_empty())
@@ -170,27 +129,29 @@ impl Settings<'_> {
 mod tests {
     use super::*;
 
-    fn read(texts: &[&str], byte_size: Option<u64>) -> Result<Option<Cache>, String> {
+    fn read(texts: &[&str], byte_size: Option<u64>) -> Result<Option<cache::Settings>, String> {
         let configs = texts.iter().map(|text| config(text)).collect::<Result<Vec<_>, _>>()?;
         cache(&configs, byte_size, |name| (name == "TRITONCACHE_REDIS_PASSWORD").then(|| "secret".to_owned()))
     }
 
     #[test]
     fn tritons_forms_are_taken() {
-        let local = |size, single_flight| Ok(Some(Cache { store: Store::Local(size), single_flight }));
+        let local = |size, single_flight| Ok(Some(cache::Settings { backend: Backend::Local(size), single_flight }));
         assert_eq!(read(&["local,size=1048576"], None), local(1_048_576, false));
         assert_eq!(read(&["local,size=1", "local,single_flight=true"], None), local(1, true));
         assert_eq!(read(&["local,size=1,size=7"], None), local(7, false));
         assert_eq!((read(&[], Some(9)), read(&[], Some(0)), read(&[], None)), (local(9, false), Ok(None), Ok(None)));
         let redis = read(&["redis,host=h", "redis,port=7000,user=u,db=2", "redis,ttl=60,timeout_ms=20"], None);
-        let Some(Cache { store: Store::Redis(redis), single_flight: false }) = redis.unwrap() else {
+        let Some(cache::Settings { backend: Backend::Redis(redis), single_flight: false }) = redis.unwrap() else {
             panic!("no Redis")
         };
         assert_eq!((redis.host.as_str(), redis.port, redis.db, redis.user.as_str()), ("h", 7000, 2, "u"));
         assert_eq!((redis.ttl, redis.timeout), (Some(Duration::from_secs(60)), Duration::from_millis(20)));
         assert_eq!(redis.password, "secret");
         assert!(!format!("{redis:?}").contains("secret"));
-        let Some(Cache { store: Store::Redis(redis), .. }) = read(&["redis,host=h,password=own"], None).unwrap() else {
+        let Some(cache::Settings { backend: Backend::Redis(redis), .. }) =
+            read(&["redis,host=h,password=own"], None).unwrap()
+        else {
             panic!("no Redis")
         };
         assert_eq!((redis.port, redis.password.as_str(), redis.ttl), (6379, "own", None));

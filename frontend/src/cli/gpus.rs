@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::whole;
+use crate::system::Capability;
 
 const GPUS: &str = "GPUs";
 
@@ -20,15 +21,6 @@ pub struct Gpus {
     /// GPUs with a lower CUDA compute capability are not used
     #[arg(id = "min-supported-compute-capability", long = "min-supported-compute-capability", value_name = "MAJOR.MINOR", default_value = "0.0", hide_default_value = true, env = "PHAROS_MIN_SUPPORTED_COMPUTE_CAPABILITY", value_parser = capability, help_heading = GPUS)]
     pub min_capability: Capability,
-}
-
-/// A CUDA compute capability; of two, the one with the greater major number is greater.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capability {
-    /// The generation.
-    pub major: u32,
-    /// The revision.
-    pub minor: u32,
 }
 
 fn capability(text: &str) -> Result<Capability, String> {

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::WORKERS;
+use crate::system::{HostPolicy, Processors, cores};
 
 /// The processors of instances.
 #[derive(Clone, Debug, Args)]
@@ -12,24 +13,6 @@ pub struct HostPolicies {
     /// be given several times, or several separated by ';'
     #[arg(id = "host-policy", long = "host-policy", value_name = "NAME,SETTING=VALUE", env = "PHAROS_HOST_POLICY", value_parser = setting, value_delimiter = ';', help_heading = WORKERS)]
     pub policies: Vec<HostPolicy>,
-}
-
-/// One `--host-policy`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostPolicy {
-    /// The policy's name.
-    pub name: String,
-    /// The processors that it allows.
-    pub processors: Processors,
-}
-
-/// The processors of a policy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Processors {
-    /// Those of a NUMA node.
-    Node(u32),
-    /// These.
-    Cores(Vec<usize>),
 }
 
 /// Reads one `--host-policy`.
@@ -42,14 +25,4 @@ fn setting(text: &str) -> Result<HostPolicy, String> {
         (other, _) => return Err(format!("unknown setting '{other}': {form}")),
     };
     Ok(HostPolicy { name: name.to_owned(), processors: setting })
-}
-
-/// The numbers of a list such as `0-3,8`; a process can be bound to 1024 processors.
-pub fn cores(list: &str) -> Option<Vec<usize>> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<usize>().ok()?, last.parse().ok()?);
-        (first <= last && last < 1024).then_some(first..=last)
-    };
-    list.split(',').map(range).collect::<Option<Vec<_>>>().map(|ranges| ranges.into_iter().flatten().collect())
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::workers::{BackendSetting, backend_setting};
-use super::{MODELS, Place, Places, boolean, positive_seconds, whole};
+use super::{MODELS, boolean, positive_seconds, whole};
+use crate::store::{Location, Locations};
 
 /// Which models are served.
 #[derive(Clone, Debug, Args)]
@@ -14,7 +15,7 @@ pub struct Models {
     /// Where models are: a directory, or several separated by ':'; or s3://BUCKET/PATH, s3://https://HOST:PORT/BUCKET/PATH,
     /// gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH. May be given several times
     #[arg(id = "model-repository", long = "model-repository", alias = "model-store", value_name = "PLACE", required = true, env = "PHAROS_MODEL_REPOSITORY", help_heading = MODELS)]
-    pub repositories: Vec<Places>,
+    pub repositories: Vec<Locations>,
     /// The name of the model, where a repository is no directory of models but holds the files of one model; without it
     /// the name in its config.pbtxt, or that of the directory
     #[arg(id = "model-name", long = "model-name", value_name = "NAME", env = "PHAROS_MODEL_NAME", value_parser = model_name, help_heading = MODELS)]
@@ -100,8 +101,8 @@ impl Models {
     }
 
     /// Every repository.
-    pub fn places(&self) -> Vec<Place> {
-        self.repositories.iter().flat_map(|places| &places.0).cloned().collect()
+    pub fn locations(&self) -> Vec<Location> {
+        self.repositories.iter().flat_map(|locations| &locations.0).cloned().collect()
     }
 
     /// Whether all models are loaded at start.

@@ -10,7 +10,7 @@ use pharos::metrics::record;
 use pharos::model::envelope;
 
 use super::{Engine, Streamed};
-use crate::repository::Serving;
+use crate::serving::Serving;
 
 /// Names of models and versions that clients use in place of those of the repository.
 pub trait Aliases: Send + Sync {

@@ -13,7 +13,7 @@ impl Engine {
     /// None of the server's; the answer was lost.
     pub async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let engine = self.clone();
-        let index = tokio::task::spawn_blocking(move || engine.0.repository.index(ready_only)).await;
+        let index = tokio::task::spawn_blocking(move || engine.0.loader.index(ready_only)).await;
         index.map_err(|error| InferError::internal(format!("the repositories could not be read: {error}")))
     }
 
@@ -28,7 +28,7 @@ impl Engine {
         let given = Override::new(parameters).map_err(|reason| {
             InferError::internal(format!("failed to load '{name}', failed to poll from model repository: {reason}"))
         })?;
-        self.0.repository.load_model(name, given).await
+        self.0.loader.load_model(name, given).await
     }
 
     /// Unloads a model, and with `dependents` what only it needs. What it has accepted it finishes.
@@ -37,6 +37,6 @@ impl Engine {
     /// Models are not unloaded by request. One that is not loaded is no error.
     pub async fn unload_model(&self, name: &str, dependents: bool) -> Result<(), InferError> {
         self.open()?;
-        self.0.repository.unload_model(name, dependents).await
+        self.0.loader.unload_model(name, dependents).await
     }
 }

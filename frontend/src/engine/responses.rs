@@ -8,7 +8,7 @@ use pharos::error::InferError;
 use pharos::infer::InferResponse;
 
 use super::exchange::Exchange;
-use crate::repository;
+use crate::serving;
 
 pub use crate::scheduler::Streamed;
 
@@ -26,7 +26,7 @@ enum Kind {
     /// Of an ordinary model: it is queued when the answer is asked for.
     One(Single),
     /// Of a decoupled model: the request is on its way.
-    Many(Box<repository::Responses>),
+    Many(Box<serving::Responses>),
     /// Given out.
     Ended,
     #[cfg(test)]
@@ -39,7 +39,7 @@ impl Responses {
         Kind::One(Box::pin(answer)).into()
     }
 
-    pub(super) fn many(responses: repository::Responses) -> Self {
+    pub(super) fn many(responses: serving::Responses) -> Self {
         Kind::Many(Box::new(responses)).into()
     }
 

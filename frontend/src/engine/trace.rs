@@ -55,7 +55,7 @@ impl Engine {
     fn check_traceable(&self, model: &str) -> Result<(), InferError> {
         self.open()?;
         let can_answer =
-            || self.0.repository.serving(model, "").is_ok_and(|serving| self.0.repository.is_ready(&serving));
+            || self.0.loader.models().serving(model, "").is_ok_and(|serving| self.0.loader.models().is_ready(&serving));
         if model.is_empty() || can_answer() {
             return Ok(());
         }

@@ -31,7 +31,7 @@ pub struct WorkerShown {
 impl Engine {
     /// The workers of a model (a name of the repository's) that serves; none if it does not.
     pub fn workers(&self, name: &str) -> Vec<WorkerShown> {
-        let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
+        let Ok(serving) = self.0.loader.models().serving(name, "") else { return Vec::new() };
         let Some(instances) = serving.instances() else { return Vec::new() };
         let shown = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
             let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
@@ -43,25 +43,25 @@ impl Engine {
 
     /// What a GPU told when the system was measured last; `None` if it is not measured.
     pub(crate) fn gpu(&self, number: u32) -> Option<GpuReading> {
-        self.0.gpus.of(self.0.repository.devices().on_the_bus(number)?, clock::now())
+        self.0.gpus.of(self.0.loader.devices().on_the_bus(number)?, clock::now())
     }
 
     /// What each is doing, and since when it has been lost: from the first of a row of losses on.
     pub fn worker_states(&self, name: &str) -> Vec<(Option<InstanceState>, Option<Instant>)> {
-        let Ok(serving) = self.0.repository.serving(name, "") else { return Vec::new() };
+        let Ok(serving) = self.0.loader.models().serving(name, "") else { return Vec::new() };
         serving.instances().map(|instances| instances.seen()).unwrap_or_default()
     }
 
     /// Requests that wait for a model (a name of the repository's).
     pub fn waiting(&self, name: &str) -> u64 {
-        let serving = self.0.repository.serving(name, "");
+        let serving = self.0.loader.models().serving(name, "");
         serving.map_or(0, |serving| u64::try_from(serving.series.waiting()).unwrap_or(0))
     }
 
     /// Whether a process of a model (a name of the repository's) was killed by the system, and not by this server, since
     /// then.
     pub fn killed_since(&self, name: &str, since: Instant) -> bool {
-        let serving = self.0.repository.serving(name, "");
+        let serving = self.0.loader.models().serving(name, "");
         serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
     }
 

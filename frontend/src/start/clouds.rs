@@ -3,7 +3,7 @@
 use crate::cli::{ControlMode, Options};
 use crate::engine::Engine;
 use crate::http::cloud::{Platform, SageMaker, VertexAi};
-use crate::repository::Registered;
+use crate::store::Registered;
 
 /// The platforms whose endpoints are served.
 pub(super) struct Clouds {

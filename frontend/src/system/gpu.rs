@@ -13,8 +13,16 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::cli::Capability;
 use crate::clock;
+
+/// A CUDA compute capability; of two, the one with the greater major number is greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capability {
+    /// The generation.
+    pub major: u32,
+    /// The revision.
+    pub minor: u32,
+}
 
 /// The GPUs of this machine. They may be read from any thread.
 #[derive(Debug)]

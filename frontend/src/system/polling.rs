@@ -13,7 +13,6 @@ use tokio::time::timeout;
 
 use super::publish::Publisher;
 use super::{Gpus, LatestGpus, Sampler, Settings, Worker};
-use crate::cli::Capability;
 use crate::clock;
 
 /// How long the driver may take: to wake its devices at the start, or to answer a question at a model's load.
@@ -90,7 +89,7 @@ fn next(due: Instant, now: Instant, interval: Duration) -> Instant {
 
 /// The GPUs, if the driver's library (or `library` in its place) is there and answers. What there is, or why there is
 /// nothing, is said once, in one line of the log.
-pub(crate) async fn find_gpus(library: Option<PathBuf>, minimum: Capability) -> Option<Arc<Gpus>> {
+pub(crate) async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> Option<Arc<Gpus>> {
     let (sender, found) = oneshot::channel();
     let named = library.is_some();
     // A thread of its own, not one of the runtime's: a driver that hangs would hold up the exit.

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::gpu::GpuMemory;
 use super::*;
-use crate::cli::Capability;
 
 /// A folder with files of a test's making, removed with it.
 pub(super) struct Tree(PathBuf);

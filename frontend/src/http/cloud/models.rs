@@ -20,7 +20,7 @@ use crate::engine::Route;
 use crate::http::body::{self, Read};
 use crate::http::json::{as_string, object, parse_error};
 use crate::http::{Edge, Engine, answer};
-use crate::repository::Registered;
+use crate::store::Registered;
 
 /// The name of the archive that the model was unpacked from: the model's name.
 const TARGET: &str = "x-amzn-sagemaker-target-model";

@@ -10,7 +10,7 @@ use super::{BinaryForm, Dispatch, model_path, pass, unknown};
 use crate::engine::Route;
 use crate::http::dispatch::paced;
 use crate::http::restrict;
-use crate::repository::Registered;
+use crate::store::Registered;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };

@@ -1,0 +1,209 @@
+//! Makes a model what it should be: performs what `pharos::repository::changes` decides. New versions are ready before old
+//! ones go; if one cannot be loaded, what served goes on serving.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pharos::metrics::cache::Cache;
+use pharos::metrics::labels::ModelChange;
+use pharos::metrics::record;
+use pharos::repository::{Change, Made, State, changes};
+
+use super::Loader;
+use super::prepare::Prepared;
+use crate::serving::{Ending, Serving};
+
+/// What happens to what serves when its successor cannot be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failing {
+    /// It goes on.
+    Keep,
+    /// It goes: what it was made of is not there any more.
+    Withdraw,
+}
+
+/// Versions that are ready to serve, and why others could not be loaded. Dropped, what is new goes again.
+struct Outcome {
+    cache: Arc<Cache>,
+    ready: Vec<Ready>,
+    failed: BTreeMap<u64, String>,
+}
+
+/// A version that is ready to serve.
+struct Ready {
+    serving: Serving,
+    /// It has been loaded; else its instances served before.
+    is_new: bool,
+    /// It counts on in the series of what serves.
+    goes_on: bool,
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        let new = self.ready.iter().filter(|ready| ready.is_new && !ready.goes_on);
+        new.for_each(|ready| self.cache.model_unloaded(&ready.serving.series));
+    }
+}
+
+impl Loader {
+    /// Makes a model what has been prepared. Called with the model's lock; may be dropped at any time, and then nothing has
+    /// changed but states that say LOADING.
+    ///
+    /// # Errors
+    /// Versions that could not be loaded, with their reasons in Triton's words.
+    pub(super) async fn apply(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        reload: bool,
+        failing: Failing,
+    ) -> Result<(), String> {
+        let model = prepared.name.as_str();
+        warn_of_missing(prepared);
+        let running = self.models.snapshot().serving.get(model).cloned().unwrap_or_default();
+        let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
+        let wanted: BTreeMap<u64, Made> =
+            prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
+        let mut plan = changes(&made, &wanted, reload);
+        for (number, change) in &mut plan {
+            let given_up = |serving: &Arc<Serving>| serving.instances().is_some_and(|all| all.any_given_up());
+            if *change == Change::Replace
+                && let Some(runs) = running.get(number).filter(|runs| Some(&runs.made) != wanted.get(number))
+                && let Some(less) = self.change_when_complete(runs, prepared).await
+            {
+                *change = less;
+            }
+            if matches!(change, Change::Keep | Change::Describe) && running.get(number).is_some_and(given_up) {
+                *change = Change::Resize;
+            }
+        }
+        let mut outcome = Outcome { cache: self.cache().clone(), ready: Vec::new(), failed: BTreeMap::new() };
+        for (&number, &change) in &plan {
+            self.perform(prepared, (number, change), running.get(&number), &mut outcome).await;
+        }
+        let failed = outcome.failed.clone();
+        // All or nothing: a model whose versions are of two minds would be worse than the old one. Where nothing served
+        // before, what can serve does.
+        if failed.is_empty() || running.is_empty() {
+            self.commit(prepared, &plan, outcome);
+        } else {
+            self.give_up(model, outcome);
+            if failing == Failing::Withdraw {
+                self.withdraw_failed(model, &failed);
+            }
+        }
+        if failed.is_empty() { Ok(()) } else { Err(in_tritons_words(&failed)) }
+    }
+
+    /// Does with one version what is to be done before anything goes.
+    async fn perform(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        (number, change): (u64, Change),
+        runs: Option<&Arc<Serving>>,
+        outcome: &mut Outcome,
+    ) {
+        let model = prepared.name.as_str();
+        let mut follows = Ok(None);
+        match (change, runs) {
+            (Change::Keep | Change::Unload, _) => return,
+            (Change::Describe | Change::Resize, Some(runs)) => follows = self.follow(runs, prepared).await,
+            (Change::Load, _) => self.models.change(|table| table.states.set(model, number, State::Loading, "")),
+            _ => {}
+        }
+        let is_new = !matches!(follows, Ok(Some(_)) | Err(_));
+        let go_on = runs.filter(|_| change == Change::Resize).map(|runs| &runs.series);
+        let result = match follows {
+            Ok(Some(same)) => Ok(same),
+            Ok(None) => self.load_version(prepared, number, go_on).await,
+            Err(reason) => Err(reason),
+        };
+        if change != Change::Describe {
+            let change = if is_new { ModelChange::Load } else { ModelChange::Resize };
+            record::model_changed(self.cache(), change, result.is_ok());
+        }
+        match result {
+            Ok(serving) => outcome.ready.push(Ready { serving, is_new, goes_on: go_on.is_some() }),
+            Err(reason) => {
+                tracing::error!(%model, version = number, "model cannot be loaded: {reason}");
+                outcome.failed.insert(number, reason);
+            }
+        }
+    }
+
+    /// Lets what is ready serve, and what it replaces or what is not wanted any more end. At once for all requests to come.
+    fn commit(self: &Arc<Self>, prepared: &Prepared, plan: &BTreeMap<u64, Change>, mut outcome: Outcome) {
+        let model = prepared.name.as_str();
+        let ready = std::mem::take(&mut outcome.ready);
+        for ready in &ready {
+            self.cache().model_serves(&ready.serving.series);
+        }
+        let mut gone = Vec::new();
+        self.models.change(|table| {
+            let mut serving = table.serving.remove(model).unwrap_or_default();
+            for (number, reason) in &outcome.failed {
+                table.states.set(model, *number, State::Unavailable, reason.as_str());
+            }
+            for Ready { serving: ready, is_new, .. } in ready {
+                let number = ready.model.version;
+                table.states.set(model, number, State::Ready, "");
+                let old = serving.insert(number, Arc::new(ready));
+                gone.extend(old.filter(|_| is_new).map(|old| (old, Ending::Replaced)));
+            }
+            for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
+                table.states.set(model, *number, State::Unloading, "");
+                let unload = table.begin_unload(model, *number);
+                gone.extend(serving.remove(number).map(|old| (old, Ending::Outdated(unload))));
+            }
+            // In the same moment: a step of a sequence finds the version before here or there.
+            gone.iter().for_each(|(old, _)| table.begin_ending(old));
+            if !serving.is_empty() {
+                table.serving.insert(model.to_owned(), serving);
+            }
+        });
+        gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
+    }
+
+    /// The new versions go again; the old ones have served all the time.
+    fn give_up(self: &Arc<Self>, model: &str, mut outcome: Outcome) {
+        let snapshot = self.models.snapshot();
+        let serves = |number: u64| snapshot.serving.get(model).is_some_and(|versions| versions.contains_key(&number));
+        let ready = std::mem::take(&mut outcome.ready);
+        self.models.change(|table| {
+            for (number, reason) in outcome.failed.iter().filter(|(number, _)| !serves(**number)) {
+                table.states.set(model, *number, State::Unavailable, reason.as_str());
+            }
+            for ready in ready.iter().filter(|ready| !serves(ready.serving.model.version)) {
+                let reason = "it was loaded, but another version of the model could not be";
+                table.states.set(model, ready.serving.model.version, State::Unavailable, reason);
+            }
+        });
+        for Ready { serving, .. } in ready.into_iter().filter(|ready| ready.is_new) {
+            self.models.retire(Arc::new(serving), Ending::Unserved);
+        }
+    }
+
+    /// What cannot be loaded any more ends.
+    fn withdraw_failed(self: &Arc<Self>, model: &str, failed: &BTreeMap<u64, String>) {
+        let mut gone = Vec::new();
+        self.models.change(|table| {
+            for (number, reason) in failed {
+                table.states.set(model, *number, State::Unavailable, reason.as_str());
+                gone.extend(table.serving.get_mut(model).and_then(|versions| versions.remove(number)));
+            }
+            table.serving.retain(|_, versions| !versions.is_empty());
+        });
+        gone.into_iter().for_each(|serving| self.models.retire(serving, Ending::Failed));
+    }
+}
+
+/// Warns about versions that the policy names and that have no directory; the other versions serve.
+fn warn_of_missing(prepared: &Prepared) {
+    let (model, place) = (&prepared.name, prepared.model_files.path().display());
+    for version in &prepared.missing {
+        tracing::warn!(%model, "version {version} is specified in 'version_policy', but '{place}' has no such directory");
+    }
+}
+
+fn in_tritons_words(failed: &BTreeMap<u64, String>) -> String {
+    failed.iter().map(|(version, why)| format!("version {version} is at UNAVAILABLE state: {why};\n")).collect()
+}

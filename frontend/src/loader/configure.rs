@@ -1,0 +1,98 @@
+//! How a version's worker is started, and its configuration where the model's own code completes that. Both may take long,
+//! and happen while the version is being loaded.
+
+use std::time::Duration;
+
+use pharos::model::{CodeLocation, ModelConfig};
+use pharos::supervisor;
+
+use super::Loader;
+use super::prepare::{Asked, Configuration, Prepared, Version};
+use crate::launch::{self, Launch, Model};
+use crate::process;
+
+impl Loader {
+    /// The program for a version. Environments may have to be unpacked for it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
+        let (program, prepared, version) = (self.settings.program.clone(), prepared.clone(), version.clone());
+        let choose = move || {
+            let model = Model {
+                name: &prepared.name,
+                backend: prepared.configuration.backend(),
+                environment: prepared.configuration.parameter(launch::ENVIRONMENT),
+                directory: prepared.model_files.path(),
+                version: &version.directory,
+            };
+            launch::choose(&program, &model)
+        };
+        tokio::task::spawn_blocking(choose).await.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// The configuration of a version.
+    ///
+    /// # Errors
+    /// The model's code does not complete it, or not to one that is valid.
+    pub(super) async fn configure(
+        &self,
+        prepared: &Prepared,
+        (number, version): (u64, &Version),
+        launch: &Launch,
+    ) -> Result<ModelConfig, String> {
+        match &prepared.configuration {
+            Configuration::Known(config) => Ok((**config).clone()),
+            Configuration::Asked(asked) => self.ask(prepared, (number, version), launch, asked).await,
+        }
+    }
+
+    async fn ask(
+        &self,
+        prepared: &Prepared,
+        (number, version): (u64, &Version),
+        launch: &Launch,
+        asked: &Asked,
+    ) -> Result<ModelConfig, String> {
+        let (reader, code) = (asked.clone(), version.directory.clone());
+        if !tokio::task::spawn_blocking(move || reader.may_answer(&code)).await.unwrap_or(true) {
+            return asked.unanswered().map_err(|error| error.to_string());
+        }
+        let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let (directory, above) = (whole(&version.directory), whole(prepared.model_files.path()));
+        let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
+        let question =
+            asked.draft.question(&CodeLocation { version: number, directory, model_directory }, asked.gpus());
+        let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
+        asked.answered(&answer).map_err(|error| error.to_string())
+    }
+
+    /// How long a model's workers may take, and how they are started again. Archives of TorchServe's say it themselves.
+    pub(super) fn limits_of(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
+        let ours = supervisor::Settings {
+            start_timeout: self.start_timeout(launch),
+            max_backoff: self.settings.max_backoff,
+            execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
+            ..supervisor::Settings::default()
+        };
+        if config.backend != "torchserve" {
+            return ours;
+        }
+        let seconds = |name: &str| {
+            let said = config.parameters.get(&format!("torchserve_{name}")).and_then(|text| text.parse().ok());
+            said.map(Duration::from_secs)
+        };
+        supervisor::Settings {
+            start_timeout: seconds("startup_timeout").unwrap_or(ours.start_timeout),
+            execution_timeout: seconds("response_timeout").unwrap_or(ours.execution_timeout),
+            retry_window: seconds("max_retry_timeout"),
+            ..ours
+        }
+    }
+
+    /// How long a worker may take to load its model, and its code to complete the configuration.
+    pub(super) fn start_timeout(&self, launch: &Launch) -> Duration {
+        let python = self.settings.python_start_timeout.filter(|_| launch.interpreter.is_some());
+        python.unwrap_or(self.settings.start_timeout)
+    }
+}

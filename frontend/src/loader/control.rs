@@ -1,0 +1,397 @@
+//! Loads and unloads models by name, with what they depend on and what depends on them. Operations on the same model go one
+//! after the other, those on different models side by side.
+
+mod locks;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::repository::Override;
+use tokio::sync::watch;
+
+pub(super) use locks::Locks;
+use locks::Unloads;
+
+use super::change::Failing;
+use super::prepare::{Prepared, Unprepared};
+use super::{Loader, Mode, ensembles};
+use crate::serving::Ending;
+use crate::store::Overrides;
+
+/// What loading a model has come to; the error is the client's.
+type Loaded = Result<(), InferError>;
+
+/// A model that is to be loaded, or looked at again.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    pub(super) overrides: Option<Arc<Overrides>>,
+    /// Anew even if nothing of it has changed.
+    pub(super) reload: bool,
+    pub(super) failing: Failing,
+}
+
+impl Wanted {
+    pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
+        Self { name: name.to_owned(), overrides, reload: false, failing: Failing::Keep }
+    }
+}
+
+impl Loader {
+    /// Loads a model as a client asks for it: as it is in the repositories, or with what the client gives. Goes on when it is
+    /// dropped: no model is left half loaded because a client went away.
+    ///
+    /// # Errors
+    /// Triton's codes and texts: models cannot be loaded by request, the name is none, there is no such model, it cannot
+    /// be loaded.
+    pub(crate) async fn load_model(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+        self.by_request()?;
+        self.check_name(name)?;
+        let (loader, name) = (self.clone(), name.to_owned());
+        let load = async move { loader.load_named(&name, overrides).await };
+        tokio::spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
+    }
+
+    /// Unloads a model, and with `dependents` the members of an ensemble that nothing else needs. It is no longer found when
+    /// this returns; what it has accepted it finishes afterwards.
+    ///
+    /// # Errors
+    /// Models cannot be unloaded by request. It is no error if there is nothing to unload.
+    pub(crate) async fn unload_model(self: &Arc<Self>, name: &str, dependents: bool) -> Loaded {
+        self.by_request()?;
+        let (loader, name) = (self.clone(), name.to_owned());
+        let unload = async move { loader.unload_named(&name, dependents).await };
+        tokio::spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
+    }
+
+    /// Refuses where models are not loaded by request.
+    fn by_request(&self) -> Loaded {
+        if self.settings.mode == Mode::Explicit {
+            return Ok(());
+        }
+        let mode = match self.settings.mode {
+            Mode::None => "none",
+            Mode::Poll(_) => "poll",
+            Mode::Explicit => "explicit",
+        };
+        // Triton's text for both modes, and what helps.
+        let text = format!(
+            "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
+             and unloads by request need --model-control-mode=explicit (the modes are none, poll and explicit)"
+        );
+        Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
+    }
+
+    async fn load_named(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
+        let all = self.to_load(name, overrides.is_some()).await?;
+        let overrides = match overrides {
+            Some(overrides) => {
+                let loader = self.clone();
+                let written =
+                    tokio::task::spawn_blocking(move || Overrides::new(overrides, &loader.override_directories)).await;
+                let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+                Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
+            }
+            None => None,
+        };
+        // What was given with an earlier load counts as long as the model is loaded.
+        let table = self.models.snapshot();
+        let wanted =
+            |name: &String| Wanted::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()));
+        let mut loaded = self.load_all_of(all.iter().map(wanted).collect()).await;
+        self.unload_forsaken(loaded.keys().cloned().collect()).await;
+        let mut result = Ok(());
+        for name in all {
+            match loaded.remove(&name) {
+                Some(Ok(())) => self.models.change(|table| {
+                    table.named.insert(name);
+                }),
+                Some(error) => result = result.and(error),
+                None => result = Err(InferError::internal(format!("model '{name}' was not loaded"))),
+            }
+        }
+        result
+    }
+
+    /// Loads models side by side, with the members of ensembles among them, each ensemble when its members are done; then
+    /// looks again at ensembles that depend on any of them. Gives what came of each.
+    pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+        let loaded = self.load_side_by_side(wanted).await;
+        let changed: BTreeSet<String> = loaded.keys().cloned().collect();
+        self.look_at_dependents(&changed).await;
+        loaded
+    }
+
+    async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+        let mut results = BTreeMap::new();
+        let mut loads = Vec::new();
+        // Ensembles are known by their configurations only; all are read before anything is loaded.
+        for (wanted, unloads, prepared) in self.with_members(wanted).await {
+            let name = wanted.name.clone();
+            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+                Ok(prepared) => loads.push((wanted, unloads, prepared, watch::channel(()))),
+                Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
+            }
+        }
+        let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
+        if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
+            tracing::warn!("{warning}");
+        }
+        // A sender that is dropped says that its model is done, one way or the other.
+        let done: BTreeMap<String, watch::Receiver<()>> =
+            loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
+        let mut tasks = Vec::new();
+        for (wanted, unloads, prepared, (sender, _)) in loads {
+            let table = self.models.snapshot();
+            let members = table.dependencies.members(&wanted.name).filter_map(|member| done.get(member).cloned());
+            let members: Vec<_> = members.collect();
+            let loader = self.clone();
+            tasks.push(tokio::spawn(async move {
+                for mut member in members {
+                    while member.changed().await.is_ok() {}
+                }
+                let loaded = loader.load_one(&wanted, unloads, &prepared).await;
+                drop(sender);
+                (wanted.name, loaded)
+            }));
+        }
+        drop(done);
+        for task in tasks {
+            match task.await {
+                Ok((name, loaded)) => drop(results.insert(name, loaded)),
+                Err(error) => tracing::error!("loading a model panicked: {error}"),
+            }
+        }
+        results
+    }
+
+    /// These models and the members of those that are ensembles, and theirs, each once, read from their files. Files may have
+    /// to be fetched first: an unload that comes meanwhile counts.
+    async fn with_members(
+        self: &Arc<Self>,
+        wanted: Vec<Wanted>,
+    ) -> Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> {
+        let loader = self.clone();
+        let read = move || {
+            let mut all: Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> = Vec::new();
+            let mut next: Vec<(Wanted, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
+            while let Some((wanted, unloads)) = next.pop() {
+                if all.iter().any(|(known, _, _)| known.name == wanted.name) {
+                    continue;
+                }
+                let prepared = loader.prepare(&wanted.name, wanted.overrides.as_deref());
+                let members = prepared.as_ref().ok().and_then(|prepared| prepared.plan.as_ref());
+                for member in members.map(|plan| plan.members()).unwrap_or_default() {
+                    let overrides = loader.models.snapshot().overrides.get(member).cloned();
+                    // One that is nowhere is told by the ensemble.
+                    if overrides.is_some() || loader.stores.local(member).is_ok() {
+                        next.push(loader.begun(Wanted::new(member, overrides)));
+                    }
+                }
+                all.push((wanted, unloads, prepared));
+            }
+            all
+        };
+        let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+        self.models.change(|table| {
+            for (wanted, _, prepared) in read.iter().filter(|(_, unloads, _)| !unloads.has_come()) {
+                // Known from now on, so that ensembles that name them find them.
+                table.states.add(&wanted.name);
+                table.wanted.insert(wanted.name.clone());
+                if let Ok(prepared) = prepared {
+                    table.remember(&wanted.name);
+                    match &prepared.plan {
+                        Some(plan) => table.dependencies.insert(&wanted.name, plan.members()),
+                        None => table.dependencies.remove(&wanted.name),
+                    }
+                }
+            }
+        });
+        read
+    }
+
+    fn begun(&self, wanted: Wanted) -> (Wanted, Unloads) {
+        let unloads = self.locks.of(&wanted.name).unloads();
+        (wanted, unloads)
+    }
+
+    fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, Unprepared> {
+        let table = self.models.snapshot();
+        match ensembles::hopeless(&table.dependencies, &table.states, name) {
+            Some(reason) => Err(Unprepared::Hopeless(reason)),
+            None => Ok(prepared),
+        }
+    }
+
+    /// A model could not even be begun with. What serves of it goes on, unless that is what failed.
+    fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &Unprepared) -> InferError {
+        let (name, reason) = (wanted.name.as_str(), unprepared.reason());
+        tracing::error!(model = name, "model cannot be loaded: {reason}");
+        if wanted.failing == Failing::Withdraw {
+            self.withdraw(name);
+        }
+        self.models.change(|table| {
+            let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
+            match self.settings.mode {
+                _ if table.serving.contains_key(name) => {}
+                // The answer has the reason; the model is as it was.
+                Mode::Explicit if bare && !matches!(unprepared, Unprepared::NoVersion(_)) => {
+                    table.states.remove(name);
+                    table.wanted.remove(name);
+                }
+                Mode::Explicit => {}
+                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
+            }
+        });
+        match unprepared {
+            Unprepared::Nowhere(reason) | Unprepared::Unreadable(reason) => not_polled(name, reason),
+            Unprepared::Hopeless(reason) => load_failed(name, &format!("{reason}\n")),
+            Unprepared::NoVersion(reason) => {
+                let rule = "at least one version must be available under the version policy of model";
+                load_failed(name, &format!("{rule} '{name}': {reason}\n"))
+            }
+        }
+    }
+
+    /// Loads one model, unless it is unloaded meanwhile.
+    async fn load_one(self: &Arc<Self>, wanted: &Wanted, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
+        let name = wanted.name.as_str();
+        let lock = self.locks.of(name);
+        let load = async {
+            let _held = lock.held().await;
+            let _permit = self.permits.acquire().await;
+            // What an ensemble was made of is not there any more once a member was loaded anew.
+            let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
+            let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
+                true => (true, Failing::Withdraw),
+                false => (wanted.reload, wanted.failing),
+            };
+            drop(running);
+            let applied = self.apply(prepared, reload, failing).await;
+            if applied.is_ok() {
+                self.models.change(|table| match &wanted.overrides {
+                    Some(overrides) => drop(table.overrides.insert(name.to_owned(), overrides.clone())),
+                    None => drop(table.overrides.remove(name)),
+                });
+            }
+            applied.map_err(|reason| load_failed(name, &reason))
+        };
+        tokio::select! {
+            biased;
+            () = unloads.next() => Err(load_failed(name, "it was unloaded while it was being loaded\n")),
+            loaded = load => loaded,
+        }
+    }
+
+    /// Ensembles that are wanted and depend on models that have changed are loaded anew, or go if they no longer can be.
+    pub(super) async fn look_at_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
+        let table = self.models.snapshot();
+        let mut all: Vec<String> = Vec::new();
+        for name in changed {
+            let dependents = table.touched_by(name).into_iter();
+            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
+            for dependent in new {
+                if !all.contains(&dependent) {
+                    all.push(dependent);
+                }
+            }
+        }
+        // Nearest first, so that an ensemble of ensembles finds its members as they are now.
+        let depth = |name: &String| table.dependencies.depth(name);
+        all.sort_by_key(depth);
+        for name in all {
+            if self.stores.namespaces() && !self.finds_others(&name, changed).await {
+                continue;
+            }
+            let table = self.models.snapshot();
+            if table.dependencies.members(&name).any(|member| !table.serving.contains_key(member)) {
+                if table.serving.contains_key(&name) {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    self.withdraw(&name);
+                }
+                continue;
+            }
+            let overrides = table.overrides.get(&name).cloned();
+            let wanted = Wanted { reload: true, failing: Failing::Withdraw, ..Wanted::new(&name, overrides.clone()) };
+            let (wanted, unloads) = self.begun(wanted);
+            let (loader, model) = (self.clone(), name.clone());
+            let prepared = tokio::task::spawn_blocking(move || loader.prepare(&model, overrides.as_deref())).await;
+            let Ok(prepared) = prepared else { continue };
+            match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
+                Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),
+                Err(unprepared) => {
+                    let lock = self.locks.of(&name);
+                    let _held = lock.held().await;
+                    drop(self.not_prepared(&wanted, &unprepared));
+                }
+            }
+        }
+    }
+
+    async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
+        let table = self.models.snapshot();
+        let named = self.to_unload(name);
+        let mut going = named.clone();
+        if dependents {
+            let kept = |member: &str| table.named.contains(member);
+            let loaded = |ensemble: &str| table.wanted.contains(ensemble) && !named.iter().any(|name| name == ensemble);
+            let released = named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
+            going.extend(released.map(str::to_owned));
+        }
+        self.unload_all_of(going).await;
+    }
+
+    /// Unloads models, and ends loads of them that have begun.
+    pub(super) async fn unload_all_of(self: &Arc<Self>, going: Vec<String>) {
+        for name in &going {
+            self.models.change(|table| {
+                table.wanted.remove(name);
+                table.named.remove(name);
+                table.overrides.remove(name);
+            });
+            let lock = self.locks.of(name);
+            lock.unload();
+            let _held = lock.held().await;
+            if self.list_aside().await.is_ok_and(|names| !names.contains_key(name)) {
+                self.models.change(|table| {
+                    table.nowhere.insert(name.clone());
+                });
+            }
+            self.withdraw(name);
+        }
+        self.look_at_dependents(&going.into_iter().collect()).await;
+        self.models.change(|table| {
+            let wanted = table.wanted.clone();
+            table.dependencies.retain(|ensemble| wanted.contains(ensemble));
+        });
+    }
+
+    /// No request finds the model any more; what it has accepted it finishes.
+    fn withdraw(self: &Arc<Self>, model: &str) {
+        let mut gone = Vec::new();
+        self.models.change(|table| {
+            table.end_sequences(model);
+            let serving = table.serving.remove(model).unwrap_or_default();
+            table.states.withdraw(model);
+            for (number, serving) in serving {
+                gone.push((serving, Ending::Unloaded(table.begin_unload(model, number))));
+            }
+            if gone.is_empty() && table.nowhere.remove(model) {
+                table.forget(model);
+            }
+        });
+        gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
+    }
+}
+
+/// Triton's refusal of what it could not read, with the reason, which Triton leaves to its log.
+pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
+    InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+}
+
+fn load_failed(model: &str, reasons: &str) -> InferError {
+    InferError::invalid(format!("load failed for model '{model}': {reasons}"))
+}

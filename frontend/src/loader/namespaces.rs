@@ -1,0 +1,105 @@
+//! Which models a name means where repositories may have several of the same name (`--model-namespacing`).
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::id::bare_name;
+use pharos::repository::check_model_name;
+
+use super::Loader;
+use crate::serving::ambiguous;
+
+impl Loader {
+    /// Refuses names that no model can have.
+    pub(super) fn check_name(&self, name: &str) -> Result<(), InferError> {
+        check_model_name(self.stores.without_namespace(name)).map_err(InferError::invalid)
+    }
+
+    /// What the server calls the models of these names that repositories have; a name that none has stays.
+    ///
+    /// # Errors
+    /// A repository cannot be listed.
+    pub(super) async fn of_names(&self, names: &[String]) -> io::Result<Vec<String>> {
+        let (stores, names) = (self.stores.clone(), names.to_vec());
+        let all = move || {
+            let mut found = Vec::new();
+            for name in names {
+                let of_name = stores.of_name(&name)?;
+                if of_name.is_empty() { found.push(name) } else { found.extend(of_name) }
+            }
+            Ok(found)
+        };
+        tokio::task::spawn_blocking(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// What a load of this name is to load. What is given with it is for one model.
+    ///
+    /// # Errors
+    /// A repository cannot be listed; or something is given, and several could be meant.
+    pub(super) async fn to_load(&self, name: &str, has_overrides: bool) -> Result<Vec<String>, InferError> {
+        let all = self.of_names(&[name.to_owned()]).await;
+        let mut all = all.map_err(|error| super::control::not_polled(name, &error.to_string()))?;
+        // One that a client has given whole is in no repository.
+        if self.stores.namespaces()
+            && self.models.snapshot().overrides.contains_key(name)
+            && !all.iter().any(|one| one == name)
+        {
+            all.push(name.to_owned());
+        }
+        if has_overrides && all.len() > 1 {
+            return Err(ambiguous(name, &all.iter().map(String::as_str).collect::<Vec<_>>()));
+        }
+        Ok(all)
+    }
+
+    /// What an unload of this name is to unload.
+    pub(super) fn to_unload(&self, name: &str) -> Vec<String> {
+        let table = self.models.snapshot();
+        let known = if table.namespaces && table.states.model(name).is_none() {
+            table.with_bare_name(name)
+        } else {
+            Vec::new()
+        };
+        if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
+    }
+
+    /// Unloads what has the name of one of these, was loaded as somebody's member, and is in no repository any more: what
+    /// needed it has found another one, and the name alone means that one now.
+    pub(super) async fn unload_forsaken(self: &Arc<Self>, loaded: Vec<String>) {
+        if !self.stores.namespaces() {
+            return;
+        }
+        let Ok(there) = self.list_aside().await else { return };
+        let table = self.models.snapshot();
+        let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
+        let forsaken = table.wanted.iter().filter(|called| {
+            let free = !table.named.contains(*called)
+                && !table.overrides.contains_key(*called)
+                && !there.contains_key(*called);
+            free && names.contains(bare_name(called))
+        });
+        let forsaken: Vec<String> = forsaken.cloned().collect();
+        if !forsaken.is_empty() {
+            self.unload_all_of(forsaken).await;
+        }
+    }
+
+    /// Members of an ensemble are looked for again: another repository may have them now. Whether any is another one, or
+    /// depends on what has changed.
+    pub(super) async fn finds_others(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
+        let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
+        let (loader, name) = (self.clone(), ensemble.to_owned());
+        let prepared = tokio::task::spawn_blocking(move || loader.prepare(&name, overrides.as_deref())).await;
+        let Ok(Ok(prepared)) = prepared else { return true };
+        let members = prepared.plan.as_ref().map(|plan| plan.members()).unwrap_or_default();
+        let table = self.models.snapshot();
+        let before: BTreeSet<&str> = table.dependencies.members(ensemble).collect();
+        if members == before {
+            return before.iter().any(|member| changed.contains(*member) || table.dependencies.depth(member) > 0);
+        }
+        self.models.change(|table| table.dependencies.insert(ensemble, members));
+        true
+    }
+}

@@ -1,0 +1,164 @@
+//! Looks at the repositories again and again: models that are new, have changed or are gone are loaded and unloaded.
+//!
+//! A change is acted upon when two looks in a row have seen the same, so that a directory that is being written is left alone
+//! until it is whole (unless its writer pauses). The second look comes after [`SETTLING`] already.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pharos::repository::Stamp;
+use tokio::time::sleep;
+
+use super::control::Wanted;
+use super::{Loader, Mode};
+
+/// After how long what has changed is looked at again.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// The fingerprint of every model's files.
+pub(super) type Look = BTreeMap<String, Stamp>;
+
+/// What has been seen of the repositories.
+pub(super) struct Poll {
+    /// When a model was last loaded.
+    acted: Look,
+    /// At the last look.
+    seen: Look,
+}
+
+/// What is to be done.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Due {
+    load: Vec<String>,
+    unload: Vec<String>,
+    /// Something has changed since the last look, and may be changing still.
+    unsettled: bool,
+}
+
+impl Poll {
+    pub(super) fn new(look: Look) -> Self {
+        Self { acted: look.clone(), seen: look }
+    }
+
+    fn next(&mut self, look: Look) -> Due {
+        let mut due = Due::default();
+        let names: Vec<String> = look.keys().chain(self.acted.keys()).cloned().collect();
+        for name in names {
+            let (now, acted) = (look.get(&name), self.acted.get(&name));
+            if now == acted {
+                continue;
+            }
+            if now != self.seen.get(&name) {
+                due.unsettled = true;
+                continue;
+            }
+            match now {
+                Some(stamp) => {
+                    self.acted.insert(name.clone(), *stamp);
+                    due.load.push(name);
+                }
+                None => {
+                    self.acted.remove(&name);
+                    due.unload.push(name);
+                }
+            }
+        }
+        self.seen = look;
+        due
+    }
+}
+
+impl Loader {
+    /// What the repositories hold now. Blocks.
+    ///
+    /// # Errors
+    /// One of them cannot be listed.
+    pub(super) fn look(&self) -> io::Result<Look> {
+        self.stores.look()
+    }
+
+    /// Polls until the server exits, if it is told to.
+    pub(super) fn start_polling(self: &Arc<Self>, mut poll: Poll) {
+        let Mode::Poll(interval) = self.settings.mode else { return };
+        let loader = self.clone();
+        tokio::spawn(async move {
+            let mut pause = interval;
+            loop {
+                sleep(pause).await;
+                if loader.exiting.load(Ordering::Relaxed) {
+                    return;
+                }
+                pause = interval;
+                match loader.look_aside().await {
+                    Ok(look) => {
+                        let due = poll.next(look);
+                        if due.unsettled {
+                            pause = SETTLING.min(interval);
+                        }
+                        loader.act(due);
+                    }
+                    Err(error) => tracing::error!("everything stays as it is: {error}"),
+                }
+            }
+        });
+    }
+
+    /// [`Repository::look`] on a thread for what blocks.
+    pub(super) async fn look_aside(self: &Arc<Self>) -> io::Result<Look> {
+        let loader = self.clone();
+        tokio::task::spawn_blocking(move || loader.look()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// [`Sources::list`](super::Sources::list) on a thread for what blocks.
+    pub(super) async fn list_aside(&self) -> io::Result<BTreeMap<String, usize>> {
+        let stores = self.stores.clone();
+        tokio::task::spawn_blocking(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// In tasks of their own: a model that takes long to load does not keep others from being seen.
+    fn act(self: &Arc<Self>, due: Due) {
+        if !due.unload.is_empty() {
+            tracing::info!(models = due.unload.join(", "), "gone from the repository");
+            let loader = self.clone();
+            tokio::spawn(async move { loader.unload_all_of(due.unload).await });
+        }
+        if !due.load.is_empty() {
+            tracing::info!(models = due.load.join(", "), "new or changed in the repository");
+            let loader = self.clone();
+            let wanted = due.load.iter().map(|name| Wanted::new(name, None)).collect();
+            tokio::spawn(async move { loader.load_all_of(wanted).await });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(models: &[(&str, u8)]) -> Look {
+        models.iter().map(|(name, stamp)| ((*name).to_owned(), Stamp::of(stamp))).collect()
+    }
+
+    fn names(all: &[&str]) -> Vec<String> {
+        all.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_seen_twice_is_acted_upon_once() {
+        let mut poll = Poll::new(look(&[("a", 1), ("b", 1)]));
+        let unsettled = || Due { unsettled: true, ..Due::default() };
+        assert_eq!(poll.next(look(&[("a", 1), ("b", 1)])), Due::default());
+        // One is changed, one is gone, one is new and still being written.
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 1)])), unsettled());
+        let due = Due { load: names(&["a"]), unload: names(&["b"]), unsettled: true };
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), due);
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due { load: names(&["c"]), ..Due::default() });
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due::default());
+        // What comes back as it was has not changed.
+        assert_eq!(poll.next(look(&[("a", 3), ("c", 2)])), unsettled());
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due::default());
+    }
+}

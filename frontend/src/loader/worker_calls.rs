@@ -1,0 +1,68 @@
+//! What models in workers may ask of the repository: see `crate::calls`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::InferRequest;
+use pharos::repository::Override;
+use pharos::wire::Verb;
+
+use super::Loader;
+use crate::calls::{Answers, Models, Work, decoupled, not_ready, refused};
+use crate::scheduler::{Answer, Streamed};
+use crate::serving::Responses;
+
+impl Models for Loader {
+    fn infer(self: Arc<Self>, mut request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError> {
+        let name = request.model_name.clone();
+        let serving = self.models.serving_for(&request).and_then(|serving| serving.check_ready().map(|()| serving));
+        let serving = serving.map_err(|error| refused(&name, InferError { message: not_ready(&name), ..error }))?;
+        if serving.config.decoupled && !may_be_many {
+            return Err(refused(&name, InferError::unsupported(decoupled(&name))));
+        }
+        let admitted = serving.admit(&mut request).map_err(|error| refused(&name, error))?;
+        if serving.config.decoupled {
+            return Ok(Box::new(self.models.stream(&serving, request, admitted)));
+        }
+        Ok(Box::new(One(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
+    }
+
+    fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>> {
+        Box::pin(async move {
+            match verb {
+                Verb::IsReady(version) => Ok(self.models.says_ready(&model, &version).await),
+                Verb::Unload(dependents) => self.unload_model(&model, dependents).await.map(|()| true),
+                Verb::Load(files) => {
+                    let overrides = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));
+                    let overrides = overrides.map_err(|reason| {
+                        let text = format!("failed to load '{model}', failed to poll from model repository: {reason}");
+                        InferError::new(ErrorCode::Internal, Reason::Malformed, text)
+                    })?;
+                    self.load_model(&model, overrides).await.map(|()| true)
+                }
+            }
+        })
+    }
+}
+
+impl Answers for Responses {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        Responses::poll_next(self, cx)
+    }
+}
+
+/// The answer of a model that gives one.
+struct One(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>);
+
+impl Answers for One {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        let Some(answer) = &mut self.0 else { return Poll::Ready(None) };
+        let answer = std::task::ready!(answer.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(Some(Streamed { answer, last: true, empty: false }))
+    }
+}

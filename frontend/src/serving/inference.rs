@@ -1,0 +1,122 @@
+//! The inference verb: checks a request, executes it on the instances of its model or as an ensemble, and classifies outputs.
+
+use std::sync::Arc;
+
+use pharos::ensemble::Step;
+use pharos::error::InferError;
+use pharos::id::{CorrelationId, ModelVersion};
+use pharos::infer::InferRequest;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::ModelConfig;
+
+use super::version::{Admitted, Executor, Serving};
+use super::{ModelTable, Responses};
+use crate::ensemble::{self, Ensemble, Member, Members, Target};
+use crate::scheduler::Answer;
+
+impl ModelTable {
+    /// Checks a request to a model that is ready, executes it and records it. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// The request's, or its backend's, or the queue's.
+    pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: InferRequest) -> Answer {
+        let admitted = serving.admit(&mut request)?;
+        self.execute(serving, request, admitted).await
+    }
+
+    /// Executes a request that [`Serving::admit`] has checked.
+    ///
+    /// # Errors
+    /// As [`ModelTable::infer`].
+    pub(crate) async fn execute(
+        self: &Arc<Self>,
+        serving: &Arc<Serving>,
+        request: InferRequest,
+        (checked, classified): Admitted,
+    ) -> Answer {
+        let mut response = match &*serving.executor {
+            Executor::Instances { driver, .. } => driver.infer(request, checked).await?,
+            Executor::Ensemble { ensemble, .. } => {
+                let target = Target { members: self, version: serving, ensemble };
+                ensemble::infer(target, request, checked).await?
+            }
+        };
+        for (name, count) in classified {
+            serving.classify(&mut response, &name, count)?;
+        }
+        Ok(response)
+    }
+
+    /// Begins a request of a decoupled model that [`Serving::admit`] has checked: it is queued when this returns.
+    pub(crate) fn stream(
+        self: &Arc<Self>,
+        serving: &Arc<Serving>,
+        request: InferRequest,
+        (checked, classified): Admitted,
+    ) -> Responses {
+        match &*serving.executor {
+            Executor::Instances { driver, .. } => {
+                Responses::of_instances(serving, driver.stream(request, checked), classified)
+            }
+            Executor::Ensemble { ensemble, .. } => {
+                let target = Target { members: self, version: serving, ensemble };
+                let responses = ensemble::Responses::begin(&target, request, checked);
+                Responses::of_ensemble(serving, responses, classified)
+            }
+        }
+    }
+}
+
+impl Member for Serving {
+    fn model(&self) -> &ModelVersion {
+        &self.model
+    }
+
+    fn config(&self) -> &Arc<ModelConfig> {
+        &self.config
+    }
+
+    fn series(&self) -> &Arc<ModelSeries> {
+        &self.series
+    }
+
+    fn ensemble(&self) -> Option<&Ensemble> {
+        self.executor.ensemble()
+    }
+
+    fn check_ready(&self) -> Result<(), InferError> {
+        Self::check_ready(self)
+    }
+}
+
+impl Members for ModelTable {
+    type Member = Serving;
+    type Responses = Responses;
+
+    fn metrics(&self) -> &Cache {
+        &self.shared.metrics
+    }
+
+    fn member(&self, step: &Step) -> Result<Arc<Serving>, InferError> {
+        self.serving(&step.model, &requested_version(step))
+    }
+
+    fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Serving>> {
+        self.snapshot().with_sequence(&step.model, &requested_version(step), id)
+    }
+
+    async fn infer(self: &Arc<Self>, member: &Arc<Serving>, request: InferRequest) -> Answer {
+        Self::infer(self, member, request).await
+    }
+
+    fn stream(self: &Arc<Self>, member: &Arc<Serving>, mut request: InferRequest) -> Result<Responses, InferError> {
+        let admitted = member.admit(&mut request)?;
+        Ok(Self::stream(self, member, request, admitted))
+    }
+}
+
+/// The version that a step requests; empty for the latest.
+fn requested_version(step: &Step) -> String {
+    step.version.map(|version| version.to_string()).unwrap_or_default()
+}

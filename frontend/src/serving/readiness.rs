@@ -1,0 +1,83 @@
+//! Whether models can answer requests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Executor, ModelTable, Serving};
+use crate::ensemble::Members;
+use crate::wire::{self, SharedLink};
+
+impl ModelTable {
+    /// Whether every model that should serve does, with at least one living instance.
+    pub(crate) fn all_ready(&self) -> bool {
+        let snapshot = self.snapshot();
+        let mut serving = snapshot.serving.values().flat_map(BTreeMap::values);
+        snapshot.states.all_ready() && serving.all(|serving| self.is_ready(serving))
+    }
+
+    /// Whether an ensemble was loaded with other members than there are now.
+    pub(crate) fn has_other_members(&self, serving: &Serving) -> bool {
+        let Executor::Ensemble { ensemble, members } = &*serving.executor else { return false };
+        let mut loaded = ensemble.plan().steps().iter().zip(members);
+        loaded.any(|(step, loaded)| {
+            self.member(step).map_or(true, |now| !std::ptr::eq(loaded.as_ptr(), Arc::as_ptr(&now.executor)))
+        })
+    }
+
+    /// Whether a version can answer now, and the model code of its instances, or of an ensemble's members, agrees.
+    pub(crate) async fn says_ready(&self, name: &str, version: &str) -> bool {
+        let mut links = Vec::new();
+        let ready = self.serving(name, version).is_ok_and(|serving| {
+            self.collect_links(&serving, &mut links);
+            self.is_ready(&serving)
+        });
+        ready && wire::all_say_ready(&links).await
+    }
+
+    /// Why a version cannot answer now, if its instances, or those of an ensemble's members, have a reason.
+    pub(crate) fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
+        let serving = self.serving(name, version).ok()?;
+        let mut troubles = Vec::new();
+        self.collect_troubles(&serving, &mut troubles);
+        (!troubles.is_empty()).then(|| troubles.join("; "))
+    }
+
+    fn collect_troubles(&self, serving: &Serving, troubles: &mut Vec<String>) {
+        match &*serving.executor {
+            Executor::Instances { instances, .. } if instances.ready() > 0 => {}
+            Executor::Instances { instances, .. } => {
+                for trouble in instances.troubles() {
+                    if !troubles.contains(&trouble) {
+                        troubles.push(trouble);
+                    }
+                }
+            }
+            Executor::Ensemble { ensemble, .. } => {
+                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
+                members.for_each(|member| self.collect_troubles(&member, troubles));
+            }
+        }
+    }
+
+    fn collect_links(&self, serving: &Serving, links: &mut Vec<SharedLink>) {
+        match &*serving.executor {
+            Executor::Instances { instances, .. } => links.extend(instances.links()),
+            Executor::Ensemble { ensemble, .. } => {
+                let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
+                members.for_each(|member| self.collect_links(&member, links));
+            }
+        }
+    }
+
+    /// Whether a version can answer now: an instance is ready, or all members of an ensemble are.
+    pub(crate) fn is_ready(&self, serving: &Serving) -> bool {
+        match &*serving.executor {
+            Executor::Instances { instances, .. } => instances.ready() > 0,
+            Executor::Ensemble { ensemble, .. } => {
+                let steps = ensemble.plan().steps().iter();
+                let mut members = steps.map(|step| self.member(step));
+                members.all(|member| member.is_ok_and(|member| self.is_ready(&member)))
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The responses to one request of a decoupled model: of instances of its own, or of an ensemble with such members.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::{ModelTable, Serving};
+use crate::ensemble::{self, ResponseSource};
+use crate::scheduler::{self, Streamed};
+
+/// Any number of responses. Dropped before the last of them, they cancel the request.
+pub(crate) struct Responses {
+    kind: Kind,
+    serving: Arc<Serving>,
+    /// Outputs of which the client wants the largest elements, and how many of them.
+    classified: Vec<(String, u64)>,
+}
+
+enum Kind {
+    Instances(scheduler::Responses),
+    Ensemble(Box<ensemble::Responses<ModelTable>>),
+}
+
+impl Responses {
+    pub(super) fn of_instances(
+        serving: &Arc<Serving>,
+        responses: scheduler::Responses,
+        classified: Vec<(String, u64)>,
+    ) -> Self {
+        Self { kind: Kind::Instances(responses), serving: serving.clone(), classified }
+    }
+
+    pub(super) fn of_ensemble(
+        serving: &Arc<Serving>,
+        responses: ensemble::Responses<ModelTable>,
+        classified: Vec<(String, u64)>,
+    ) -> Self {
+        Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified }
+    }
+
+    /// The next response; `None` after the last. Who asks for the next has taken the one before.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        let next = match &mut self.kind {
+            Kind::Instances(responses) => responses.poll_next(cx),
+            Kind::Ensemble(responses) => responses.poll_next(cx),
+        };
+        next.map(|streamed| streamed.map(|streamed| self.classify(streamed)))
+    }
+
+    fn classify(&self, streamed: Streamed) -> Streamed {
+        if self.classified.is_empty() || streamed.empty {
+            return streamed;
+        }
+        let Streamed { answer, last, empty } = streamed;
+        let answer = answer.and_then(|mut response| {
+            for (name, count) in &self.classified {
+                self.serving.classify(&mut response, name, *count)?;
+            }
+            Ok(response)
+        });
+        Streamed { answer, last, empty }
+    }
+}
+
+impl ResponseSource for Responses {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        Self::poll_next(self, cx)
+    }
+}

@@ -1,0 +1,199 @@
+//! Ends versions that no longer serve: accepted requests are answered, sequences end, then the workers stop.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+use pharos::id::{CorrelationId, ModelVersion};
+use pharos::metrics::labels::ModelChange;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::Scheduling;
+use pharos::repository::State;
+use tokio::time::sleep;
+
+use super::{Executor, ModelTable, Serving, Snapshot};
+
+/// The interval of checks whether a version can end.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The most unloaded models that are remembered although no repository has them.
+const MOST_GONE: usize = 1000;
+
+/// Why a version does not serve any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Another one serves in its place. Sequences that it has begun go on with it until they end or are idle for too long.
+    Replaced,
+    /// Other versions serve, and no longer this one: sequences go on in the same way. The number tells this unload from
+    /// others.
+    Outdated(u64),
+    /// The model was unloaded.
+    Unloaded(u64),
+    /// It cannot serve any more.
+    Failed,
+    /// It never served.
+    Unserved,
+}
+
+/// A version that has left the table and has not ended.
+pub(super) struct Retired {
+    pub(super) model: ModelVersion,
+    executor: Weak<Executor>,
+    served: bool,
+}
+
+impl Retired {
+    /// `None` if it has ended.
+    pub(super) fn executor(&self) -> Option<Arc<Executor>> {
+        self.executor.upgrade()
+    }
+
+    /// `None` if it has ended, or has never served.
+    pub(super) fn served(&self) -> Option<Arc<Executor>> {
+        self.executor().filter(|_| self.served)
+    }
+}
+
+impl Snapshot {
+    /// A version that served is being unloaded; gives the number of this unload.
+    pub(crate) fn begin_unload(&mut self, model: &str, version: u64) -> u64 {
+        let number = self.unloads;
+        self.unloads += 1;
+        self.unloading.insert(ModelVersion::new(model, version), number);
+        number
+    }
+
+    /// A model was unloaded, and no repository has it. Its versions stay known, so that requests get the same answer as for
+    /// any other unloaded model, but not those of more than [`MOST_GONE`] models.
+    pub(crate) fn forget(&mut self, model: &str) {
+        let versions = self.states.model(model).map(|status| &status.versions);
+        if self.namespaces || versions.is_none_or(BTreeMap::is_empty) {
+            self.states.remove(model);
+            return;
+        }
+        if versions.is_some_and(|versions| versions.values().any(|version| version.state != State::Unavailable)) {
+            // It is being loaded again.
+            return;
+        }
+        self.remember(model);
+        self.gone.push_back(model.to_owned());
+        if self.gone.len() > MOST_GONE {
+            self.gone.pop_front().iter().for_each(|oldest| self.states.remove(oldest));
+        }
+    }
+
+    /// A model is being loaded, which may have been unloaded before.
+    pub(crate) fn remember(&mut self, model: &str) {
+        self.gone.retain(|other| other != model);
+    }
+
+    /// A version goes, of which requests in flight and sequences may remain: they find it here.
+    pub(crate) fn begin_ending(&mut self, serving: &Arc<Serving>) {
+        if has_sequences(serving) {
+            self.ending.entry(serving.model.name.to_string()).or_default().push(serving.clone());
+        }
+    }
+
+    /// A replaced version of a model (of this number, or any if `version` is empty) that has begun the sequence with this id.
+    /// `None` if the version that serves has begun such a sequence since.
+    pub(super) fn with_sequence(&self, name: &str, version: &str, id: &CorrelationId) -> Option<Arc<Serving>> {
+        if id.is_none() || self.ending.is_empty() {
+            return None;
+        }
+        let all = self.ending.get(self.resolve(name).ok()?)?;
+        let has = |serving: &Arc<Serving>| serving.driver().is_some_and(|driver| driver.has_sequence(id));
+        if self.serving(name, version).is_ok_and(|serving| has(&serving)) {
+            return None;
+        }
+        let matches = |serving: &Arc<Serving>| version.is_empty() || version.parse() == Ok(serving.model.version);
+        all.iter().rev().find(|serving| matches(serving) && has(serving)).cloned()
+    }
+
+    /// Ends the sequences of a model's replaced versions: the model is unloaded.
+    pub(crate) fn end_sequences(&mut self, model: &str) {
+        self.ending.remove(model);
+    }
+
+    fn is_ending(&self, serving: &Arc<Serving>) -> bool {
+        self.ending.get(&*serving.model.name).is_some_and(|all| all.iter().any(|other| Arc::ptr_eq(other, serving)))
+    }
+}
+
+impl ModelTable {
+    /// Ends a version that no new request finds any more, in a task of its own.
+    pub(crate) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
+        let executor = serving.executor.clone();
+        let (model, served) = (serving.model.clone(), ending != Ending::Unserved);
+        let retired = Retired { model, executor: Arc::downgrade(&executor), served };
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && has_sequences(&serving);
+        let table = self.clone();
+        tokio::spawn(async move {
+            if sequences {
+                table.end_sequences(&serving, &executor).await;
+            }
+            let Serving { model, series, files, .. } = (*serving).clone();
+            drop(serving);
+            // A request in flight holds it from the look-up to the answer.
+            while Arc::strong_count(&executor) > 1 {
+                sleep(LOOK).await;
+            }
+            executor.stop().await;
+            if let Some(driver) = executor.driver() {
+                table.count_sequences(driver);
+            }
+            drop(executor);
+            table.ended(model, &series, ending);
+            // Removes the directory of files that a client has sent.
+            let _ = tokio::task::spawn_blocking(|| drop(files)).await;
+        });
+    }
+
+    /// Waits until its sequences have ended, and the requests that have found it, which may begin some.
+    async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
+        // Held here and in the table; of the executor, here and by what serves.
+        let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
+        while (is_held() || executor.running_sequences() > 0) && self.snapshot().is_ending(serving) {
+            sleep(LOOK).await;
+        }
+        self.change(|table| {
+            if let Some(all) = table.ending.get_mut(&*serving.model.name) {
+                all.retain(|other| !Arc::ptr_eq(other, serving));
+            }
+            table.ending.retain(|_, all| !all.is_empty());
+        });
+    }
+
+    /// Its workers are gone.
+    fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: Ending) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|retired| retired.executor.strong_count() > 0);
+        drop(retired);
+        // A version that was reloaded for its instances alone continues the same series.
+        if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
+            self.shared.metrics.model_unloaded(series);
+        }
+        let (Ending::Outdated(number) | Ending::Unloaded(number)) = ending else { return };
+        record::model_changed(&self.shared.metrics, ModelChange::Unload, true);
+        tracing::info!(%model, "unloaded");
+        self.change(|table| {
+            if table.unloading.get(&model) != Some(&number) {
+                return;
+            }
+            table.unloading.remove(&model);
+            table.states.unloaded(&model.name, model.version);
+            if table.nowhere.contains(&*model.name) && table.unloading.keys().all(|other| other.name != model.name) {
+                table.nowhere.remove(&*model.name);
+                if !table.serving.contains_key(&*model.name) {
+                    table.forget(&model.name);
+                }
+            }
+        });
+    }
+}
+
+/// Whether it has sequences that last longer than a request.
+fn has_sequences(serving: &Serving) -> bool {
+    matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative)
+}

@@ -1,0 +1,159 @@
+//! A serving version of a model. It answers requests with its own instances, or as an ensemble of other models.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use pharos::classification;
+use pharos::error::InferError;
+use pharos::id::ModelVersion;
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig};
+use pharos::repository::{Made, not_at_ready_state};
+
+use crate::ensemble::Ensemble;
+use crate::scheduler::Driver;
+use crate::store::ModelFiles;
+use crate::supervisor::Instances;
+
+/// A version of a model that serves.
+#[derive(Clone)]
+pub(crate) struct Serving {
+    pub(crate) model: ModelVersion,
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) series: Arc<ModelSeries>,
+    /// Where its files are.
+    pub(crate) directory: PathBuf,
+    /// The names of the classes of outputs that have a label file, or inherit one.
+    pub(crate) labels: BTreeMap<String, Vec<String>>,
+    /// Held by every request in flight: a replaced version ends when the last reference is dropped.
+    pub(crate) executor: Arc<Executor>,
+    /// The identity of its files and configuration.
+    pub(crate) made: Made,
+    /// Its files; held as long as they are used.
+    pub(crate) files: Arc<ModelFiles>,
+}
+
+/// The outcome of checking a request, and the outputs to classify, each with the number of its largest elements that the
+/// client requests.
+pub(crate) type Admitted = (Checked, Vec<(String, u64)>);
+
+/// What answers requests.
+pub(crate) enum Executor {
+    /// Workers.
+    Instances { driver: Arc<Driver>, instances: Instances },
+    /// Other models; `members` has the executors of the steps' models at the time of loading, in the order of the steps.
+    Ensemble { ensemble: Ensemble, members: Vec<Weak<Executor>> },
+}
+
+impl Executor {
+    /// Its driver; an ensemble has none.
+    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
+        match self {
+            Self::Instances { driver, .. } => Some(driver),
+            Self::Ensemble { .. } => None,
+        }
+    }
+
+    /// What it is as an ensemble.
+    pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
+        match self {
+            Self::Instances { .. } => None,
+            Self::Ensemble { ensemble, .. } => Some(ensemble),
+        }
+    }
+
+    /// Its instances; an ensemble has none.
+    pub(crate) fn instances(&self) -> Option<&Instances> {
+        match self {
+            Self::Instances { instances, .. } => Some(instances),
+            Self::Ensemble { .. } => None,
+        }
+    }
+
+    /// Requests that have been accepted and not been answered.
+    pub(crate) fn unanswered(&self) -> usize {
+        match self {
+            Self::Instances { driver, .. } => driver.unanswered(),
+            Self::Ensemble { ensemble, .. } => ensemble.in_flight(),
+        }
+    }
+
+    /// Sequences that have begun and not ended.
+    pub(crate) fn running_sequences(&self) -> usize {
+        self.driver().map_or(0, |driver| driver.running_sequences())
+    }
+
+    /// Ends the workers and waits until their processes are gone.
+    pub(crate) async fn stop(&self) {
+        if let Self::Instances { instances, .. } = self {
+            instances.stop().await;
+        }
+    }
+
+    /// Kills the workers.
+    pub(crate) fn kill(&self) {
+        if let Self::Instances { instances, .. } = self {
+            instances.kill();
+        }
+    }
+}
+
+impl Serving {
+    /// Its driver; an ensemble has none.
+    pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
+        self.executor.driver()
+    }
+
+    /// Its instances; an ensemble has none.
+    pub(crate) fn instances(&self) -> Option<&Instances> {
+        self.executor.instances()
+    }
+
+    /// What it is as an ensemble.
+    pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
+        self.executor.ensemble()
+    }
+
+    /// Whether a request is worth accepting.
+    ///
+    /// # Errors
+    /// None of its instances can execute a request soon. The members of an ensemble are checked at each step instead.
+    pub(crate) fn check_ready(&self) -> Result<(), InferError> {
+        match self.instances().is_none_or(Instances::can_serve) {
+            true => Ok(()),
+            false => {
+                let mut error = not_at_ready_state(&self.model.name, self.model.version);
+                if let Some(trouble) = self.instances().and_then(|instances| instances.troubles().into_iter().next()) {
+                    error.message = format!("{}: {trouble}", error.message);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Counts a request and checks it.
+    ///
+    /// # Errors
+    /// It does not fit the model.
+    pub(crate) fn admit(&self, request: &mut InferRequest) -> Result<Admitted, InferError> {
+        record::inference_requested(&self.series);
+        let checked = self.config.check(request)?;
+        let outputs = request.outputs.iter().filter(|output| output.classification > 0);
+        Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
+    }
+
+    /// Puts the `count` largest elements of an output in its place.
+    ///
+    /// # Errors
+    /// Its elements have no order, or are too many.
+    pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
+        let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
+        for output in response.outputs.iter_mut().filter(|output| output.name == name) {
+            output.tensor = classification::classify(&output.tensor, count, labels, self.config.batches())?;
+        }
+        Ok(())
+    }
+}

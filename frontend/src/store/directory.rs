@@ -1,0 +1,81 @@
+//! A repository that is a directory of this machine.
+
+use std::io;
+use std::path::PathBuf;
+
+use pharos::repository::Stamp;
+
+use super::files::{ModelFiles, TemporaryDirectories};
+use super::single_model::Single;
+use super::{Store, scan};
+
+/// A directory whose directories are models, or a single model.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    /// The name of the single model.
+    model_name: Option<String>,
+    /// Links to the files of a single model without version directories.
+    links: TemporaryDirectories,
+}
+
+impl Directory {
+    pub(crate) fn new(path: PathBuf, model_name: Option<String>) -> Self {
+        Self { path, model_name, links: TemporaryDirectories::default() }
+    }
+
+    fn single(&self) -> io::Result<Option<Single>> {
+        Single::find(&self.path, self.model_name.as_deref())
+    }
+
+    /// Whether a directory of models has this one.
+    fn has_directory(&self, model: &str) -> bool {
+        !scan::is_hidden(model) && self.path.join(model).is_dir()
+    }
+}
+
+impl Store for Directory {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(match self.single()? {
+            Some(single) => vec![single.name],
+            None => scan::directories(&self.path)?.into_iter().map(|(name, _)| name).collect(),
+        })
+    }
+
+    fn close(&self) {
+        self.links.close();
+    }
+
+    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+        if let Some(single) = self.single()? {
+            let stamp = single.stamp();
+            return Ok(vec![(single.name, stamp)]);
+        }
+        // Errors of a model are reported when it is loaded.
+        let seen = |(name, path): (String, PathBuf)| (name, scan::stamp(&path).unwrap_or_default());
+        Ok(scan::directories(&self.path)?.into_iter().map(seen).collect())
+    }
+
+    fn has(&self, model: &str) -> bool {
+        match self.single() {
+            Ok(Some(single)) => single.name == model,
+            _ => self.has_directory(model),
+        }
+    }
+
+    fn single_model(&self) -> Option<String> {
+        self.single().ok().flatten().map(|single| single.name)
+    }
+
+    fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
+        match self.single()? {
+            Some(single) if single.name == model => single.local(&self.links).map(Some),
+            Some(_) => Ok(None),
+            None => Ok(self.has_directory(model).then(|| ModelFiles::permanent(self.path.join(model)))),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Models of the same name in several repositories (`--model-namespacing`): each is called by its repository and its name. A
+//! name alone means the only one that there is, or for a member of an ensemble the one beside the ensemble.
+
+use std::io;
+
+use pharos::id;
+
+use super::{Store, Stores, unreadable};
+
+impl Stores {
+    /// Whether models are told apart by their repositories.
+    pub(crate) fn namespaces(&self) -> bool {
+        self.namespaces
+    }
+
+    /// What the server calls a model of a repository.
+    pub(super) fn called(&self, store: &dyn Store, name: String) -> String {
+        if self.namespaces { format!("{}/{name}", store.name()) } else { name }
+    }
+
+    /// The repository that stands before a name, and what follows; `None` where there is none.
+    pub(super) fn in_namespace<'a>(&self, called: &'a str) -> Option<(&dyn Store, &'a str)> {
+        let namespace = id::namespace(called).filter(|_| self.namespaces)?;
+        let store = self.all.iter().find(|store| store.name() == namespace)?;
+        Some((&**store, id::bare_name(called)))
+    }
+
+    /// The part of a name that a client may choose freely.
+    pub(crate) fn without_namespace<'a>(&self, called: &'a str) -> &'a str {
+        self.in_namespace(called).map_or(called, |(_, name)| name)
+    }
+
+    /// What the server calls the models of this name: one in each repository that has it, or those that are called so
+    /// already. Blocks.
+    ///
+    /// # Errors
+    /// A repository cannot be listed.
+    pub(crate) fn of_name(&self, name: &str) -> io::Result<Vec<String>> {
+        if !self.namespaces || self.in_namespace(name).is_some() {
+            return Ok(vec![name.to_owned()]);
+        }
+        let mut found = Vec::new();
+        for store in self.all.iter() {
+            let names = store.list().map_err(|error| unreadable(&store.name(), &error))?;
+            if names.iter().any(|other| other == name) {
+                found.push(self.called(&**store, name.to_owned()));
+            }
+        }
+        found.dedup();
+        Ok(found)
+    }
+
+    /// What the server calls a member of an ensemble: the model of this name in `namespace`, or in the ensemble's own
+    /// repository if that is empty, or else the only one of the name; the name itself if none or several could be meant.
+    /// Blocks.
+    pub(crate) fn member(&self, ensemble: &str, namespace: &str, name: &str) -> String {
+        if !self.namespaces {
+            return name.to_owned();
+        }
+        let all = self.of_name(name).unwrap_or_default();
+        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(id::namespace(ensemble));
+        let beside = all.iter().find(|called| id::namespace(called) == first);
+        match (beside, all.as_slice()) {
+            (Some(called), _) => called.clone(),
+            (None, [only]) => only.clone(),
+            (None, _) => name.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::PathBuf;
+
+    use pharos::repository::DUPLICATE;
+
+    use super::*;
+
+    /// Goes with its folder.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn stores(test: &str, namespaces: bool) -> (Folder, Stores, [String; 2]) {
+        let folder = Folder(std::env::temp_dir().join(format!("pharos-namespaces-{test}-{}", std::process::id())));
+        let [a, b] = ["a", "b"].map(|name| folder.0.join(name));
+        for path in [a.join("same"), b.join("same"), b.join("only")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        let shown = [&a, &b].map(|path: &PathBuf| path.display().to_string());
+        let stores = Stores::of_directories(&[a, b], namespaces);
+        (folder, stores, shown)
+    }
+
+    #[test]
+    fn models_are_called_by_their_repositories() {
+        let (_folder, stores, [a, b]) = stores("called", true);
+        assert_eq!(
+            stores.list().unwrap().into_keys().collect::<Vec<_>>(),
+            [format!("{a}/same"), format!("{b}/only"), format!("{b}/same")]
+        );
+        assert_eq!(stores.of_name("same").unwrap(), [format!("{a}/same"), format!("{b}/same")]);
+        assert_eq!(stores.of_name("only").unwrap(), [format!("{b}/only")]);
+        assert!(stores.of_name("none").unwrap().is_empty());
+        let called = format!("{b}/same");
+        assert_eq!(stores.of_name(&called).unwrap(), std::slice::from_ref(&called));
+        assert_eq!(stores.local(&called).unwrap().path().display().to_string(), called);
+        for nowhere in [format!("{a}/only"), "same".to_owned(), format!("{a}/../b/same"), "/etc/same".to_owned()] {
+            assert!(stores.local(&nowhere).is_err(), "{nowhere}");
+        }
+        assert_eq!((stores.without_namespace(&called), stores.without_namespace("x/same")), ("same", "x/same"));
+    }
+
+    #[test]
+    fn members_are_looked_for_beside_the_ensemble_first() {
+        let (_folder, stores, [a, b]) = stores("members", true);
+        let ensemble = format!("{a}/ensemble");
+        for (namespace, name, expected) in [
+            ("", "same", format!("{a}/same")),
+            (b.as_str(), "same", format!("{b}/same")),
+            ("", "only", format!("{b}/only")),
+            (a.as_str(), "only", format!("{b}/only")),
+            ("elsewhere", "same", "same".to_owned()),
+            ("", "none", "none".to_owned()),
+        ] {
+            assert_eq!(stores.member(&ensemble, namespace, name), expected, "{namespace} {name}");
+        }
+    }
+
+    #[test]
+    fn without_namespaces_names_are_names() {
+        let (_folder, stores, [a, b]) = stores("without", false);
+        assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
+        assert_eq!(stores.of_name("same").unwrap(), ["same"]);
+        assert_eq!(stores.member("ensemble", &b, "same"), "same");
+        assert!(stores.local("same").unwrap_err().contains(DUPLICATE));
+        assert!(stores.local(&format!("{a}/same")).is_err());
+    }
+}

@@ -1,0 +1,261 @@
+//! A repository in an object store: models are folders of keys. What serves is a copy here; only objects that have changed
+//! are fetched again.
+//!
+//! A store that cannot be reached makes nothing fail that does without it: what it held the last time counts until it answers
+//! again, and it is left in peace for a while so that nobody waits for its silence more than once.
+
+mod availability;
+mod connect;
+mod copies;
+mod credentials;
+mod error_text;
+mod fetch;
+mod http_client;
+mod keys;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::{Arc, RwLock};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path as Key;
+use object_store::{Error, ObjectMeta, ObjectStore};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record;
+use pharos::repository::Stamp;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use super::Store;
+use super::address::Address;
+use super::files::ModelFiles;
+use availability::Availability;
+use copies::Copies;
+use keys::Tree;
+
+/// Requests to a store at the same time.
+const AT_ONCE: usize = 8;
+/// How many objects a model may have, and a repository.
+const MOST: usize = 100_000;
+const MOST_OF_ALL: usize = 1_000_000;
+
+/// A repository in an object store.
+pub(super) struct ObjectRepository {
+    address: Address,
+    prefix: Key,
+    store: Arc<dyn ObjectStore>,
+    copies: Arc<Copies>,
+    runtime: Handle,
+    requests: Semaphore,
+    /// Read by who fetches a model.
+    fetching: RwLock<()>,
+    availability: Availability,
+    cache: Arc<Cache>,
+}
+
+impl Debug for ObjectRepository {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ObjectRepository").field(&self.address).finish()
+    }
+}
+
+/// Why a model's objects cannot be had.
+enum Refused {
+    /// What it consists of can be no model's directory: that model's fault.
+    Model(String),
+    /// The store's.
+    Store(io::Error),
+}
+
+/// An object of a model.
+struct Object {
+    meta: ObjectMeta,
+    /// What its content is called here.
+    content: String,
+}
+
+impl ObjectRepository {
+    /// Needs the runtime. Copies are kept in `copies`, or in a directory that goes when nobody uses it.
+    ///
+    /// # Errors
+    /// The store cannot be used as it is configured, or there is no place for copies. It is not asked anything yet.
+    pub(super) fn new(address: Address, copies: Option<&Path>, cache: Arc<Cache>) -> Result<Self, String> {
+        let store = connect::connect(&address)?;
+        let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
+        let files = Copies::new(copies, &address.to_string());
+        let files = files.map_err(|error| format!("'{address}' has no place for copies: {error}"))?;
+        record::store_opened(&cache, &address.to_string());
+        Ok(Self {
+            cache,
+            availability: Availability::new(&address.to_string()),
+            address,
+            prefix,
+            store,
+            copies: Arc::new(files),
+            runtime: Handle::current(),
+            requests: Semaphore::new(AT_ONCE),
+            fetching: RwLock::default(),
+        })
+    }
+
+    /// The folders that can be models.
+    async fn names(&self) -> io::Result<Vec<String>> {
+        let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
+        let folders = listed.map_err(|error| self.failed(&self.prefix, &error))?.common_prefixes;
+        let mut names: Vec<String> = folders.iter().filter_map(|folder| folder.filename()).map(str::to_owned).collect();
+        names.retain(|name| keys::is_model(name));
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The objects of a model, by key, and what they make.
+    async fn listed(&self, model: &str) -> Result<(Vec<Object>, Tree), Refused> {
+        let folder = self.folder(model)?;
+        let _permit = self.requests.acquire().await;
+        // One more than may be.
+        let found = self.store.list(Some(&folder)).take(MOST + 1).try_collect::<Vec<ObjectMeta>>().await;
+        let mut found = found.map_err(|error| match &error {
+            Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
+            _ => Refused::Store(self.failed(&folder, &error)),
+        })?;
+        if found.len() > MOST {
+            return Err(Refused::Model(format!("it has more than {MOST} objects")));
+        }
+        found.sort_unstable_by(|one, other| one.location.cmp(&other.location));
+        let start = folder.as_ref().len();
+        let below = |meta: &ObjectMeta| meta.location.as_ref().get(start..).unwrap_or_default().to_owned();
+        let keys: Vec<(String, u64)> = found.iter().map(|meta| (below(meta), meta.size)).collect();
+        let keys = keys.iter().map(|(key, size)| (key.strip_prefix('/').unwrap_or(key), *size));
+        let tree = keys::tree(keys).map_err(Refused::Model)?;
+        Ok((found.into_iter().map(Object::new).collect(), tree))
+    }
+
+    fn folder(&self, model: &str) -> Result<Key, Refused> {
+        let text = match self.prefix.as_ref() {
+            "" => model.to_owned(),
+            prefix => format!("{prefix}/{model}"),
+        };
+        Key::parse(text).map_err(|error| Refused::Model(error.to_string()))
+    }
+
+    /// What every model is made of, without fetching anything: one listing, a thousand objects a request.
+    async fn looked(&self) -> io::Result<Vec<(String, Stamp)>> {
+        let start = match self.prefix.as_ref() {
+            "" => 0,
+            prefix => prefix.len() + 1,
+        };
+        let mut models: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut listing = self.store.list(Some(&self.prefix)).take(MOST_OF_ALL + 1);
+        let mut number = 0;
+        loop {
+            let meta = match listing.try_next().await {
+                Ok(Some(meta)) => meta,
+                Ok(None) => break,
+                // Of some model; the others shall not suffer.
+                Err(Error::InvalidPath { .. }) => return self.looked_at_each().await,
+                Err(error) => return Err(self.failed(&self.prefix, &error)),
+            };
+            number += 1;
+            let below = meta.location.as_ref().get(start..).and_then(|key| key.split_once('/'));
+            if let Some((model, _)) = below.filter(|(model, _)| keys::is_model(model)) {
+                let model = model.to_owned();
+                models.entry(model).or_default().insert(Object::new(meta).content);
+            }
+        }
+        if number > MOST_OF_ALL {
+            return Err(io::Error::other(format!("there are more than {MOST_OF_ALL} objects")));
+        }
+        Ok(models.into_iter().map(|(name, contents)| self.stamped(name, &contents)).collect())
+    }
+
+    /// The same with a listing for each model.
+    async fn looked_at_each(&self) -> io::Result<Vec<(String, Stamp)>> {
+        let names = self.names().await?;
+        let seen = stream::iter(names).map(|name| async move {
+            match self.listed(&name).await {
+                Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
+                // Told when it is loaded.
+                Err(Refused::Model(text)) => Ok((name, Stamp::of(&text))),
+                Err(Refused::Store(error)) => Err(error),
+            }
+        });
+        let mut seen: Vec<(String, Stamp)> = seen.buffer_unordered(AT_ONCE).try_collect().await?;
+        seen.sort_unstable();
+        Ok(seen)
+    }
+
+    /// A fingerprint that also changes when the model could not be fetched, so that a poll tries it again.
+    fn stamped(&self, name: String, contents: &BTreeSet<String>) -> (String, Stamp) {
+        let stamp = Stamp::of(&(contents, self.availability.failures(&name)));
+        (name, stamp)
+    }
+
+    /// Says whether the store could be read.
+    fn asked<T>(&self, answer: T) -> T {
+        record::store_asked(&self.cache, &self.address.to_string(), self.availability.trouble().is_none());
+        answer
+    }
+
+    fn failed(&self, key: &Key, error: &Error) -> io::Error {
+        let kind = match error {
+            Error::NotFound { .. } => ErrorKind::NotFound,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => ErrorKind::PermissionDenied,
+            _ => ErrorKind::Other,
+        };
+        let bucket = &self.address.bucket;
+        io::Error::new(kind, format!("bucket '{bucket}', key '{key}': {}", error_text::of(error)))
+    }
+}
+
+impl Store for ObjectRepository {
+    fn name(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let names = self.asked(self.availability.names_or(|| self.runtime.block_on(self.names())));
+        if self.availability.trouble().is_none()
+            && let Ok(_nobody_fetches) = self.fetching.try_write()
+        {
+            self.copies.keep_models(&names);
+        }
+        Ok(names)
+    }
+
+    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+        Ok(self.asked(self.availability.look_or(|| self.runtime.block_on(self.looked()))))
+    }
+
+    fn has(&self, model: &str) -> bool {
+        self.availability.has(model)
+    }
+
+    fn close(&self) {
+        self.copies.close();
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.availability.trouble()
+    }
+
+    fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
+        if !keys::is_model(model) {
+            return Ok(None);
+        }
+        self.availability.in_peace()?;
+        let _fetching = self.fetching.read();
+        let fetched = self.runtime.block_on(self.fetch(model));
+        self.asked(fetched)
+    }
+}
+
+impl Object {
+    fn new(meta: ObjectMeta) -> Self {
+        let about =
+            format!("{}\n{}\n{}\n{:?}\n{:?}", meta.location, meta.size, meta.last_modified, meta.e_tag, meta.version);
+        Self { content: blake3::hash(about.as_bytes()).to_hex().to_string(), meta }
+    }
+}

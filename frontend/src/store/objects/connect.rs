@@ -1,0 +1,112 @@
+//! Opens a store: its address from the command line, credentials from the environment, under the names of each vendor's own
+//! tools and of Triton.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+
+use super::credentials::Credentials;
+use super::http_client::Http;
+use crate::store::address::{Address, Protocol};
+
+/// How often a request is tried again unless the store refuses it. An answer that breaks off goes on where it broke off, and
+/// that counts as well; so the time since the first try says little.
+const RETRIES: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+type Connected = Result<Arc<dyn ObjectStore>, String>;
+
+/// A store that keys can be listed and read in.
+///
+/// # Errors
+/// The environment or the address says what cannot be used.
+pub(super) fn connect(address: &Address) -> Connected {
+    let http = Http::new()?;
+    let credentials = match variable("TRITON_CLOUD_CREDENTIAL_PATH") {
+        Some(path) => Credentials::read(Path::new(&path))?,
+        None => Credentials::default(),
+    };
+    let store = match address.protocol {
+        Protocol::S3 => s3(address, http, &credentials),
+        Protocol::Gcs => gcs(address, http, &credentials),
+        Protocol::Azure => azure(address, http, &credentials),
+    };
+    store.map_err(|error| format!("'{address}' cannot be used: {error}"))
+}
+
+fn retries() -> RetryConfig {
+    let backoff =
+        BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
+    RetryConfig { backoff, max_retries: RETRIES, retry_timeout: PATIENCE }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn given(value: &str) -> Option<&str> {
+    Some(value).filter(|value| !value.is_empty())
+}
+
+/// What else the environment says is read by the builder: `AWS_ACCESS_KEY_ID`, `AWS_SESSION_TOKEN` and so on.
+fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
+    let own = || variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
+    let endpoint = address.endpoint.clone().or_else(own);
+    let mut builder = match credentials.s3(&address.to_string()) {
+        Some(secret) if !secret.profile.is_empty() => {
+            return Err(format!("the profile '{}' is not read: write its key_id and secret_key", secret.profile));
+        }
+        Some(secret) => {
+            let mut builder = AmazonS3Builder::new();
+            if let (Some(id), Some(key)) = (given(&secret.key_id), given(&secret.secret_key)) {
+                builder = builder.with_access_key_id(id).with_secret_access_key(key);
+            }
+            if let Some(token) = given(&secret.session_token) {
+                builder = builder.with_token(token);
+            }
+            let region = given(&secret.region).map(str::to_owned);
+            builder.with_region(region.or_else(|| variable("AWS_DEFAULT_REGION")).unwrap_or("us-east-1".to_owned()))
+        }
+        None => AmazonS3Builder::from_env(),
+    };
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_allow_http(endpoint.starts_with("http://")).with_endpoint(endpoint);
+    }
+    let builder = builder.with_bucket_name(&address.bucket).with_retry(retries()).with_http_connector(http);
+    Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
+}
+
+/// Credentials: the file of `GOOGLE_APPLICATION_CREDENTIALS`, those of `gcloud`, or of the machine.
+fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.bucket);
+    if let Some(path) = credentials.gs(&address.to_string()) {
+        builder = builder.with_application_credentials(path);
+    }
+    let builder = builder.with_retry(retries()).with_http_connector(http);
+    Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
+}
+
+/// `AZURE_STORAGE_ACCOUNT` is only asked for what the address does not say; the builder knows more ways than a key.
+fn azure(address: &Address, http: Http, credentials: &Credentials) -> Connected {
+    let secret = credentials.azure(&address.to_string()).unwrap_or_default();
+    let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(&address.bucket);
+    let account = address.account.clone().or_else(|| variable("AZURE_STORAGE_ACCOUNT"));
+    if let Some(account) = account.or_else(|| given(&secret.account_str).map(str::to_owned)) {
+        builder = builder.with_account(account);
+    }
+    let key = given(&secret.account_key).map(str::to_owned);
+    if let Some(key) = key.or_else(|| variable("AZURE_STORAGE_KEY")) {
+        builder = builder.with_access_key(key);
+    }
+    let endpoint = variable("AZURE_STORAGE_ENDPOINT").or_else(|| variable("AZURE_ENDPOINT"));
+    if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
+        builder = builder.with_allow_http(true);
+    }
+    let builder = builder.with_retry(retries()).with_http_connector(http);
+    Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
+}

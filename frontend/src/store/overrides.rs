@@ -1,0 +1,112 @@
+//! A configuration and files that a client sends with a load in place of the repository's. They are kept while the model is
+//! loaded, the files in a temporary directory.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use pharos::repository::Override;
+
+use super::files::{ModelFiles, TemporaryDirectories};
+
+/// What a client has sent with a load.
+#[derive(Clone, Debug)]
+pub(crate) struct Overrides {
+    /// JSON.
+    pub(crate) config: String,
+    /// The model's files, if the client has sent files.
+    pub(crate) files: Option<Arc<ModelFiles>>,
+}
+
+impl Overrides {
+    /// Writes the files, if there are some.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub(crate) fn new(sent: Override, directories: &TemporaryDirectories) -> io::Result<Self> {
+        let Override { config, files } = sent;
+        if files.is_empty() {
+            return Ok(Self { config, files: None });
+        }
+        let (path, above) = directories.next()?;
+        let local = ModelFiles::temporary(path.clone(), path, above);
+        for (path, bytes) in files {
+            let whole = local.path().join(&path);
+            write(local.path(), &whole, &bytes).map_err(|error| {
+                io::Error::new(error.kind(), format!("'{}' cannot be written: {error}", path.display()))
+            })?;
+        }
+        Ok(Self { config, files: Some(Arc::new(local)) })
+    }
+}
+
+/// Writes a file that is not there yet, in a directory that only this process writes to.
+fn write(top: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(directory) = path.parent().filter(|directory| *directory != top) {
+        fs::create_dir_all(directory)?;
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::PathBuf;
+
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn given(files: &[(&str, &'static str)], directories: &TemporaryDirectories) -> io::Result<Overrides> {
+        let files = files.iter().map(|(path, text)| (PathBuf::from(path), Bytes::from_static(text.as_bytes())));
+        Overrides::new(Override { config: "{}".to_owned(), files: files.collect() }, directories)
+    }
+
+    #[test]
+    fn the_directory_goes_with_the_last_who_holds_it() {
+        let directories = TemporaryDirectories::default();
+        assert!(given(&[], &directories).unwrap().files.is_none());
+        let first = given(&[("1/model.onnx", "x"), ("labels.txt", "y")], &directories).unwrap();
+        let path = first.files.as_ref().unwrap().path().to_owned();
+        assert_eq!(fs::read_to_string(path.join("1/model.onnx")).unwrap(), "x");
+        let second = given(&[("1/other", "z")], &directories).unwrap();
+        assert_ne!(second.files.as_ref().unwrap().path(), path);
+        let held = first.clone();
+        drop(first);
+        assert!(path.is_dir());
+        drop(held);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_cannot_be_a_directory_too() {
+        let directories = TemporaryDirectories::default();
+        let error = given(&[("1/model", "x"), ("1/model/x", "y")], &directories).unwrap_err();
+        assert!(error.to_string().contains("'1/model/x' cannot be written"), "{error}");
+        let above = directories.next().unwrap().1;
+        assert!(!above.path().join("0").exists(), "nothing stays of what failed");
+    }
+
+    #[test]
+    fn the_end_of_the_server_removes_what_is_in_use() {
+        let directories = TemporaryDirectories::default();
+        let used = given(&[("1/model", "x")], &directories).unwrap();
+        let above = used.files.as_ref().unwrap().path().parent().unwrap().to_owned();
+        directories.close();
+        assert!(!above.exists());
+        assert!(given(&[("1/model", "x")], &directories).is_err(), "the server is exiting");
+        drop(used);
+    }
+
+    #[test]
+    fn a_directory_that_was_removed_is_made_again() {
+        let directories = TemporaryDirectories::default();
+        let first = given(&[("1/model", "x")], &directories).unwrap();
+        fs::remove_dir_all(first.files.as_ref().unwrap().path().parent().unwrap()).unwrap();
+        let second = given(&[("1/model", "x")], &directories).unwrap();
+        assert!(second.files.as_ref().unwrap().path().join("1/model").is_file());
+    }
+}

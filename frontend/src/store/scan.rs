@@ -1,0 +1,220 @@
+//! What lies in a model's directory: versions, configuration, and fingerprints of the files. Reads, decides nothing.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use pharos::repository::{Stamp, parse_version_directory};
+
+/// The usual configuration file, and the directory of the others.
+const CONFIG: &str = "config.pbtxt";
+const CONFIGS: &str = "configs";
+
+/// How deep a model's directory may be: deeper ones are loops of symbolic links.
+const DEEPEST: usize = 32;
+
+/// What is in a model's directory.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    /// The configuration file, and its text if it is there.
+    pub(crate) config_path: PathBuf,
+    pub(crate) config: Option<String>,
+    /// Versions with their directories, ascending.
+    pub(crate) versions: BTreeMap<u64, PathBuf>,
+    /// Names of the files in the version directories.
+    pub(crate) files: Vec<String>,
+}
+
+/// What is in the directory of a model, with the configuration `NAME.pbtxt` of this name if there is one.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Contents> {
+    let custom = config_name.map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt"))).filter(|path| path.is_file());
+    let config_path = custom.unwrap_or_else(|| path.join(CONFIG));
+    let config = match read_text(&config_path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(unreadable(&config_path, &error)),
+    };
+    let mut contents = Contents { config_path, config, ..Contents::default() };
+    for (name, directory) in directories(path)? {
+        let Some(version) = parse_version_directory(&name) else { continue };
+        for entry in fs::read_dir(&directory)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if !contents.files.contains(&name) {
+                contents.files.push(name);
+            }
+        }
+        contents.versions.insert(version, directory);
+    }
+    Ok(contents)
+}
+
+/// The most bytes of a text: configurations and names of classes.
+const LONGEST_TEXT: u64 = 64 << 20;
+
+/// The most bytes of a tensor's file, more than a frame to the worker can take.
+const LONGEST_FILE: u64 = 4 << 30;
+
+/// A whole text file.
+///
+/// # Errors
+/// It cannot be read, is no file, is too long, or is no UTF-8.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    let bytes = read_at_most(path, LONGEST_TEXT)?;
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// A whole file with the elements of a tensor.
+///
+/// # Errors
+/// It cannot be read, is no file, or is too long.
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(path, LONGEST_FILE)
+}
+
+/// Devices and pipes are refused: reading them may never end.
+fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if !fs::metadata(path)?.is_file() {
+        return refuse("it is no regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return refuse(format!("it has more than {most} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// The fingerprint of the files below a directory: names, sizes and when they were changed. What is hidden, and what Python
+/// leaves beside a model, is passed over.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn stamp(directory: &Path) -> io::Result<Stamp> {
+    stamp_without(directory, |_| false)
+}
+
+/// The fingerprint of the files that all versions of a model share: label files, warm-up data and the like. The
+/// configurations are not among them; what they say is compared.
+///
+/// # Errors
+/// The model's directory cannot be read.
+pub(crate) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
+    stamp_without(model, |name| name == CONFIG || name == CONFIGS || parse_version_directory(name).is_some())
+}
+
+/// The fingerprint of single files, or of what is at their places.
+pub(crate) fn stamp_of(files: &[PathBuf]) -> Stamp {
+    let known = |path: &PathBuf| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((path.clone(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+    };
+    Stamp::of(&files.iter().map(known).collect::<Vec<_>>())
+}
+
+fn stamp_without(directory: &Path, leave: impl Fn(&str) -> bool) -> io::Result<Stamp> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if !leave(&entry.file_name().to_string_lossy()) {
+            list(&entry.path(), OsString::new(), 0, &mut all)?;
+        }
+    }
+    all.sort_unstable();
+    Ok(Stamp::of(&all))
+}
+
+/// A file: its path in the directory, its size, and when it was changed, in seconds and nanoseconds.
+type FileStamp = (OsString, u64, i64, i64);
+
+fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) -> io::Result<()> {
+    let own = path.file_name().unwrap_or_default();
+    if is_hidden(&own.to_string_lossy()) || own == "__pycache__" {
+        return Ok(());
+    }
+    if depth > DEEPEST {
+        return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", path.display())));
+    }
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        // It went away, or is a link that leads nowhere.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(unreadable(path, &error)),
+    };
+    let mut name = above;
+    name.push("/");
+    name.push(own);
+    if let Some(mark) = environment_mark(path).filter(|_| metadata.is_dir()) {
+        all.push((name, mark.len(), mark.mtime(), mark.mtime_nsec()));
+        return Ok(());
+    }
+    if !metadata.is_dir() {
+        all.push((name, metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
+        return Ok(());
+    }
+    // So that a directory without files is told from none.
+    all.push((name.clone(), 0, 0, 0));
+    for entry in fs::read_dir(path)? {
+        list(&entry?.path(), name.clone(), depth + 1, all)?;
+    }
+    Ok(())
+}
+
+/// What tells that a directory is a Python environment, of thousands of files, and changes when it is made anew: those are
+/// not looked at one by one.
+fn environment_mark(directory: &Path) -> Option<fs::Metadata> {
+    ["pyvenv.cfg", "conda-meta/history"].iter().find_map(|name| fs::metadata(directory.join(name)).ok())
+}
+
+/// Whether a file or directory of this name is passed over.
+pub(crate) fn is_hidden(name: &str) -> bool {
+    name.is_empty() || name.starts_with('.')
+}
+
+/// The directories in a directory, by name; hidden ones are passed over.
+pub(crate) fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        if path.is_dir() && !is_hidden(&name) {
+            found.push((name, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("'{}' cannot be read: {error}", path.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_some_length_are_read() {
+        let folder = std::env::temp_dir().join(format!("pharos-scan-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("file");
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "text");
+        assert_eq!(read_at_most(&path, 4).unwrap(), b"text");
+        assert!(read_at_most(&path, 3).unwrap_err().to_string().contains("more than 3 bytes"));
+        fs::write(&path, [0xff]).unwrap();
+        assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        for other in [folder.as_path(), Path::new("/dev/zero")] {
+            assert!(read(other).unwrap_err().to_string().contains("no regular file"), "{}", other.display());
+        }
+        assert_eq!(read(&folder.join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

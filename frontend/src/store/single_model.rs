@@ -1,0 +1,293 @@
+//! A place that is a model itself instead of a directory of models: a model's own directory (`config.pbtxt`, `1/`), a
+//! directory that holds a model's files, or one file. Storage initializers leave models so (`/mnt/models/model.onnx`).
+//!
+//! The place is only read. Files without a version directory are served from a temporary directory of symbolic links.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use pharos::model::{Draft, usual_model_file};
+use pharos::repository::{Stamp, check_model_name, parse_version_directory};
+
+use super::files::{ModelFiles, TemporaryDirectories};
+use super::scan;
+
+/// The configuration of a model.
+const CONFIG: &str = "config.pbtxt";
+
+/// A repository path that is itself a model.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Single {
+    pub(super) name: String,
+    place: PathBuf,
+    files: Files,
+}
+
+/// Where its files are.
+#[derive(Debug, PartialEq, Eq)]
+enum Files {
+    /// In version directories, as in a repository.
+    Versions,
+    /// Beside each other: the links that make a version of them, by name. A configuration may be among them.
+    Loose(Vec<(OsString, PathBuf)>),
+}
+
+impl Single {
+    /// The model that a place is; `None` for a directory of models. It is called `name`, or else as its configuration says,
+    /// or as its directory. Blocks.
+    ///
+    /// # Errors
+    /// The place cannot be read.
+    pub(super) fn find(place: &Path, name: Option<&str>) -> io::Result<Option<Self>> {
+        let files = if place.is_file() { Some(one_file(place)?) } else { whole_directory(place)? };
+        let Some(files) = files else { return Ok(None) };
+        let directory = if place.is_file() { place.parent().unwrap_or(place) } else { place };
+        let own = || scan::read_text(&directory.join(CONFIG)).ok().and_then(|text| name_in(&text));
+        let said = name.map(str::to_owned).or_else(|| if place.is_file() { None } else { own() });
+        let name = said.unwrap_or_else(|| name_of(place));
+        Ok(Some(Self { name, place: place.to_owned(), files }))
+    }
+
+    /// The fingerprint of its files.
+    pub(super) fn stamp(&self) -> Stamp {
+        match &self.files {
+            Files::Versions => scan::stamp(&self.place).unwrap_or_default(),
+            Files::Loose(links) => {
+                let stamps = links.iter().map(|(name, target)| {
+                    let inner = if target.is_dir() { scan::stamp(target).ok() } else { None };
+                    (name.clone(), inner.unwrap_or_else(|| scan::stamp_of(std::slice::from_ref(target))))
+                });
+                Stamp::of(&stamps.collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// Its files in the form of a model's directory, for which `temporary` has temporary ones.
+    ///
+    /// # Errors
+    /// A temporary directory cannot be made.
+    pub(super) fn local(&self, temporary: &TemporaryDirectories) -> io::Result<ModelFiles> {
+        let Files::Loose(links) = &self.files else { return Ok(ModelFiles::permanent(self.place.clone())) };
+        let (path, above) = temporary.next()?;
+        let local = ModelFiles::temporary(path.clone(), path, above);
+        let version = local.path().join("1");
+        std::fs::create_dir(&version)?;
+        for (name, target) in links {
+            let directory = if name == CONFIG { local.path() } else { version.as_path() };
+            symlink(target, directory.join(name))?;
+        }
+        Ok(local)
+    }
+}
+
+/// The files of a directory that is a model.
+fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
+    let mut entries: Vec<(OsString, PathBuf)> = Vec::new();
+    for entry in std::fs::read_dir(place)? {
+        let entry = entry?;
+        if scan::is_hidden(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        // Asked for each model at each load: the first model of a directory of models ends the search.
+        if entry.path().is_dir() && is_model(&entry.path()) {
+            return Ok(None);
+        }
+        entries.push((entry.file_name(), entry.path()));
+    }
+    entries.sort();
+    let directories: Vec<_> = entries.iter().filter(|(_, path)| path.is_dir()).collect();
+    let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
+    let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
+    let has_file = |path: &Path| names(path).iter().any(|name| usual_model_file(name).is_some());
+    if versions.clone().next().is_some() && has_config || versions.any(|(_, path)| has_file(path)) {
+        return Ok(Some(Files::Versions));
+    }
+    let files: Vec<&str> =
+        entries.iter().filter(|(_, path)| path.is_file()).filter_map(|(name, _)| name.to_str()).collect();
+    let usual = usual_name(&files).map(|(file, usual)| (file.to_owned(), usual));
+    if usual.is_none() && !has_config {
+        return Ok(None);
+    }
+    let mut links = absolute(entries)?;
+    let second = usual.and_then(|(file, usual)| link_to(&links, &file, usual));
+    links.extend(second);
+    Ok(Some(Files::Loose(links)))
+}
+
+/// The model file among these, with the name under which a backend looks for it; `None` without one, or if several files
+/// with other names or several archives could be meant.
+fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
+    let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, usual_model_file(file)?))).collect();
+    let by_name = known.iter().find(|(file, usual)| file == usual && !file.ends_with(".mar"));
+    match (by_name, known.as_slice()) {
+        (Some(found), _) => Some(found.clone()),
+        (None, [only]) => Some(only.clone()),
+        (None, _) => None,
+    }
+}
+
+/// A second link to a file that has another name than its backend expects.
+fn link_to(links: &[(OsString, PathBuf)], file: &str, usual: String) -> Option<(OsString, PathBuf)> {
+    let (_, target) = links.iter().find(|(name, _)| name == file)?;
+    (file != usual).then(|| (OsString::from(usual), target.clone()))
+}
+
+/// A file that is a model, and those beside it whose names begin as its own does: weights may be in a file of their own.
+fn one_file(file: &Path) -> io::Result<Files> {
+    let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is a file, but not a model file of a known kind");
+    let own = file.file_name().and_then(OsStr::to_str).ok_or_else(unknown)?;
+    let usual = usual_model_file(own).ok_or_else(unknown)?;
+    let stem = Path::new(own).file_stem().and_then(OsStr::to_str).unwrap_or(own);
+    let file = std::path::absolute(file)?;
+    let directory = file.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let beside = names(&directory).into_iter().filter(|name| {
+        name == own || (name.starts_with(stem) && usual_model_file(name).is_none() && directory.join(name).is_file())
+    });
+    let mut links: Vec<(OsString, PathBuf)> =
+        beside.map(|name| (OsString::from(&name), directory.join(&name))).collect();
+    if !links.iter().any(|(name, _)| name == own) {
+        links.push((OsString::from(own), file.clone()));
+    }
+    let second = link_to(&links, own, usual);
+    links.extend(second);
+    Ok(Files::Loose(links))
+}
+
+/// Links need targets that do not depend on the current directory.
+fn absolute(entries: Vec<(OsString, PathBuf)>) -> io::Result<Vec<(OsString, PathBuf)>> {
+    entries.into_iter().map(|(name, path)| Ok((name, std::path::absolute(path)?))).collect()
+}
+
+/// Whether a directory in a place is a model: the place is then a directory of models.
+fn is_model(directory: &Path) -> bool {
+    let has =
+        |name: &String| name == CONFIG || (parse_version_directory(name).is_some() && directory.join(name).is_dir());
+    names(directory).iter().any(has)
+}
+
+fn version(name: &OsStr) -> Option<u64> {
+    name.to_str().and_then(parse_version_directory)
+}
+
+/// The names in a directory; none if it cannot be read.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The name that a configuration says.
+fn name_in(text: &str) -> Option<String> {
+    let name = Draft::from_text(text, CONFIG).ok()?.name().to_owned();
+    check_model_name(&name).is_ok().then_some(name)
+}
+
+/// The name of a directory; of a file that is not called `model.*`, its own.
+fn name_of(place: &Path) -> String {
+    let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
+    let stem = place.file_stem().filter(|stem| place.is_file() && *stem != "model");
+    let directory = if place.is_file() { place.parent() } else { Some(place.as_path()) };
+    let name = stem.or_else(|| directory.and_then(Path::file_name)).and_then(OsStr::to_str);
+    name.filter(|name| check_model_name(name).is_ok()).unwrap_or("model").to_owned()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Goes with its folder.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    impl Folder {
+        fn new(name: &str, files: &[&str]) -> Self {
+            let folder = std::env::temp_dir().join(format!("pharos-single-{name}-{}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            let folder = Self(folder.canonicalize().unwrap());
+            for file in files {
+                let path = folder.0.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, if file.ends_with(CONFIG) { "name: \"own\"" } else { "x" }).unwrap();
+            }
+            folder
+        }
+    }
+
+    /// The name and the files, with their directories, that these files are served with.
+    fn served(name: &str, files: &[&str], place: &str) -> Option<(String, Vec<String>)> {
+        let folder = Folder::new(name, files);
+        let single = Single::find(&folder.0.join(place), None).unwrap()?;
+        let before = names(&folder.0);
+        let temporary = TemporaryDirectories::default();
+        let local = single.local(&temporary).unwrap();
+        let mut all = names(local.path());
+        all.extend(names(&local.path().join("1")).into_iter().map(|name| format!("1/{name}")));
+        all.sort();
+        assert_eq!(names(&folder.0), before, "the place is only read");
+        let temporary = local.path().to_owned();
+        drop(local);
+        assert!(temporary == folder.0 || !temporary.exists());
+        let called = single.name.replace(&format!("-{}", std::process::id()), "").replace("pharos-single-", "");
+        Some((called, all))
+    }
+
+    fn check(name: &str, files: &[&str], place: &str, expected: Option<(&str, &[&str])>) {
+        let expected = expected
+            .map(|(name, files)| (name.to_owned(), files.iter().map(|file| (*file).to_owned()).collect::<Vec<_>>()));
+        assert_eq!(served(name, files, place), expected, "{name}");
+    }
+
+    #[test]
+    fn directories_of_models_are_none() {
+        check("repository", &["a/1/model.onnx", "b/config.pbtxt", "model.onnx"], "", None);
+        check("numbers", &["1/1/model.onnx"], "", None);
+        check("empty", &[".hidden/model.onnx"], "", None);
+        check("other", &["README.md", "a/notes.txt"], "", None);
+        check("two", &["a.onnx", "b.onnx"], "", None);
+        check("archives", &["a.mar", "b.mar"], "", None);
+    }
+
+    #[test]
+    fn files_and_directories_are_models() {
+        check("versions", &["config.pbtxt", "1/weights"], "", Some(("own", &["1", "1/weights", "config.pbtxt"])));
+        check("bare", &["1/model.onnx"], "", Some(("bare", &["1", "1/model.onnx"])));
+        check("loose", &["model.joblib", "x/y"], "", Some(("loose", &["1", "1/model.joblib", "1/x"])));
+        check("named", &["config.pbtxt", "model.py"], "", Some(("own", &["1", "1/model.py", "config.pbtxt"])));
+        check(
+            "usual",
+            &["net.onnx", "net.data"],
+            "",
+            Some(("usual", &["1", "1/model.onnx", "1/net.data", "1/net.onnx"])),
+        );
+        check("archive", &["squeeze.mar"], "", Some(("archive", &["1", "1/squeeze.mar"])));
+        check(
+            "file",
+            &["net.onnx", "net.onnx.data", "other.onnx", "z"],
+            "net.onnx",
+            Some(("net", &["1", "1/model.onnx", "1/net.onnx", "1/net.onnx.data"])),
+        );
+        check("plain", &["model.pt", "config.pbtxt"], "model.pt", Some(("plain", &["1", "1/model.pt"])));
+    }
+
+    #[test]
+    fn a_name_that_is_said_counts() {
+        let folder = Folder::new("said", &["model.onnx"]);
+        assert_eq!(Single::find(&folder.0, Some("mine")).unwrap().unwrap().name, "mine");
+        let single = Single::find(&folder.0, None).unwrap().unwrap();
+        let before = single.stamp();
+        fs::write(folder.0.join("model.onnx"), "longer").unwrap();
+        assert_ne!(Single::find(&folder.0, None).unwrap().unwrap().stamp(), before);
+        assert!(Single::find(&folder.0.join("nothing"), None).is_err());
+    }
+}
