@@ -8,9 +8,9 @@
 //! any --stop--> Stopping --process gone--> Stopped
 //! ```
 //!
-//! An instance that has been ready once is restarted for ever (unless [`Settings::retry_window`] says how long), with a
-//! growing back-off; one that never was is a model that does not load, which is reported and not repeated. A second process is never started beside one that still
-//! lives: both could hold the same device memory.
+//! An instance that has been ready once is restarted after each loss, with the pauses and for as long as
+//! [`RestartPolicy`] allows. An instance that has never been ready has a model that does not load; this is reported and not
+//! repeated. A second process is never started while the first lives: both could hold the same device memory.
 //!
 //! This module decides; the frontend's module of the same name owns the process and the clock. It performs what
 //! [`Supervisor::poll_action`] returns until that is `None`, then waits for the next event or for
@@ -31,15 +31,49 @@ pub struct Settings {
     pub start_timeout: Duration,
     /// For one batch; zero: no limit.
     pub execution_timeout: Duration,
-    /// The pause before the first restart; it doubles with each further loss.
-    pub first_backoff: Duration,
-    /// The longest pause.
-    pub max_backoff: Duration,
-    /// After being ready for this long the pause starts again from the first.
+    /// When a lost process is started again.
+    pub restart: RestartPolicy,
+}
+
+/// When, and for how long, lost processes are started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestartPolicy {
+    /// The pauses before restarts.
+    pub backoff: Backoff,
+    /// After being ready for this long, the next loss counts as the first.
     pub healthy_after: Duration,
-    /// As TorchServe does it, in place of the three above: pauses of 1, 1, 2, 3, 5, 8... seconds, from the first again after
-    /// each time it was ready; no further restart once so much time has passed since the first loss of a row.
-    pub retry_window: Option<Duration>,
+    /// No restart once this much time has passed since the first of consecutive losses; `None`: restarts never end.
+    pub window: Option<Duration>,
+}
+
+/// The pauses after consecutive losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backoff {
+    /// Doubles with each loss.
+    Exponential {
+        /// After the first loss.
+        first: Duration,
+        /// The longest pause.
+        max: Duration,
+    },
+    /// Seconds after the first, second and further losses; the last entry repeats.
+    Schedule(&'static [u64]),
+}
+
+impl Backoff {
+    /// The pause after this number of consecutive losses (1 or more).
+    fn after(self, losses: u32) -> Duration {
+        let index = losses.saturating_sub(1);
+        match self {
+            Self::Exponential { first, max } => {
+                first.saturating_mul(1u32.checked_shl(index).unwrap_or(u32::MAX)).min(max)
+            }
+            Self::Schedule(seconds) => {
+                let pause = usize::try_from(index).ok().and_then(|index| seconds.get(index));
+                Duration::from_secs(pause.or(seconds.last()).copied().unwrap_or(0))
+            }
+        }
+    }
 }
 
 impl Default for Settings {
@@ -48,27 +82,12 @@ impl Default for Settings {
         Self {
             start_timeout: Duration::from_secs(120),
             execution_timeout: Duration::ZERO,
-            first_backoff: Duration::from_millis(100),
-            max_backoff: Duration::from_secs(30),
-            healthy_after: Duration::from_secs(60),
-            retry_window: None,
+            restart: RestartPolicy {
+                backoff: Backoff::Exponential { first: Duration::from_millis(100), max: Duration::from_secs(30) },
+                healthy_after: Duration::from_secs(60),
+                window: None,
+            },
         }
-    }
-}
-
-/// TorchServe's pauses in seconds.
-const FIBONACCI: [u64; 17] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
-
-impl Settings {
-    /// The pause after so many losses in a row (1 or more).
-    fn backoff(&self, losses: u32) -> Duration {
-        if self.retry_window.is_some() {
-            let [.., longest] = FIBONACCI;
-            let at = usize::try_from(losses.saturating_sub(1)).unwrap_or(usize::MAX);
-            return Duration::from_secs(FIBONACCI.get(at).copied().unwrap_or(longest));
-        }
-        let factor = 1u32.checked_shl(losses.saturating_sub(1)).unwrap_or(u32::MAX);
-        self.first_backoff.saturating_mul(factor).min(self.max_backoff)
     }
 }
 
@@ -349,7 +368,7 @@ impl Supervisor {
 
     /// Starting or Ready -> Failed, Lost or, if the process is gone, Backoff.
     fn give_up(&mut self, reason: LossReason, now: Instant) {
-        let healthy_after = self.settings.retry_window.map_or(self.settings.healthy_after, |_| Duration::ZERO);
+        let RestartPolicy { healthy_after, window, .. } = self.settings.restart;
         let healthy = matches!(self.state, State::Ready { since } if now - since >= healthy_after);
         self.losses = if healthy { 1 } else { self.losses.saturating_add(1) };
         if self.losses == 1 {
@@ -367,7 +386,7 @@ impl Supervisor {
             return;
         }
         self.actions.push_back(Action::ReportLost { reason: reason.clone() });
-        if self.settings.retry_window.is_some_and(|window| now - self.first_loss >= window) {
+        if window.is_some_and(|window| now - self.first_loss >= window) {
             self.state = State::Failed;
             self.actions.push_back(Action::ReportFailed { reason });
             return;
@@ -381,7 +400,7 @@ impl Supervisor {
 
     /// Lost -> Backoff.
     fn back_off(&mut self, now: Instant) {
-        self.state = State::Backoff { until: now + self.settings.backoff(self.losses) };
+        self.state = State::Backoff { until: now + self.settings.restart.backoff.after(self.losses) };
     }
 }
 
@@ -724,9 +743,11 @@ mod tests {
     }
 
     #[test]
-    fn torchserves_workers_come_back_in_its_pauses_and_not_for_ever() {
+    fn a_schedule_gives_the_pauses_and_the_window_ends_the_restarts() {
         let window = Duration::from_secs(20);
-        let settings = Settings { retry_window: Some(window), ..settings() };
+        let backoff = Backoff::Schedule(&[1, 1, 2, 3, 5, 8]);
+        let restart = RestartPolicy { backoff, healthy_after: Duration::ZERO, window: Some(window) };
+        let settings = Settings { restart, ..settings() };
         let mut supervisor = Supervisor::new(settings, at(0.0));
         actions(&mut supervisor);
         supervisor.ready(at(1.0));

@@ -21,29 +21,23 @@ const LOCK: &str = "lock";
 /// What names of temporary directories begin with.
 const PREFIX: &str = "pharos-";
 
-/// What a temporary directory is for; a part of its name.
+/// The use of a temporary directory; a part of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The answer of a model's code to auto-complete.
-    Complete,
-    /// Files that came with requests to load models.
-    Load,
-    /// Copies of what an object store has.
-    Store,
-    /// Archives and the repository of TorchServe's endpoints.
-    TorchServe,
-}
+pub(crate) struct Kind(&'static str);
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Complete, Self::Load, Self::Store, Self::TorchServe];
+    /// The answer of a model's code to auto-complete.
+    pub(crate) const COMPLETE: Self = Self("complete");
+    /// Files that clients send with requests to load models.
+    pub(crate) const LOAD: Self = Self("load");
+    /// Copies of objects of a store.
+    pub(crate) const STORE: Self = Self("store");
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Complete => "complete",
-            Self::Load => "load",
-            Self::Store => "store",
-            Self::TorchServe => "torchserve",
-        }
+    const ALL: [Self; 3] = [Self::COMPLETE, Self::LOAD, Self::STORE];
+
+    /// Another use. Lower-case letters only.
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self(name)
     }
 }
 
@@ -67,7 +61,7 @@ impl Temporary {
     fn below(above: &Path, kind: Kind) -> io::Result<Self> {
         let mut number = 0u64;
         let path = loop {
-            let path = above.join(format!("{PREFIX}{}-{}-{number}", kind.name(), std::process::id()));
+            let path = above.join(format!("{PREFIX}{}-{}-{number}", kind.0, std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => break path,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
@@ -106,14 +100,15 @@ impl Drop for Temporary {
     }
 }
 
-/// Removes temporary directories of this user whose servers were killed.
-pub(crate) fn remove_left() {
-    remove_left_below(&std::env::temp_dir());
+/// Removes temporary directories of this user whose servers were killed, including those of `other` kinds.
+pub(crate) fn remove_left(other: &[Kind]) {
+    let kinds: Vec<Kind> = Kind::ALL.iter().chain(other).copied().collect();
+    remove_left_below(&std::env::temp_dir(), &kinds);
 }
 
-fn remove_left_below(above: &Path) {
+fn remove_left_below(above: &Path, kinds: &[Kind]) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(is_temporary)
+        if entry.file_name().to_str().is_some_and(|name| is_temporary(name, kinds))
             && let Some(lock) = left(&entry.path())
         {
             let path = entry.path();
@@ -126,11 +121,11 @@ fn remove_left_below(above: &Path) {
     }
 }
 
-/// Whether [`Temporary`] gives such names.
-fn is_temporary(name: &str) -> bool {
+/// Whether [`Temporary`] gives such names to directories of these kinds.
+fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    Kind::ALL.into_iter().any(|kind| {
-        let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix(kind.name())?.strip_prefix('-'));
+    kinds.iter().any(|kind| {
+        let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix(kind.0)?.strip_prefix('-'));
         numbers.and_then(|numbers| numbers.split_once('-')).is_some_and(|(pid, count)| number(pid) && number(count))
     })
 }
@@ -269,15 +264,15 @@ mod tests {
 
     #[test]
     fn a_temporary_directory_goes_with_its_server_and_what_was_left_with_the_next() {
-        let above = Temporary::new(Kind::Load).unwrap();
-        let [one, other] = [(); 2].map(|()| Temporary::below(above.path(), Kind::Store).unwrap());
+        let above = Temporary::new(Kind::LOAD).unwrap();
+        let [one, other] = [(); 2].map(|()| Temporary::below(above.path(), Kind::STORE).unwrap());
         assert_ne!(one.path(), other.path());
         fs::create_dir_all(one.path().join("models/0")).unwrap();
         let left = one.path().to_owned();
         // As if its server had been killed: the lock is free, the files are there.
         one.removed.store(true, Ordering::Relaxed);
         drop(one);
-        remove_left_below(above.path());
+        remove_left_below(above.path(), &Kind::ALL);
         assert!(!left.exists() && other.path().is_dir());
         let path = other.path().to_owned();
         drop(other);
@@ -286,7 +281,7 @@ mod tests {
 
     #[test]
     fn nothing_is_removed_that_is_not_ours() {
-        let above = Temporary::new(Kind::Load).unwrap();
+        let above = Temporary::new(Kind::LOAD).unwrap();
         let made = |name: &str, marked: bool, locked: bool| {
             let path = above.path().join(name);
             DirBuilder::new().mode(0o700).create(&path).unwrap();
@@ -305,16 +300,16 @@ mod tests {
         symlink(above.path().join("target"), above.path().join("pharos-load-1-0")).unwrap();
         let names = || fs::read_dir(above.path()).unwrap().count();
         let before = names();
-        remove_left_below(above.path());
+        remove_left_below(above.path(), &Kind::ALL);
         assert_eq!(names(), before);
         made("pharos-store-1-2", true, true);
-        remove_left_below(above.path());
+        remove_left_below(above.path(), &Kind::ALL);
         assert_eq!(names(), before);
     }
 
     #[test]
     fn only_a_file_of_ours_is_replaced() {
-        let above = Temporary::new(Kind::Load).unwrap();
+        let above = Temporary::new(Kind::LOAD).unwrap();
         let (path, target) = (above.path().join("file"), above.path().join("target"));
         let is_ours = |text: &str| text.starts_with("ours");
         for text in ["ours 1", "ours 2"] {
@@ -344,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_directory_with_files_of_others_is_not_taken() {
-        let above = Temporary::new(Kind::Load).unwrap();
+        let above = Temporary::new(Kind::LOAD).unwrap();
         let (fresh, used) = (above.path().join("a/fresh"), above.path().join("used"));
         std::thread::scope(|scope| {
             let made: Vec<_> = (0..8).map(|_| scope.spawn(|| make(&fresh))).collect();

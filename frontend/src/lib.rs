@@ -48,3 +48,4 @@ pub mod torchserve;
 mod trace;
 pub mod tslog;
 mod wire;
+mod worker_session;

@@ -10,6 +10,7 @@ mod control;
 mod ensembles;
 mod load;
 mod namespaces;
+mod policy;
 mod poll;
 mod prepare;
 mod worker_calls;
@@ -35,6 +36,7 @@ use crate::store::{Stores, TemporaryDirectories};
 use crate::system::{Devices, HostPolicies};
 use crate::{cache, store};
 use control::{Locks, Wanted};
+pub(crate) use policy::ModelPolicy;
 use poll::{Look, Poll};
 
 /// When models are loaded and unloaded.
@@ -70,6 +72,8 @@ pub struct Settings {
     pub default_max_batch_size: u32,
     /// When models are loaded and unloaded.
     pub mode: Mode,
+    /// What the protocols that deploy models determine of them.
+    pub model_policy: Arc<dyn ModelPolicy>,
     /// Which are loaded first.
     pub at_start: AtStart,
     /// `configs/NAME.pbtxt` is a model's configuration where it is there.

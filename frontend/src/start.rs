@@ -80,7 +80,7 @@ fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
     options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
     let descriptors = Descriptors::new(descriptors::raise());
     tracing::info!("{}", descriptors.describe());
-    directories::remove_left();
+    directories::remove_left(&[torchserve::DIRECTORY]);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);
@@ -358,6 +358,7 @@ fn settings(
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
+            model_policy: Arc::new(torchserve::Policy),
             at_start: match options.models.loads_all() {
                 true => loader::AtStart::All,
                 false => loader::AtStart::Named(options.models.load_model.clone()),
@@ -395,6 +396,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         python: workers.python.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
         hidden: hidden_variables(workers),
+        deployment_backends: vec![torchserve::BACKEND],
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
 }

@@ -1,4 +1,5 @@
-//! Owns the worker processes of a model version: performs what `pharos::supervisor` decides for each instance.
+//! Starts, watches and restarts the worker processes of a model version: performs what `pharos::supervisor` decides for each
+//! instance. Does not read replies: see `crate::worker_session`.
 
 mod device;
 mod health;
@@ -11,19 +12,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
-use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{Done, Load, Loaded, ToFrontend, ToWorker, VERSION, said};
+use pharos::timeline::Instant;
+use pharos::wire::{Load, Loaded, ToWorker, VERSION};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
-use crate::calls::{Calls, Models};
+use crate::calls::Models;
 use crate::clock;
 use crate::descriptors::{Descriptors, Reserved};
 use crate::launch::Launch;
@@ -32,14 +32,15 @@ use crate::process::{self, Printed};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::system::{Devices, HostPolicies};
-use crate::wire::{Link, SharedLink};
+use crate::wire::SharedLink;
+use crate::worker_session::{Event, Session};
 
 use device::Taken;
 use health::Health;
 pub(crate) use instances::{Doing, Instances};
 use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
-use warmup::{WARM_UP, Warming, warm_up_failed};
+use warmup::{Warming, warm_up_failed};
 
 /// How often memory is handed back, samples are drained and execution times are looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -113,17 +114,6 @@ struct Running {
     taken: Option<Taken>,
 }
 
-enum Event {
-    Loaded(Loaded),
-    LoadFailed(String),
-    /// A decoupled model has answered a request of a warm-up with an error.
-    WarmUpFailed(InferError),
-    /// A batch of a warm-up is done.
-    WarmedUp(Done),
-    /// The connection is over, and why.
-    Ended(String),
-}
-
 impl Instance {
     fn name(&self) -> Arc<str> {
         self.health.name()
@@ -170,7 +160,7 @@ impl Instance {
                 self.losses = self.losses.saturating_add(1);
                 self.gone();
                 self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
-                // Of a row of losses the first counts.
+                // Keep the first of several consecutive losses.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
@@ -193,7 +183,7 @@ impl Instance {
         }
     }
 
-    /// Starts a process, sends it the model and reads its answers in a task of its own.
+    /// Starts a process, sends it the model and starts the session that reads its replies.
     fn spawn(&self, taken: Option<Taken>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
@@ -218,9 +208,8 @@ impl Instance {
             auto_detect: self.plan.cache.auto_detect(),
             device,
         }));
-        let (sender, events) = mpsc::unbounded_channel();
-        let calls = Calls::new(link.clone(), self.driver.clone(), self.plan.models.clone());
-        tokio::spawn(read((link.clone(), calls), self.driver.clone(), self.id, sender, self.plan.cache.clone()));
+        let models = self.plan.models.clone();
+        let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
         tracing::debug!(instance = %self.name(), pid = worker.child.id(), "worker started");
         Ok(Running {
             child: worker.child,
@@ -403,63 +392,4 @@ async fn next_event(running: &mut Option<Running>) -> Event {
         Some(running) => running.events.recv().await.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
         None => std::future::pending().await,
     }
-}
-
-/// Reads a worker's frames until the connection is over. Replies go straight to the driver.
-async fn read(
-    (link, calls): (SharedLink, Calls),
-    driver: Arc<Driver>,
-    id: InstanceId,
-    events: mpsc::UnboundedSender<Event>,
-    cache: Arc<Cache>,
-) {
-    let began = clock::now();
-    let believable = |stamps: ComputeStamps| stamps.within(began, clock::now());
-    let on_frame = |frame| {
-        match frame {
-            ToFrontend::Done(done) if done.batch >= WARM_UP => {
-                link.ring.drain(&cache, &driver.series);
-                let _ = events.send(Event::WarmedUp(done));
-            }
-            ToFrontend::Done(mut done) => {
-                done.stamps = believable(done.stamps);
-                // First the samples: whoever has an answer finds what it caused in the metrics.
-                link.ring.drain(&cache, &driver.series);
-                driver.batch_done(id, &link, done);
-            }
-            ToFrontend::Response(response) if response.batch >= WARM_UP => {
-                driver.discard(&link, &response);
-                if let Some(error) = response.error {
-                    let _ = events.send(Event::WarmUpFailed(error.into()));
-                }
-            }
-            ToFrontend::Response(mut response) => {
-                response.stamps = believable(response.stamps);
-                link.ring.drain(&cache, &driver.series);
-                driver.response(id, &link, response)?;
-            }
-            ToFrontend::Call(call) => calls.infer(call),
-            ToFrontend::Manage(manage) => calls.manage(manage),
-            ToFrontend::Taken(call, taken) => calls.taken(call, taken),
-            ToFrontend::Abandoned(call) => calls.abandon(call),
-            ToFrontend::Returned(loans) => link.give_back(&loans),
-            ToFrontend::Ready(ready) => link.says_ready(ready),
-            ToFrontend::Loaded(loaded) => {
-                link.loaded(&loaded);
-                drop(events.send(Event::Loaded(loaded)));
-            }
-            ToFrontend::LoadFailed(reason) => drop(events.send(Event::LoadFailed(said(reason)))),
-        }
-        link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
-    };
-    let (ring_of, taken_to) = (link.clone(), (cache.clone(), driver.series.clone()));
-    let mut pump = tokio::spawn(async move { ring_of.ring.pump(&taken_to.0, &taken_to.1).await });
-    let end = tokio::select! {
-        end = Link::run(&link, on_frame) => end,
-        fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
-    };
-    pump.abort();
-    link.ring.close(&cache, &driver.series);
-    let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
-    let _ = events.send(Event::Ended(reason));
 }

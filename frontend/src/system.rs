@@ -10,6 +10,7 @@ mod gpu;
 mod host;
 mod host_policies;
 mod latest;
+mod memory;
 mod polling;
 mod process;
 mod publish;
@@ -40,7 +41,7 @@ use process::{ProcessReading, Processes};
 pub struct Settings {
     /// The time between two readings.
     pub interval: Duration,
-    /// The time between two entries of one of TorchServe's system metrics in its log.
+    /// The time between two log entries of one of the system metrics with the label `Level`.
     pub log_interval: Duration,
     /// Whether the host, this process and the workers are read.
     pub cpu: bool,

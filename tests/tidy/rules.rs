@@ -74,11 +74,13 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["loader"]),
             apart(&["serving"]),
             apart(&["supervisor", "ensemble"]),
+            apart(&["worker_session"]),
             apart(&["calls"]),
             apart(&["scheduler"]),
             apart(&["process", "statsd"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving", "log"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving"]),
+            apart(&["log"]),
             // Reads the command line into the settings of the modules below.
             apart(&["cli"]),
             apart(&["memory", "system", "onnxruntime", "launch", "reread", "store", "cache"]),
@@ -132,6 +134,7 @@ const ENGINE_ROOMS: &[&str] = &[
     "frontend/src/supervisor",
     "frontend/src/system",
     "frontend/src/wire",
+    "frontend/src/worker_session",
 ];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[

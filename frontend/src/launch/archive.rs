@@ -1,23 +1,21 @@
-//! Environments that come as archives: unpacked once into a cache folder, by what is in the archive, whoever asks and under
-//! whatever path; an archive that has changed is another one.
+//! Python environments that are packed into archives. Each is unpacked once into a cache folder, under the hash of its
+//! contents: a changed archive is another environment.
 //!
-//! They are in a marked subdirectory of the folder, which may have other files. For each environment there are two names in it:
-//! a directory, and a lock file, which is held shared by every server that uses it, exclusively by the one that unpacks or
-//! removes it, and which says `ready` once all is there.
+//! Environments are in a marked subdirectory of the folder, which may have other files. Each has a directory and a lock file
+//! there. Servers that use the environment hold a shared lock; the server that unpacks or removes it holds an exclusive lock.
+//! The lock file contains `ready` when the directory is complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flate2::bufread::MultiGzDecoder;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use tar::{Archive, EntryType};
 
+use super::conda::relocate;
+use super::unpack::{Limits, unpack};
 use crate::{clock, directories};
 
 /// The subdirectory.
@@ -26,26 +24,16 @@ const OWN: &str = "pharos-environments";
 /// Characters of a key: the beginning of a hash in hexadecimal digits.
 const KEY_DIGITS: usize = 32;
 
-/// The most bytes and files of an environment. PyTorch with CUDA has some 8 GB.
-const MOST_BYTES: u64 = 64 << 30;
-const MOST_FILES: u64 = 4_000_000;
-
-/// What is not used for so long goes when another environment is unpacked.
+/// Environments that are unused for this long are removed when another one is unpacked.
 const KEPT: Duration = Duration::from_hours(24 * 14);
 
-/// How long `conda-unpack` may take.
-const PATIENCE: Duration = Duration::from_mins(10);
-
-/// How long the last words of `conda-unpack` may take to be read after it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Between two tries to become the one that unpacks, after another has failed to.
+/// The pause before another attempt to unpack, after another server has failed to.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// In a lock file: the directory is whole.
+/// The contents of the lock file of a complete directory.
 const READY: &[u8] = b"ready\n";
 
-/// An unpacked environment. It stays as long as this does.
+/// An unpacked environment. It is not removed while this value exists.
 #[derive(Debug)]
 pub(crate) struct Environment {
     path: PathBuf,
@@ -92,7 +80,7 @@ pub(super) fn unpacked(
         }
         lock.seek(SeekFrom::Start(0)).and_then(|_| lock.write_all(READY)).map_err(in_folder)?;
     }
-    // Its time says when it was last used.
+    // The modification time of the lock file is the time of the last use.
     let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
     let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
     rustix::fs::futimens(&lock, &times).map_err(|error| in_folder(error.into()))?;
@@ -128,9 +116,10 @@ fn lock_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.lock"))
 }
 
-/// The lock file of an environment, held exclusively, or shared if the environment is ready. Waits for who unpacks it.
+/// The lock file of an environment, locked exclusively, or shared if the environment is ready. Waits while another server
+/// unpacks it.
 ///
-/// Nobody waits to be alone: who uses an environment holds its file for as long as it lives.
+/// Does not wait for an exclusive lock: servers that use the environment hold their shared locks until they exit.
 fn locked(folder: &Path, key: &str) -> io::Result<File> {
     let path = lock_path(folder, key);
     loop {
@@ -150,7 +139,7 @@ fn locked(folder: &Path, key: &str) -> io::Result<File> {
         if alone || is_ready(&mut seen)? {
             return Ok(file);
         }
-        // Who unpacked it has failed: it is somebody else's turn.
+        // The server that unpacked it has failed: try to unpack it here.
         drop(file);
         std::thread::sleep(AGAIN);
     }
@@ -181,7 +170,7 @@ fn is_key(name: &str) -> bool {
     name.len() == KEY_DIGITS && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Removes environments that nobody has used for long, as far as that goes.
+/// Removes environments that are unused for long; ignores errors.
 fn remove_unused(folder: &Path, but: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -202,124 +191,15 @@ fn remove_unused(folder: &Path, but: &str) {
     }
 }
 
-/// The most that is unpacked.
-struct Limits {
-    bytes: u64,
-    files: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { bytes: MOST_BYTES, files: MOST_FILES }
-    }
-}
-
-/// Unpacks a tar file, compressed with gzip or not, into a directory that is not there yet.
-fn unpack(file: File, target: &Path, limits: &Limits) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(target)?;
-    let mut reader = BufReader::with_capacity(1 << 18, file);
-    if reader.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
-        unpack_tar(MultiGzDecoder::new(reader), target, limits)
-    } else {
-        unpack_tar(reader, target, limits)
-    }
-}
-
-fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<()> {
-    let mut archive = Archive::new(reader);
-    archive.set_preserve_mtime(true);
-    let (mut bytes, mut files) = (0u64, 0u64);
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let name = entry.path()?.into_owned();
-        let refuse = |why: &str| Err(io::Error::other(format!("'{}' {why}", name.display())));
-        bytes = bytes.saturating_add(entry.size());
-        files += 1;
-        if bytes > limits.bytes {
-            return refuse(&format!("makes it more than {} bytes", limits.bytes));
-        }
-        if files > limits.files {
-            return refuse(&format!("makes it more than {} files", limits.files));
-        }
-        match entry.header().entry_type() {
-            EntryType::Regular
-            | EntryType::Continuous
-            | EntryType::Directory
-            | EntryType::Symlink
-            | EntryType::Link
-            | EntryType::XGlobalHeader => {}
-            other => return refuse(&format!("is of the kind {other:?}; allowed are files, directories and links")),
-        }
-        if !name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-            return refuse("is outside the environment");
-        }
-        if entry.header().entry_type() != EntryType::XGlobalHeader && !entry.unpack_in(target)? {
-            return refuse("is outside the environment");
-        }
-    }
-    if files == 0 { Err(io::Error::other("there is nothing in it")) } else { Ok(()) }
-}
-
-/// Tells a conda environment where it is now.
-fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
-    let script = home.join("bin/conda-unpack");
-    if !script.is_file() {
-        return Ok(());
-    }
-    let mut command = Command::new(interpreter);
-    command.arg(&script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    for (name, value) in super::interpreter::variables(home) {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let said = last_line(child.stderr.take());
-    let begun = clock::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if clock::now() - begun < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(failed(format!("it did not end within {} s", PATIENCE.as_secs())));
-            }
-        }
-    };
-    if status.success() {
-        return Ok(());
-    }
-    // What it has started may hold the pipe open.
-    let last = said.recv_timeout(LAST_WORDS).unwrap_or_default();
-    Err(failed(format!("{status}: {last}")))
-}
-
-/// Reads a program's output to its end, so that it never waits for a reader. Sends the last line of its beginning.
-fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
-    let (sending, said) = mpsc::channel();
-    std::thread::spawn(move || {
-        let Some(mut output) = output else { return };
-        let mut text = Vec::new();
-        let _ = (&mut output).take(64 << 10).read_to_end(&mut text);
-        let _ = io::copy(&mut output, &mut io::sink());
-        let text = String::from_utf8_lossy(&text);
-        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-        let _ = sending.send(last.to_owned());
-    });
-    said
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread;
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
-    use tar::{Builder, Header};
+    use tar::{Builder, EntryType, Header};
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pharos::model::advice;
 
-use super::{ORDINARY, PYTHON, Program};
+use super::{ORDINARY, Program};
 
 /// What a backend is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,8 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
 
 /// The names of all backends that can be used.
 pub(crate) fn available(program: &Program) -> Vec<String> {
-    let mut names: Vec<String> = ORDINARY.iter().chain(&PYTHON).map(|name| (*name).to_owned()).collect();
+    let known = ORDINARY.into_iter().chain(program.python_backends());
+    let mut names: Vec<String> = known.map(str::to_owned).collect();
     let entries = program.backends.as_ref().and_then(|directory| fs::read_dir(directory).ok());
     let mut more: Vec<String> =
         entries.into_iter().flatten().filter_map(|entry| holds_a_backend(&entry.ok()?.path())).collect();

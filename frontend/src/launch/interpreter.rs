@@ -3,7 +3,7 @@
 //! interpreter is found.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -194,27 +194,6 @@ fn unreachable_because(error: &std::io::Error, path: &Path) -> String {
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be used: {error}"),
     }
-}
-
-/// What `activate` would set: the variables of an environment.
-pub(super) fn variables(home: &Path) -> Vec<(&'static str, Option<OsString>)> {
-    let before = |directory: &str, name: &str| {
-        let mut all = home.join(directory).into_os_string();
-        if let Some(rest) = env::var_os(name).filter(|rest| !rest.is_empty()) {
-            all.push(":");
-            all.push(rest);
-        }
-        Some(all)
-    };
-    let own = Some(home.as_os_str().to_owned());
-    let conda = home.join("conda-meta").is_dir();
-    vec![
-        ("PATH", before("bin", "PATH")),
-        ("LD_LIBRARY_PATH", before("lib", "LD_LIBRARY_PATH")),
-        ("VIRTUAL_ENV", own.clone().filter(|_| !conda)),
-        ("CONDA_PREFIX", own.filter(|_| conda)),
-        ("PYTHONHOME", None),
-    ]
 }
 
 #[cfg(test)]

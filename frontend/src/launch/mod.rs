@@ -1,13 +1,16 @@
 //! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
 //! Looks at files, unpacks environments, and starts no worker itself.
 //!
-//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `torchserve`
-//! and `xgboost` need the Python package; any other name is looked for as [`backends`] says.
+//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `xgboost` and
+//! [`Program::deployment_backends`] need the Python package; any other name is looked up as [`backends`] says.
 
+mod activation;
 mod archive;
 pub(crate) mod backends;
+mod conda;
 mod interpreter;
 mod settings;
+mod unpack;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,7 +26,7 @@ use backends::Found;
 pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
 
 /// The backends of the Python package.
-pub(crate) const PYTHON: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
+const PYTHON: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
 
 /// Triton's parameter that names a model's environment.
 pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
@@ -82,7 +85,7 @@ fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
         let variables = if model.backend == "onnxruntime" { with_packages(program) } else { Vec::new() };
         return Ok(native(program, program.worker.clone(), variables));
     }
-    if PYTHON.contains(&model.backend) {
+    if program.is_python(model.backend) {
         return python(program, model, Vec::new());
     }
     let places = [model.version, model.directory];
@@ -136,7 +139,7 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
     let named = interpreter::find(program, model)?;
     let (interpreter, unpacked) = (named.interpreter, named.unpacked);
     if let Some(home) = &interpreter.home {
-        variables.extend(interpreter::variables(home));
+        variables.extend(activation::variables(home));
     }
     Ok(Launch {
         executable: interpreter.path.clone(),
@@ -169,7 +172,7 @@ pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();
     if !ORDINARY.contains(&model.backend)
-        && !PYTHON.contains(&model.backend)
+        && !program.is_python(model.backend)
         && let Ok(found) = backends::find(program, (model.name, model.backend), &[model.version, model.directory])
     {
         files.push(found.path().to_owned());

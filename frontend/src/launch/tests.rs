@@ -24,6 +24,7 @@ impl Place {
             backends: Some(root.join("backends")),
             environments: root.join("environments"),
             hidden: Vec::new(),
+            deployment_backends: vec!["rows"],
         };
         Self { root, program }
     }
@@ -84,7 +85,7 @@ fn backends_are_found_in_the_order_that_is_said() {
     assert_eq!(
         place.chosen("mine", None),
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, tract, python, pytorch, \
-         sklearn, torchserve, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
+         rows, sklearn, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
     );
     place.file("backends/other/pharos-worker-other", 0o755);
     place.file("backends/nothing/readme", 0o644);

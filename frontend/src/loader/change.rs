@@ -13,16 +13,16 @@ use super::Loader;
 use super::prepare::Prepared;
 use crate::serving::{Ending, Serving};
 
-/// What happens to what serves when its successor cannot be loaded.
+/// What happens to serving versions whose successors cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failing {
-    /// It goes on.
+    /// They continue.
     Keep,
-    /// It goes: what it was made of is not there any more.
+    /// They end: their members have changed.
     Withdraw,
 }
 
-/// Versions that are ready to serve, and why others could not be loaded. Dropped, what is new goes again.
+/// Versions that are ready to serve, and why others could not be loaded. Removes the series of new versions on drop.
 struct Outcome {
     cache: Arc<Cache>,
     ready: Vec<Ready>,
@@ -32,9 +32,9 @@ struct Outcome {
 /// A version that is ready to serve.
 struct Ready {
     serving: Serving,
-    /// It has been loaded; else its instances served before.
+    /// It has been loaded; otherwise its instances have served before.
     is_new: bool,
-    /// It counts on in the series of what serves.
+    /// It continues the series of the version that serves.
     goes_on: bool,
 }
 
@@ -81,8 +81,7 @@ impl Loader {
             self.perform(prepared, (number, change), running.get(&number), &mut outcome).await;
         }
         let failed = outcome.failed.clone();
-        // All or nothing: a model whose versions are of two minds would be worse than the old one. Where nothing served
-        // before, what can serve does.
+        // All versions change or none does. If no version has served before, the loaded versions serve.
         if failed.is_empty() || running.is_empty() {
             self.commit(prepared, &plan, outcome);
         } else {
@@ -94,7 +93,7 @@ impl Loader {
         if failed.is_empty() { Ok(()) } else { Err(in_tritons_words(&failed)) }
     }
 
-    /// Does with one version what is to be done before anything goes.
+    /// Performs the change of one version that precedes the end of others.
     async fn perform(
         self: &Arc<Self>,
         prepared: &Prepared,
@@ -130,7 +129,7 @@ impl Loader {
         }
     }
 
-    /// Lets what is ready serve, and what it replaces or what is not wanted any more end. At once for all requests to come.
+    /// Makes the ready versions serve, and ends replaced and unwanted versions, in one change of the table.
     fn commit(self: &Arc<Self>, prepared: &Prepared, plan: &BTreeMap<u64, Change>, mut outcome: Outcome) {
         let model = prepared.name.as_str();
         let ready = std::mem::take(&mut outcome.ready);
@@ -154,7 +153,7 @@ impl Loader {
                 let unload = table.begin_unload(model, *number);
                 gone.extend(serving.remove(number).map(|old| (old, Ending::Outdated(unload))));
             }
-            // In the same moment: a step of a sequence finds the version before here or there.
+            // In the same change: a request of a sequence finds the old version in one of the two maps.
             gone.iter().for_each(|(old, _)| table.begin_ending(old));
             if !serving.is_empty() {
                 table.serving.insert(model.to_owned(), serving);
@@ -163,7 +162,7 @@ impl Loader {
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
     }
 
-    /// The new versions go again; the old ones have served all the time.
+    /// Ends the new versions; the old ones continue to serve.
     fn give_up(self: &Arc<Self>, model: &str, mut outcome: Outcome) {
         let snapshot = self.models.snapshot();
         let serves = |number: u64| snapshot.serving.get(model).is_some_and(|versions| versions.contains_key(&number));
@@ -182,7 +181,7 @@ impl Loader {
         }
     }
 
-    /// What cannot be loaded any more ends.
+    /// Ends serving versions that could not be reloaded.
     fn withdraw_failed(self: &Arc<Self>, model: &str, failed: &BTreeMap<u64, String>) {
         let mut gone = Vec::new();
         self.models.change(|table| {

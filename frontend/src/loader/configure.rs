@@ -1,10 +1,10 @@
-//! How a version's worker is started, and its configuration where the model's own code completes that. Both may take long,
-//! and happen while the version is being loaded.
+//! How a version's worker is started, and its configuration if the model's code completes it. Both may take long and happen
+//! while the version is loaded.
 
 use std::time::Duration;
 
 use pharos::model::{CodeLocation, ModelConfig};
-use pharos::supervisor;
+use pharos::supervisor::{self, Backoff, RestartPolicy};
 
 use super::Loader;
 use super::prepare::{Asked, Configuration, Prepared, Version};
@@ -67,27 +67,16 @@ impl Loader {
         asked.answered(&answer).map_err(|error| error.to_string())
     }
 
-    /// How long a model's workers may take, and how they are started again. Archives of TorchServe's say it themselves.
-    pub(super) fn limits_of(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
-        let ours = supervisor::Settings {
+    /// The time limits and restarts of a model's workers.
+    pub(super) fn supervision(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
+        let default = supervisor::Settings::default();
+        let backoff = Backoff::Exponential { first: Duration::from_millis(100), max: self.settings.max_backoff };
+        let settings = supervisor::Settings {
             start_timeout: self.start_timeout(launch),
-            max_backoff: self.settings.max_backoff,
             execution_timeout: self.settings.execution_timeout.unwrap_or(Duration::ZERO),
-            ..supervisor::Settings::default()
+            restart: RestartPolicy { backoff, ..default.restart },
         };
-        if config.backend != "torchserve" {
-            return ours;
-        }
-        let seconds = |name: &str| {
-            let said = config.parameters.get(&format!("torchserve_{name}")).and_then(|text| text.parse().ok());
-            said.map(Duration::from_secs)
-        };
-        supervisor::Settings {
-            start_timeout: seconds("startup_timeout").unwrap_or(ours.start_timeout),
-            execution_timeout: seconds("response_timeout").unwrap_or(ours.execution_timeout),
-            retry_window: seconds("max_retry_timeout"),
-            ..ours
-        }
+        self.settings.model_policy.supervision(config, settings)
     }
 
     /// How long a worker may take to load its model, and its code to complete the configuration.

@@ -28,7 +28,7 @@ type Loaded = Result<(), InferError>;
 pub(super) struct Wanted {
     pub(super) name: String,
     pub(super) overrides: Option<Arc<Overrides>>,
-    /// Anew even if nothing of it has changed.
+    /// Reload it even if it has not changed.
     pub(super) reload: bool,
     pub(super) failing: Failing,
 }
@@ -96,7 +96,7 @@ impl Loader {
             }
             None => None,
         };
-        // What was given with an earlier load counts as long as the model is loaded.
+        // Overrides of an earlier load apply as long as the model is loaded.
         let table = self.models.snapshot();
         let wanted =
             |name: &String| Wanted::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()));
@@ -185,7 +185,7 @@ impl Loader {
                 let members = prepared.as_ref().ok().and_then(|prepared| prepared.plan.as_ref());
                 for member in members.map(|plan| plan.members()).unwrap_or_default() {
                     let overrides = loader.models.snapshot().overrides.get(member).cloned();
-                    // One that is nowhere is told by the ensemble.
+                    // The load of the ensemble reports a missing member.
                     if overrides.is_some() || loader.stores.local(member).is_ok() {
                         next.push(loader.begun(Wanted::new(member, overrides)));
                     }
@@ -225,7 +225,7 @@ impl Loader {
         }
     }
 
-    /// A model could not even be begun with. What serves of it goes on, unless that is what failed.
+    /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
     fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &Unprepared) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
         tracing::error!(model = name, "model cannot be loaded: {reason}");
@@ -236,7 +236,7 @@ impl Loader {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                // The answer has the reason; the model is as it was.
+                // The response has the reason; the state of the model is unchanged.
                 Mode::Explicit if bare && !matches!(unprepared, Unprepared::NoVersion(_)) => {
                     table.states.remove(name);
                     table.wanted.remove(name);
@@ -262,7 +262,7 @@ impl Loader {
         let load = async {
             let _held = lock.held().await;
             let _permit = self.permits.acquire().await;
-            // What an ensemble was made of is not there any more once a member was loaded anew.
+            // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
                 true => (true, Failing::Withdraw),
@@ -369,7 +369,7 @@ impl Loader {
         });
     }
 
-    /// No request finds the model any more; what it has accepted it finishes.
+    /// Removes the model from the table; accepted requests are finished.
     fn withdraw(self: &Arc<Self>, model: &str) {
         let mut gone = Vec::new();
         self.models.change(|table| {

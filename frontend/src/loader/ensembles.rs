@@ -46,7 +46,7 @@ impl Loader {
         let labels = inherited(config, &plan, &members, labels(config, directory)?);
         let model = ModelVersion::new(prepared.name.as_str(), number);
         let cache = self.ensemble_cache(&model, config, directory, &members).await;
-        let series = Unserved::new(self.cache(), &model, config, None).keep();
+        let series = Unserved::new(self, &model, config, None).keep();
         if cache.is_some() {
             self.cache().model_cached(&series);
         }

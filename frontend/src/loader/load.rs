@@ -40,16 +40,16 @@ pub(super) struct Unserved {
 impl Unserved {
     /// New ones, or those that go on.
     pub(super) fn new(
-        cache: &Arc<Cache>,
+        loader: &Loader,
         model: &ModelVersion,
         config: &ModelConfig,
         go_on: Option<&Arc<ModelSeries>>,
     ) -> Self {
+        let (cache, policy) = (loader.cache(), &loader.settings.model_policy);
         let new = || {
             let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
             let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
-            let called = |key: &str| config.parameters.get(key);
-            if let (Some(name), Some(version)) = (called("torchserve_model_name"), called("torchserve_model_version")) {
+            if let Some((name, version)) = policy.metric_name(config) {
                 series.call(name, version);
             }
             series
@@ -114,7 +114,7 @@ impl Loader {
                 let began = clock::now();
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
-                let series = Unserved::new(self.cache(), &model, &config, go_on);
+                let series = Unserved::new(self, &model, &config, go_on);
                 self.start_version((prepared, version), &model, (config, launch, began), series).await
             }
         }
@@ -251,7 +251,7 @@ impl Loader {
             directory: whole(directory),
             threads,
             max_wait: self.settings.max_wait,
-            settings: self.limits_of(config, &launch),
+            settings: self.supervision(config, &launch),
             launch,
             cache: self.cache().clone(),
             models: this,

@@ -1,4 +1,5 @@
-//! Which models a name means where repositories may have several of the same name (`--model-namespacing`).
+//! The models that a load or unload by name means where repositories may have models of the same name
+//! (`--model-namespacing`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,7 +18,7 @@ impl Loader {
         check_model_name(self.stores.without_namespace(name)).map_err(InferError::invalid)
     }
 
-    /// What the server calls the models of these names that repositories have; a name that none has stays.
+    /// The full names of the models of these names; a name that no repository has stays as it is.
     ///
     /// # Errors
     /// A repository cannot be listed.
@@ -34,14 +35,14 @@ impl Loader {
         tokio::task::spawn_blocking(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// What a load of this name is to load. What is given with it is for one model.
+    /// The models that a load of this name loads. Overrides apply to one model.
     ///
     /// # Errors
     /// A repository cannot be listed; or something is given, and several could be meant.
     pub(super) async fn to_load(&self, name: &str, has_overrides: bool) -> Result<Vec<String>, InferError> {
         let all = self.of_names(&[name.to_owned()]).await;
         let mut all = all.map_err(|error| super::control::not_polled(name, &error.to_string()))?;
-        // One that a client has given whole is in no repository.
+        // A model that a client has sent completely is in no repository.
         if self.stores.namespaces()
             && self.models.snapshot().overrides.contains_key(name)
             && !all.iter().any(|one| one == name)
@@ -54,7 +55,7 @@ impl Loader {
         Ok(all)
     }
 
-    /// What an unload of this name is to unload.
+    /// The models that an unload of this name unloads.
     pub(super) fn to_unload(&self, name: &str) -> Vec<String> {
         let table = self.models.snapshot();
         let known = if table.namespaces && table.states.model(name).is_none() {
@@ -65,8 +66,8 @@ impl Loader {
         if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
     }
 
-    /// Unloads what has the name of one of these, was loaded as somebody's member, and is in no repository any more: what
-    /// needed it has found another one, and the name alone means that one now.
+    /// Unloads models of the same bare names that were loaded as members and are in no repository any more: their ensembles
+    /// have found other members.
     pub(super) async fn unload_forsaken(self: &Arc<Self>, loaded: Vec<String>) {
         if !self.stores.namespaces() {
             return;

@@ -1,4 +1,4 @@
-//! Looks at the repositories again and again: models that are new, have changed or are gone are loaded and unloaded.
+//! Polls the repositories, and loads and unloads models that are new, changed or gone.
 //!
 //! A change is acted upon when two looks in a row have seen the same, so that a directory that is being written is left alone
 //! until it is whole (unless its writer pauses). The second look comes after [`SETTLING`] already.
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::control::Wanted;
 use super::{Loader, Mode};
 
-/// After how long what has changed is looked at again.
+/// The time until a changed model is checked again.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// The fingerprint of every model's files.
@@ -29,7 +29,7 @@ pub(super) struct Poll {
     seen: Look,
 }
 
-/// What is to be done.
+/// The loads and unloads after a poll.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Due {
     load: Vec<String>,
@@ -80,7 +80,7 @@ impl Loader {
         self.stores.look()
     }
 
-    /// Polls until the server exits, if it is told to.
+    /// Polls until the server exits, in poll mode.
     pub(super) fn start_polling(self: &Arc<Self>, mut poll: Poll) {
         let Mode::Poll(interval) = self.settings.mode else { return };
         let loader = self.clone();
@@ -118,7 +118,7 @@ impl Loader {
         tokio::task::spawn_blocking(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// In tasks of their own: a model that takes long to load does not keep others from being seen.
+    /// Starts tasks, so that a slow load does not delay the next poll.
     fn act(self: &Arc<Self>, due: Due) {
         if !due.unload.is_empty() {
             tracing::info!(models = due.unload.join(", "), "gone from the repository");

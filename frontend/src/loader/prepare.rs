@@ -233,7 +233,7 @@ fn prepare(
 /// The whole configuration, unless the model's code is to complete it.
 fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
     let signature = if draft.may_be_onnx() { signature(contents, draft.model_file())? } else { None };
-    let mut names: Vec<&str> = launch::ORDINARY.iter().chain(&launch::PYTHON).copied().collect();
+    let mut names: Vec<&str> = launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
     let own = draft.backend().to_owned();
     let mut is_python = false;
     if !own.is_empty() && !names.contains(&own.as_str()) {
@@ -255,7 +255,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
         default_max_batch_size: settings.default_max_batch_size,
     };
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
-    is_python |= launch::PYTHON.contains(&draft.backend()) && !draft.needs_no_answer();
+    is_python |= settings.program.is_python(draft.backend()) && !draft.needs_no_answer();
     if settings.auto_complete && is_python {
         draft.check_name(model).map_err(|error| error.to_string())?;
         let (directory, files) = (model.to_owned(), contents.files.clone());

@@ -35,7 +35,7 @@ pub(crate) async fn complete(
     limit: Duration,
 ) -> Result<String, String> {
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let place = Temporary::new(Kind::Complete).map_err(|error| failed(format!("no place for its answer: {error}")))?;
+    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no place for its answer: {error}")))?;
     let out = place.path().join("answer.json");
     let asked = ask(launch, model, question, &out);
     let status = match timeout(limit, asked).await {

@@ -70,7 +70,7 @@ impl TemporaryDirectories {
         }
         // Something may have removed it: old temporary files are often removed.
         if created.directory.as_ref().is_none_or(|directory| !directory.path().is_dir()) {
-            created.directory = Some(Arc::new(Temporary::new(Kind::Load)?));
+            created.directory = Some(Arc::new(Temporary::new(Kind::LOAD)?));
         }
         let Some(directory) = created.directory.clone() else { return Err(io::ErrorKind::NotFound.into()) };
         let path = directory.path().join(created.number.to_string());

@@ -1,8 +1,8 @@
-//! A repository in an object store: models are folders of keys. What serves is a copy here; only objects that have changed
+//! A repository in an object store: models are folders of keys. Models are served from local copies; only changed objects
 //! are fetched again.
 //!
-//! A store that cannot be reached makes nothing fail that does without it: what it held the last time counts until it answers
-//! again, and it is left in peace for a while so that nobody waits for its silence more than once.
+//! An unreachable store affects only loads from it: its last listing is used until it answers again, and for a while after a
+//! failure no request is sent to it, so that loads and indexes do not wait for it repeatedly.
 
 mod availability;
 mod connect;
@@ -49,7 +49,7 @@ pub(super) struct ObjectRepository {
     copies: Arc<Copies>,
     runtime: Handle,
     requests: Semaphore,
-    /// Read by who fetches a model.
+    /// Locked shared while a model is fetched.
     fetching: RwLock<()>,
     availability: Availability,
     cache: Arc<Cache>,
@@ -61,26 +61,26 @@ impl Debug for ObjectRepository {
     }
 }
 
-/// Why a model's objects cannot be had.
+/// Why a model's objects cannot be fetched.
 enum Refused {
-    /// What it consists of can be no model's directory: that model's fault.
+    /// Its objects do not form a model's directory.
     Model(String),
-    /// The store's.
+    /// The store cannot be read.
     Store(io::Error),
 }
 
 /// An object of a model.
 struct Object {
     meta: ObjectMeta,
-    /// What its content is called here.
+    /// The name of the local copy of its content.
     content: String,
 }
 
 impl ObjectRepository {
-    /// Needs the runtime. Copies are kept in `copies`, or in a directory that goes when nobody uses it.
+    /// Needs the runtime. Copies are kept in `copies`, or in a temporary directory.
     ///
     /// # Errors
-    /// The store cannot be used as it is configured, or there is no place for copies. It is not asked anything yet.
+    /// The store cannot be used as it is configured, or there is no place for copies. Sends no request.
     pub(super) fn new(address: Address, copies: Option<&Path>, cache: Arc<Cache>) -> Result<Self, String> {
         let store = connect::connect(&address)?;
         let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
@@ -100,7 +100,7 @@ impl ObjectRepository {
         })
     }
 
-    /// The folders that can be models.
+    /// The folders whose names can be those of models.
     async fn names(&self) -> io::Result<Vec<String>> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
         let folders = listed.map_err(|error| self.failed(&self.prefix, &error))?.common_prefixes;
@@ -115,7 +115,7 @@ impl ObjectRepository {
     async fn listed(&self, model: &str) -> Result<(Vec<Object>, Tree), Refused> {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
-        // One more than may be.
+        // One more than is allowed.
         let found = self.store.list(Some(&folder)).take(MOST + 1).try_collect::<Vec<ObjectMeta>>().await;
         let mut found = found.map_err(|error| match &error {
             Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
@@ -141,7 +141,7 @@ impl ObjectRepository {
         Key::parse(text).map_err(|error| Refused::Model(error.to_string()))
     }
 
-    /// What every model is made of, without fetching anything: one listing, a thousand objects a request.
+    /// The fingerprints of all models, from one listing with a thousand objects a request.
     async fn looked(&self) -> io::Result<Vec<(String, Stamp)>> {
         let start = match self.prefix.as_ref() {
             "" => 0,
@@ -154,7 +154,7 @@ impl ObjectRepository {
             let meta = match listing.try_next().await {
                 Ok(Some(meta)) => meta,
                 Ok(None) => break,
-                // Of some model; the others shall not suffer.
+                // An invalid key of one model must not affect the others.
                 Err(Error::InvalidPath { .. }) => return self.looked_at_each().await,
                 Err(error) => return Err(self.failed(&self.prefix, &error)),
             };
@@ -177,7 +177,7 @@ impl ObjectRepository {
         let seen = stream::iter(names).map(|name| async move {
             match self.listed(&name).await {
                 Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
-                // Told when it is loaded.
+                // Reported when the model is loaded.
                 Err(Refused::Model(text)) => Ok((name, Stamp::of(&text))),
                 Err(Refused::Store(error)) => Err(error),
             }
@@ -193,7 +193,7 @@ impl ObjectRepository {
         (name, stamp)
     }
 
-    /// Says whether the store could be read.
+    /// Records whether the store could be read.
     fn asked<T>(&self, answer: T) -> T {
         record::store_asked(&self.cache, &self.address.to_string(), self.availability.trouble().is_none());
         answer
@@ -245,7 +245,7 @@ impl Store for ObjectRepository {
         if !keys::is_model(model) {
             return Ok(None);
         }
-        self.availability.in_peace()?;
+        self.availability.check_pause()?;
         let _fetching = self.fetching.read();
         let fetched = self.runtime.block_on(self.fetch(model));
         self.asked(fetched)

@@ -64,7 +64,7 @@ impl Single {
         }
     }
 
-    /// Its files in the form of a model's directory, for which `temporary` has temporary ones.
+    /// Its files in the form of a model's directory, in a directory of `temporary` if files must be linked.
     ///
     /// # Errors
     /// A temporary directory cannot be made.

@@ -13,9 +13,7 @@ use pharos::wire::Done;
 use super::{Instance, Running};
 use crate::clock;
 use crate::wire::{Part, ToSend};
-
-/// Batches with this or a higher number warm an instance up.
-pub(super) const WARM_UP: u64 = 1 << 63;
+use crate::worker_session::WARM_UP;
 
 /// What an instance executes before it is ready, as one batch.
 pub(crate) struct WarmUp {

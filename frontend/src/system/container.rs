@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pharos::timeline::Instant;
 
-use super::host::Memory;
+use super::memory::Memory;
 
 /// Finds and reads the limits.
 pub(crate) struct Container {

@@ -8,6 +8,7 @@ use sysinfo::System;
 
 use super::Roots;
 use super::container::{Container, Quota};
+use super::memory::Memory;
 
 /// Reads the host.
 pub(crate) struct Host {
@@ -15,22 +16,6 @@ pub(crate) struct Host {
     container: Container,
     /// Whether the processors were read before: one reading has no interval.
     read: bool,
-}
-
-/// Bytes of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
-    /// All that there is.
-    pub(crate) total: u64,
-    /// What programs can still get without swapping.
-    pub(crate) available: u64,
-}
-
-impl Memory {
-    /// What programs cannot get any more.
-    pub(crate) fn used(self) -> u64 {
-        self.total.saturating_sub(self.available)
-    }
 }
 
 /// Bytes of a file system.

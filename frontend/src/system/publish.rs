@@ -1,7 +1,7 @@
-//! Readings as metrics: TorchServe's names and units, Triton's, and our own.
+//! Readings as metrics: those of the host with the label `Level`, those of Triton's names, and Pharos' own.
 //!
-//! A series lives as long as what it tells about: one that a reading no longer fills is removed from all views. TorchServe's
-//! gauges are in its log, too, and are logged only when the log is due; the views always show the last reading.
+//! A series that a reading no longer fills is removed from all views. The gauges with the label `Level` are logged as well,
+//! when the log is due; the views always show the last reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::host::HostReading;
 use super::process::ProcessReading;
 use super::{Readings, WorkerOnGpu, WorkerReading};
 
-/// TorchServe's megabyte.
+/// The megabyte of metrics with the label `Level`.
 const MEGABYTE: f64 = (1 << 20) as f64;
-/// TorchServe's gigabyte.
+/// The gigabyte of metrics with the label `Level`.
 const GIGABYTE: f64 = (1 << 30) as f64;
-/// TorchServe's label `Level` of what is about the machine.
+/// The value of the label `Level` of metrics of the machine.
 const LEVEL: &str = "Host";
 
 /// A series by metric and label values.
@@ -52,7 +52,7 @@ impl Publisher {
         Self { cache, hostname, generation, series, energy, reading: 0, log: false }
     }
 
-    /// Shows what was read. With `log`, the metrics that are logged are logged once. In TorchServe's order.
+    /// Shows what was read. With `log`, the metrics that are logged are logged once. In the order of the log format.
     pub(super) fn publish(&mut self, readings: &Readings, log: bool) {
         self.reading += 1;
         self.log = log;
@@ -81,21 +81,21 @@ impl Publisher {
 
     fn host(&mut self, host: &HostReading) {
         let hostname = self.hostname.clone();
-        let torchserve = [LEVEL, hostname.as_str()];
+        let host_labels = [LEVEL, hostname.as_str()];
         if let Some(cpu) = host.cpu {
-            self.set(Builtin::TsCpuUtilization, &torchserve, cpu * 100.0);
+            self.set(Builtin::TsCpuUtilization, &host_labels, cpu * 100.0);
             self.set(Builtin::CpuUtilization, &[], cpu);
         }
         if let Some(disk) = host.disk {
             let (used, available) = (disk.used as f64, disk.available as f64);
-            self.set(Builtin::TsDiskAvailable, &torchserve, available / GIGABYTE);
-            self.set(Builtin::TsDiskUsage, &torchserve, used / GIGABYTE);
-            self.set(Builtin::TsDiskUtilization, &torchserve, percent(used, used + available));
+            self.set(Builtin::TsDiskAvailable, &host_labels, available / GIGABYTE);
+            self.set(Builtin::TsDiskUsage, &host_labels, used / GIGABYTE);
+            self.set(Builtin::TsDiskUtilization, &host_labels, percent(used, used + available));
         }
         let (total, used) = (host.memory.total as f64, host.memory.used() as f64);
-        self.set(Builtin::TsMemoryAvailable, &torchserve, (total - used) / MEGABYTE);
-        self.set(Builtin::TsMemoryUsed, &torchserve, used / MEGABYTE);
-        self.set(Builtin::TsMemoryUtilization, &torchserve, percent(used, total));
+        self.set(Builtin::TsMemoryAvailable, &host_labels, (total - used) / MEGABYTE);
+        self.set(Builtin::TsMemoryUsed, &host_labels, used / MEGABYTE);
+        self.set(Builtin::TsMemoryUtilization, &host_labels, percent(used, total));
         self.set(Builtin::CpuMemoryTotal, &[], total);
         self.set(Builtin::CpuMemoryUsed, &[], used);
     }
@@ -129,14 +129,14 @@ impl Publisher {
     fn gpu(&mut self, gpu: &GpuReading) {
         let uuid = [gpu.uuid.as_str()];
         let memory = gpu.memory.map(|memory| (memory.total as f64, memory.used as f64));
-        // TorchServe numbers devices and knows nothing of parts of them.
+        // Metrics with the label `Level` number devices, and have no series for MIG devices.
         if !gpu.mig {
             let (number, hostname) = (gpu.index.to_string(), self.hostname.clone());
-            let torchserve = [LEVEL, number.as_str(), hostname.as_str()];
+            let host_labels = [LEVEL, number.as_str(), hostname.as_str()];
             let utilization = memory.map(|(total, used)| percent(used, total));
-            self.set_some(Builtin::TsGpuMemoryUtilization, &torchserve, utilization);
-            self.set_some(Builtin::TsGpuMemoryUsed, &torchserve, memory.map(|(_, used)| used / MEGABYTE));
-            self.set_some(Builtin::TsGpuUtilization, &torchserve, gpu.utilization.map(|share| share * 100.0));
+            self.set_some(Builtin::TsGpuMemoryUtilization, &host_labels, utilization);
+            self.set_some(Builtin::TsGpuMemoryUsed, &host_labels, memory.map(|(_, used)| used / MEGABYTE));
+            self.set_some(Builtin::TsGpuUtilization, &host_labels, gpu.utilization.map(|share| share * 100.0));
         }
         self.set_some(Builtin::GpuUtilization, &uuid, gpu.utilization);
         self.set_some(Builtin::GpuMemoryTotal, &uuid, memory.map(|(total, _)| total));
@@ -221,7 +221,8 @@ mod tests {
 
     use super::super::Worker;
     use super::super::gpu::GpuMemory;
-    use super::super::host::{Disk, Memory};
+    use super::super::host::Disk;
+    use super::super::memory::Memory;
     use super::*;
 
     fn publisher() -> Publisher {
@@ -314,7 +315,7 @@ mod tests {
         assert_shows(&publisher, &[("nv_energy_consumption{gpu_uuid=\"GPU-1\"}", 0.0)]);
         publisher.publish(&readings(1250.5), false);
         let uuid = "{gpu_uuid=\"GPU-1\"}";
-        let torchserve = "{Level=\"Host\",DeviceId=\"1\",Hostname=\"box\"}";
+        let host_labels = "{Level=\"Host\",DeviceId=\"1\",Hostname=\"box\"}";
         assert_shows(
             &publisher,
             &[
@@ -326,9 +327,9 @@ mod tests {
                 (&format!("nv_energy_consumption{uuid}"), 250.5),
                 (&format!("pharos_gpu_temperature_celsius{uuid}"), 60.0),
                 (&format!("pharos_gpu_memory_bandwidth_utilization{uuid}"), 0.25),
-                (&format!("GPUUtilization{torchserve}"), 50.0),
-                (&format!("GPUMemoryUsed{torchserve}"), 100.0),
-                (&format!("GPUMemoryUtilization{torchserve}"), 25.0),
+                (&format!("GPUUtilization{host_labels}"), 50.0),
+                (&format!("GPUMemoryUsed{host_labels}"), 100.0),
+                (&format!("GPUMemoryUtilization{host_labels}"), 25.0),
             ],
         );
         publisher.publish(&readings(10.0), false);

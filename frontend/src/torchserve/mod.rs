@@ -22,6 +22,7 @@ mod listen;
 mod options;
 #[cfg_attr(test, allow(dead_code))]
 mod pid;
+mod policy;
 pub mod properties;
 pub mod refused;
 #[cfg_attr(test, allow(dead_code))]
@@ -42,11 +43,14 @@ pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
 #[cfg(not(test))]
 pub use listen::{ServerAccess, Start, check_addresses, serve};
+pub use policy::{BACKEND, Policy};
 pub use refused::Refused;
 pub use registry::Registry;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;
+#[cfg(not(test))]
+pub(crate) use workplace::DIRECTORY;
 pub use yaml::ModelYaml;
 
 /// Where lines about requests go, each without its time: `/127.0.0.1:1 "GET /ping HTTP/1.1" 200 3`.

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::directories::{Kind, Temporary};
 
+/// The use of the directory.
+pub(crate) const DIRECTORY: Kind = Kind::new("torchserve");
+
 /// The directory, as long as this is held.
 #[derive(Debug)]
 pub(super) struct Workplace(Temporary);
@@ -16,7 +19,7 @@ impl Workplace {
     /// # Errors
     /// It cannot be made.
     pub(super) fn new() -> io::Result<Self> {
-        let directory = Temporary::new(Kind::TorchServe)?;
+        let directory = Temporary::new(DIRECTORY)?;
         for inside in ["repository", "models"] {
             DirBuilder::new().mode(0o700).create(directory.path().join(inside))?;
         }

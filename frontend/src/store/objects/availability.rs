@@ -1,4 +1,4 @@
-//! What a store held when it could be reached, and how it is now.
+//! The last listing of a store, and whether it can be reached.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,10 +9,10 @@ use pharos::timeline::Instant;
 
 use crate::clock;
 
-/// For how long a store that could not be read is not asked again, in nanoseconds.
-const PEACE: u64 = 5_000_000_000;
+/// The time without requests after a failure, in nanoseconds.
+const PAUSE: u64 = 5_000_000_000;
 
-/// What is availability of a store.
+/// The last listing and the failures of a store.
 #[derive(Debug)]
 pub(super) struct Availability {
     store: String,
@@ -23,19 +23,19 @@ pub(super) struct Availability {
 struct State {
     names: Option<Vec<String>>,
     look: Vec<(String, Stamp)>,
-    /// When it could not be read, and why; until it can.
+    /// When it could not be read, and why; `None` once it can be read.
     trouble: Option<(Instant, String)>,
-    /// How often each model could not be fetched.
+    /// Failed fetches of each model.
     failures: BTreeMap<String, u64>,
 }
 
 impl Availability {
-    /// Nothing, of a store of this name.
+    /// Of a store of this name that has not been read yet.
     pub(super) fn new(store: &str) -> Self {
         Self { store: store.to_owned(), state: Mutex::default() }
     }
 
-    /// The names that the store tells, or, while it cannot be read, those of the last time.
+    /// The listed names, or those of the last listing while the store cannot be read.
     pub(super) fn names_or(&self, ask: impl FnOnce() -> io::Result<Vec<String>>) -> Vec<String> {
         let answer = self.asked(ask);
         let mut state = self.state();
@@ -49,7 +49,7 @@ impl Availability {
         state.names.clone().unwrap_or_default()
     }
 
-    /// The fingerprints that the store's models have, or, while it cannot be read, had the last time.
+    /// The listed fingerprints, or those of the last listing while the store cannot be read.
     pub(super) fn look_or(&self, ask: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
         let answer = self.asked(ask);
         let mut state = self.state();
@@ -60,9 +60,9 @@ impl Availability {
         state.look.clone()
     }
 
-    /// The answer, unless there is none, or none is to be expected so soon.
+    /// The answer of the store; `None` if it fails, or has failed a moment ago.
     fn asked<T>(&self, ask: impl FnOnce() -> io::Result<T>) -> Option<T> {
-        self.in_peace().ok()?;
+        self.check_pause().ok()?;
         let answer = ask();
         self.heard(answer.as_ref().err());
         answer.ok()
@@ -70,16 +70,16 @@ impl Availability {
 
     /// # Errors
     /// The store could not be read a moment ago.
-    pub(super) fn in_peace(&self) -> io::Result<()> {
+    pub(super) fn check_pause(&self) -> io::Result<()> {
         match &self.state().trouble {
-            Some((since, reason)) if clock::now().0.saturating_sub(since.0) < PEACE => {
+            Some((since, reason)) if clock::now().0.saturating_sub(since.0) < PAUSE => {
                 Err(io::Error::other(reason.clone()))
             }
             _ => Ok(()),
         }
     }
 
-    /// The store has answered, or has not.
+    /// Notes whether the store has answered.
     pub(super) fn heard(&self, error: Option<&io::Error>) {
         let mut state = self.state();
         match error {
@@ -99,17 +99,17 @@ impl Availability {
         self.state().trouble.as_ref().map(|(_, reason)| reason.clone())
     }
 
-    /// Whether it had a model when it was last asked.
+    /// Whether the last listing has a model.
     pub(super) fn has(&self, model: &str) -> bool {
         self.state().names.as_ref().is_some_and(|names| names.iter().any(|name| name == model))
     }
 
-    /// A model could not be fetched for reasons that may pass.
+    /// Counts a failed fetch that may succeed later.
     pub(super) fn failed(&self, model: &str) {
         *self.state().failures.entry(model.to_owned()).or_default() += 1;
     }
 
-    /// How often that was so.
+    /// Failed fetches of a model.
     pub(super) fn failures(&self, model: &str) -> u64 {
         self.state().failures.get(model).copied().unwrap_or(0)
     }
@@ -134,7 +134,7 @@ mod tests {
         assert!(availability.names_or(away).is_empty() && availability.trouble().unwrap() == "no answer");
         let unasked = || -> io::Result<Vec<String>> { panic!("asked so soon") };
         assert!(availability.names_or(unasked).is_empty());
-        assert_eq!(availability.in_peace().unwrap_err().to_string(), "no answer");
+        assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
         availability.heard(None);
         let look = vec![("m".to_owned(), Stamp::of(&1))];
         assert_eq!(availability.look_or(|| Ok(look.clone())), look);

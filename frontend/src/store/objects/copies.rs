@@ -1,5 +1,5 @@
-//! What has been fetched from a store: every content of every object in a file of its own, and for each who uses a model a
-//! directory of links to them. So nothing that is used ever changes, and what has not changed is there only once.
+//! Local copies of a store's objects: one file for each content, and a directory of hard links for each use of a model. Files
+//! in use never change, and unchanged contents are stored once.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -16,12 +16,12 @@ use crate::directories::{self, Kind, Temporary};
 const CONTENTS: &str = "contents";
 const MODELS: &str = "models";
 
-/// A store's files here. Removed with the last who uses them, unless they are to last.
+/// The copies of one store. Temporary copies are removed on drop.
 #[derive(Debug)]
 pub(super) struct Copies {
     top: PathBuf,
     place: CopyDirectory,
-    /// Nothing more is written.
+    /// Set when the server exits; nothing is written afterwards.
     closed: AtomicBool,
     /// Numbers files and directories.
     next: AtomicU64,
@@ -29,9 +29,9 @@ pub(super) struct Copies {
 
 #[derive(Debug)]
 enum CopyDirectory {
-    /// A cache that the user has named.
+    /// The configured cache directory.
     Lasting {
-        /// Another process would take away what this one uses.
+        /// Excludes other processes, which would remove files in use.
         _lock: File,
     },
     Temporary(Temporary),
@@ -59,7 +59,7 @@ impl Copies {
                 (top, CopyDirectory::Lasting { _lock: lock })
             }
             None => {
-                let temporary = Temporary::new(Kind::Store)?;
+                let temporary = Temporary::new(Kind::STORE)?;
                 (temporary.path().to_owned(), CopyDirectory::Temporary(temporary))
             }
         };
@@ -74,7 +74,7 @@ impl Copies {
         Ok(Self { top, place, closed: AtomicBool::new(false), next: AtomicU64::new(0) })
     }
 
-    /// Removes everything unless it is to last, also what is in use.
+    /// Removes temporary copies, also those in use.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         if let CopyDirectory::Temporary(temporary) = &self.place {
@@ -91,7 +91,7 @@ impl Copies {
         }
     }
 
-    /// Where a content is, or would be. `content` is a name that stands for it.
+    /// The path of a content; `content` is its name.
     pub(super) fn content(&self, model: &str, content: &str) -> PathBuf {
         self.top.join(CONTENTS).join(model).join(content)
     }
@@ -129,7 +129,7 @@ impl Copies {
         let path = self.top.join(MODELS).join(number.to_string()).join(model);
         let above = path.parent().unwrap_or(&path).to_owned();
         fs::create_dir_all(&path).map_err(|error| unusable(&path, &error))?;
-        // From here on it is removed if something fails.
+        // Removes the directory if an error follows.
         let local = ModelFiles::temporary(path.clone(), above, self.clone());
         for directory in directories {
             fs::create_dir_all(path.join(directory)).map_err(|error| unusable(&path.join(directory), &error))?;
@@ -141,19 +141,19 @@ impl Copies {
         Ok(local)
     }
 
-    /// Forgets the contents of a model that are not among these. Who uses them still has them.
+    /// Removes the other contents of a model. Links of versions in use remain.
     pub(super) fn keep(&self, model: &str, contents: &BTreeSet<&str>) {
         for entry in fs::read_dir(self.top.join(CONTENTS).join(model)).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let fetched = name.to_str().is_some_and(|name| contents.contains(name) || name.contains(".part-"));
             if !fetched {
-                // What cannot be removed is found again the next time.
+                // The next call tries again.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Forgets models that are not among these.
+    /// Removes the contents of other models.
     pub(super) fn keep_models(&self, models: &[String]) {
         for entry in fs::read_dir(self.top.join(CONTENTS)).into_iter().flatten().flatten() {
             if !models.iter().any(|model| entry.file_name().to_str() == Some(model)) {
@@ -163,7 +163,7 @@ impl Copies {
     }
 }
 
-/// A content that is being fetched; goes if it is not finished.
+/// A content that is being fetched. Removed on drop unless it is finished.
 #[derive(Debug)]
 pub(super) struct Part {
     file: File,
@@ -189,8 +189,8 @@ impl Part {
         self.written
     }
 
-    /// It is whole: from now on it is the content. Its time becomes `changed`: one content, fetched twice, must not look like
-    /// two.
+    /// Makes it the content. Sets its modification time to `changed`, so that a content that is fetched twice has one
+    /// fingerprint.
     ///
     /// # Errors
     /// It cannot be kept.
@@ -205,12 +205,12 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Finished, it has another name.
+        // A finished file has another name.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Removes what a process that was killed had not fetched whole.
+/// Removes incomplete contents of a killed process.
 fn sweep(contents: &Path) {
     let within = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     for path in within(contents).flat_map(|model| within(&model).collect::<Vec<_>>()) {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_lasting_cache_has_one_user_and_is_found_again() {
-        let temporary = Temporary::new(Kind::Store).unwrap();
+        let temporary = Temporary::new(Kind::STORE).unwrap();
         let cache = temporary.path().join("cache");
         let files = Arc::new(Copies::new(Some(&cache), "s3://b").unwrap());
         put(&files, "a", "text");

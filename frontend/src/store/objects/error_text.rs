@@ -1,11 +1,11 @@
-//! What a store says, as people can read it: some answer with pages of XML, of which two elements matter.
+//! Readable texts of a store's errors. Some stores answer with XML; its code and message are shown.
 
 use object_store::Error;
 
-/// How much of a store's own words an error has, in bytes.
+/// The most bytes of a store's text in an error.
 const LONGEST: usize = 600;
 
-/// What an error says, on one line and not too long; the store's code and message if there are any.
+/// The text of an error on one line of limited length; the store's code and message if it has them.
 pub(super) fn of(error: &Error) -> String {
     short(&error.to_string())
 }

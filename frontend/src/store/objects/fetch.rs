@@ -1,4 +1,4 @@
-//! Brings a model's objects here. What serves was in the store all at one time, or is not served at all.
+//! Fetches a model's objects. A model is served only as the store held it at one moment.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -13,11 +13,11 @@ use super::{AT_ONCE, Object, ObjectRepository, Refused};
 use crate::clock;
 use crate::store::address::Protocol;
 
-/// How often a model that changes while it is fetched is begun again.
+/// Attempts to fetch a model that changes meanwhile.
 const ROUNDS: usize = 5;
 
 impl ObjectRepository {
-    /// Brings a model here. `None` if it is not there.
+    /// Fetches a model. `None` if the store does not have it.
     pub(super) async fn fetch(&self, model: &str) -> io::Result<Option<ModelFiles>> {
         for _ in 0..ROUNDS {
             let listed = self.listed(model).await;
@@ -40,7 +40,7 @@ impl ObjectRepository {
                 tree.files.iter().filter_map(|(path, index)| Some((path, objects.get(*index)?))).collect();
             let missing: Vec<&Object> =
                 wanted.values().copied().filter(|object| !self.is_here(model, object)).collect();
-            // Listed once more after that, so that what is used was in the store all at one time.
+            // The model is listed again afterwards, so that all objects were in the store at one moment.
             if !missing.is_empty() {
                 self.bring(model, missing).await.inspect_err(|error| self.may_pass(model, error))?;
                 continue;
@@ -58,7 +58,7 @@ impl ObjectRepository {
         Err(io::Error::other(format!("model '{model}' keeps changing while it is fetched")))
     }
 
-    /// What is refused stays so until somebody changes something; anything else is tried again by the next poll.
+    /// Counts a failure that the next poll retries; denied access is not retried.
     fn may_pass(&self, model: &str, error: &io::Error) {
         if error.kind() != ErrorKind::PermissionDenied {
             self.availability.failed(model);
@@ -70,13 +70,13 @@ impl ObjectRepository {
         found.is_ok_and(|file| file.is_file() && file.len() == object.meta.size)
     }
 
-    /// Fetches contents, some at a time. Those that are no longer what was listed are left out.
+    /// Fetches contents concurrently. Leaves out objects that have changed since the listing.
     async fn bring(&self, model: &str, missing: Vec<&Object>) -> io::Result<()> {
         let fetched = stream::iter(missing).map(|object| self.download(model, object)).buffer_unordered(AT_ONCE);
         fetched.try_collect().await
     }
 
-    /// One that is not left out is counted.
+    /// Fetches one object, and records it unless it has changed since the listing.
     async fn download(&self, model: &str, object: &Object) -> io::Result<()> {
         let began = clock::now();
         let copied = self.copy(model, object).await;
@@ -92,7 +92,7 @@ impl ObjectRepository {
         copied.map(drop)
     }
 
-    /// Copies an object, and gives its size; nothing if it is no longer what was listed.
+    /// Copies an object and returns its size; `None` if it has changed since the listing.
     async fn copy(&self, model: &str, object: &Object) -> io::Result<Option<u64>> {
         let _permit = self.requests.acquire().await;
         let key = &object.meta.location;
@@ -133,7 +133,7 @@ impl ObjectRepository {
 }
 
 impl Object {
-    /// When it was changed, to the second, which is all that stores tell; the rest tells contents of one second apart.
+    /// When it was changed. Stores give seconds; the nanoseconds are a hash, which differs for contents of one second.
     fn changed(&self) -> SystemTime {
         let seconds = u64::try_from(self.meta.last_modified.timestamp()).unwrap_or(0);
         let digits = self.content.get(..7).and_then(|digits| u32::from_str_radix(digits, 16).ok());

@@ -1,0 +1,15 @@
+//! What the configuration of a model means to the protocol that has deployed it.
+
+use std::fmt::Debug;
+
+use pharos::model::ModelConfig;
+use pharos::supervisor;
+
+/// Adjusts how the workers of a model are supervised and how its metrics name it. Called when a version is loaded.
+pub trait ModelPolicy: Debug + Send + Sync {
+    /// The time limits and restarts of the model's workers; `settings` are those of the server.
+    fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings;
+
+    /// The name and version under which metrics show the model, if they differ from its own.
+    fn metric_name<'a>(&self, config: &'a ModelConfig) -> Option<(&'a str, &'a str)>;
+}

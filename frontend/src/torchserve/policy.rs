@@ -1,0 +1,49 @@
+//! What the parameters that a deployment writes into a model's configuration mean to the engine.
+
+use std::time::Duration;
+
+use pharos::model::ModelConfig;
+use pharos::supervisor::{self, Backoff, RestartPolicy};
+
+use crate::loader::ModelPolicy;
+
+/// The backend that executes handlers.
+pub const BACKEND: &str = "torchserve";
+
+/// TorchServe's pauses before restarts, in seconds.
+const PAUSES: &[u64] = &[1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
+/// Reads `torchserve_*` parameters.
+#[derive(Debug)]
+pub struct Policy;
+
+impl ModelPolicy for Policy {
+    fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings {
+        if config.backend != BACKEND {
+            return settings;
+        }
+        let seconds = |name: &str| {
+            let value = config.parameters.get(&format!("torchserve_{name}")).and_then(|text| text.parse().ok());
+            value.map(Duration::from_secs)
+        };
+        let restart = match seconds("max_retry_timeout") {
+            // The pauses begin again after each time that the worker was ready.
+            Some(window) => RestartPolicy {
+                backoff: Backoff::Schedule(PAUSES),
+                healthy_after: Duration::ZERO,
+                window: Some(window),
+            },
+            None => settings.restart,
+        };
+        supervisor::Settings {
+            start_timeout: seconds("startup_timeout").unwrap_or(settings.start_timeout),
+            execution_timeout: seconds("response_timeout").unwrap_or(settings.execution_timeout),
+            restart,
+        }
+    }
+
+    fn metric_name<'a>(&self, config: &'a ModelConfig) -> Option<(&'a str, &'a str)> {
+        let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
+        parameter("torchserve_model_name").zip(parameter("torchserve_model_version"))
+    }
+}
