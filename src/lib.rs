@@ -18,6 +18,7 @@ pub mod model;
 pub mod region;
 pub mod repository;
 pub mod scheduler;
+pub mod service;
 pub mod shared_memory;
 #[allow(unsafe_code)]
 pub mod shm;

@@ -45,7 +45,7 @@ pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use gpus::{Capability, GpuLimit, Gpus};
 pub use host_policy::{HostPolicies, HostPolicy, Processors, cores};
-pub use logging::{Log, LogFormat};
+pub use logging::Log;
 pub use models::{ControlMode, Models};
 pub use place::{Address, Place, Places, Protocol};
 pub use rate_limit::{RateLimit, RateLimiter};

@@ -6,21 +6,13 @@ mod calls;
 pub mod cli;
 mod client;
 mod clock;
-// In unit tests nothing starts the server, which sets the limit and removes what others left.
-#[cfg_attr(test, allow(dead_code))]
 mod descriptors;
-#[cfg_attr(test, allow(dead_code))]
 mod directories;
 pub mod engine;
-#[cfg(test)]
-#[allow(missing_docs)]
-pub mod fake_engine;
 pub mod grpc;
 pub mod http;
 mod launch;
 pub mod listener;
-// In unit tests nobody starts it.
-#[cfg_attr(test, allow(dead_code))]
 mod log;
 #[allow(unsafe_code)]
 mod memory;
@@ -29,14 +21,11 @@ mod onnxruntime;
 mod process;
 pub mod receiving;
 mod repository;
-// In unit tests nobody starts it.
-#[cfg_attr(test, allow(dead_code))]
+mod request_log;
 mod reread;
 mod scheduler;
 pub mod shared_memory;
 mod slow;
-// Joins the edges to the real engine; in unit tests the edges have another one (`fake_engine`).
-#[cfg(not(test))]
 pub mod start;
 mod statsd;
 mod supervisor;

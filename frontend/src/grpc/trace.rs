@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use pharos::error::InferError;
 use pharos::infer::InferRequest;
+use pharos::service::{Service, unchangeable_trace_setting};
 use pharos::timeline::Instant;
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use pharos::traced::{Activity, Traced};
@@ -14,23 +15,24 @@ use tonic::body::Body;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Response, Status};
 
-use super::Engine;
 use super::proto::trace_setting_response::SettingValue;
 use super::proto::{TraceSettingRequest, TraceSettingResponse};
 use crate::clock;
-use crate::engine::unchangeable_trace_setting;
 
 /// Changes what the request names, and gives all settings.
 ///
 /// # Errors
 /// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
-pub(super) fn settings(engine: &Engine, request: TraceSettingRequest) -> Result<TraceSettingResponse, InferError> {
-    engine.trace_settings(&request.model_name)?;
+pub(super) fn settings<S: Service>(
+    service: &S,
+    request: TraceSettingRequest,
+) -> Result<TraceSettingResponse, InferError> {
+    service.trace_settings(&request.model_name)?;
     let mut update = Update::default();
     for (name, setting) in &request.settings {
         set(name, &setting.value, &mut update)?;
     }
-    let settings = engine.update_trace_settings(&request.model_name, &update)?;
+    let settings = service.update_trace_settings(&request.model_name, &update)?;
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
     Ok(TraceSettingResponse { settings: settings.collect() })
 }
@@ -60,8 +62,8 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
 }
 
 /// Begins to trace a request, if it is sampled.
-pub(super) fn begin(engine: &Engine, model: &str, metadata: &MetadataMap) -> Option<Traced> {
-    engine.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
+pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
+    service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
 }
 
 /// The request's message is here and understood: it takes along what collects its course.

@@ -15,18 +15,18 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
 use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::service::{Protocol, Responses, Route, Service, Streamed};
 use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::Instant;
 use pharos::traced::Traced;
 
 use super::Edge;
 use super::answer;
-use super::body::{self, Read};
 use super::codec;
 use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
 use super::model::ModelPath;
 use super::trace;
-use crate::engine::{Protocol, Responses, Route, Streamed};
+use crate::receiving::body::{self, Read};
 
 use events::Events;
 
@@ -34,7 +34,11 @@ use events::Events;
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                        various number of responses";
 
-pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn generate<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::Generate);
     let mut traced = None;
     let result = async {
@@ -51,9 +55,13 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
     trace::sending(traced, pending.finish(result))
 }
 
-pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn generate_stream<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::GenerateStream);
-    let open = edge.engine.stream_open(Protocol::Http);
+    let open = edge.service.stream_open(Protocol::Http);
     let (mut responses, traced) = match begin(&edge, path, request).await {
         Ok(begun) => begun,
         Err(error) => return pending.finish(Err(error)),
@@ -75,7 +83,7 @@ pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, r
 }
 
 /// The response of a model that gives exactly one.
-async fn only(responses: &mut Responses) -> Result<InferResponse, InferError> {
+async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
     let mut found = None;
     while let Some(Streamed { answer, empty, .. }) = responses.next().await {
@@ -117,12 +125,12 @@ pub(super) fn fuzz(body: &[u8]) {
 }
 
 /// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
-async fn begin(
-    edge: &Edge,
+async fn begin<S: Service>(
+    edge: &Edge<S>,
     path: ModelPath,
     request: Request<Body>,
-) -> Result<(Responses, Option<Traced>), InferError> {
-    let received = edge.engine.now();
+) -> Result<(S::Responses, Option<Traced>), InferError> {
+    let received = edge.service.now();
     let (parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
     let traced = trace::begin(edge, &path.model, &parts.headers);
@@ -131,14 +139,14 @@ async fn begin(
     Ok((responses, traced))
 }
 
-async fn begin_traced(
-    edge: &Edge,
+async fn begin_traced<S: Service>(
+    edge: &Edge<S>,
     path: ModelPath,
     (parts, body): (Parts, Body),
     (traced, received): (Option<&Traced>, Instant),
-) -> Result<Responses, InferError> {
+) -> Result<S::Responses, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
-    let metadata = edge.engine.model_metadata(&path.model, &path.version);
+    let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
     let (metadata, body) = (metadata?, body?);
     let mut request = InferRequest {
@@ -155,8 +163,8 @@ async fn begin_traced(
     .await?;
     forward(edge, &parts.headers, &mut request)?;
     trace::received(traced, &mut request);
-    request.timeline.request_start = edge.engine.now();
-    edge.engine.stream(request)
+    request.timeline.request_start = edge.service.now();
+    edge.service.stream(request)
 }
 
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
@@ -169,7 +177,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
 }
 
 /// The whole body, within the limits of the edge.
-pub(super) async fn read(edge: &Edge, body: Body, waits: bool) -> Result<Data, InferError> {
+pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body, waits: bool) -> Result<Data, InferError> {
     let limit = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, limit, waits).await? {
         Read::Whole(body) => Ok(body),

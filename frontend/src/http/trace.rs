@@ -13,43 +13,47 @@ use http::{HeaderName, HeaderValue, Request};
 use http_body::{Frame, SizeHint};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
+use pharos::service::{Route, Service, TraceSettings, unchangeable_trace_setting};
 use pharos::timeline::Instant;
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use pharos::traced::{Activity, Traced};
 use serde_json::value::RawValue;
 
-use super::body::{self, Read};
 use super::infer::TRACEPARENT;
 use super::json::{Members, as_string, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
 use crate::clock;
-use crate::engine::{Route, Shown, unchangeable_trace_setting};
+use crate::receiving::body::{self, Read};
 
 /// The most bytes of a change: it has a handful of members.
 const MAX_BODY: u64 = 64 << 10;
 
-pub(super) async fn get(State(edge): State<Edge>) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings("").map(shown))
+pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings("").map(shown))
 }
 
-pub(super) async fn get_of(State(edge): State<Edge>, path: ModelPath) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings(&path.model).map(shown))
+pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings(&path.model).map(shown))
 }
 
-pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
+pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::TraceSetting);
     pending.finish(change(&edge, "", request.into_body()).await)
 }
 
-pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn post_of<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::TraceSetting);
     pending.finish(change(&edge, &path.model, request.into_body()).await)
 }
 
-async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferError> {
+async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<Response, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
-    edge.engine.trace_settings(model)?;
+    edge.service.trace_settings(model)?;
     let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {
@@ -64,7 +68,7 @@ async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferE
             member(&name, value, &mut update)?;
         }
     }
-    edge.engine.update_trace_settings(model, &update).map(shown)
+    edge.service.update_trace_settings(model, &update).map(shown)
 }
 
 fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
@@ -113,7 +117,7 @@ fn told(error: InferError, value: &RawValue, allowed: &str) -> InferError {
     InferError { message: format!("{}, got: {value}; allowed is {allowed}", error.message), ..error }
 }
 
-fn shown(settings: Shown) -> Response {
+fn shown(settings: TraceSettings) -> Response {
     // Built by hand because clients see the keys in this order (serde_json's maps sort them).
     let mut out = String::new();
     for (name, values) in settings {
@@ -126,8 +130,8 @@ fn shown(settings: Shown) -> Response {
 }
 
 /// Begins to trace a request whose head is here, if it is sampled.
-pub(super) fn begin(edge: &Edge, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
-    edge.engine.trace(model, |name| super::infer::text(headers, name).map(std::borrow::Cow::into_owned))
+pub(super) fn begin<S: Service>(edge: &Edge<S>, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
+    edge.service.trace(model, |name| super::infer::text(headers, name).map(std::borrow::Cow::into_owned))
 }
 
 /// The request's body is here and understood: it takes along what collects its course.

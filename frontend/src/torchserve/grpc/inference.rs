@@ -7,6 +7,7 @@ use futures_util::{StreamExt, stream};
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::infer::InferRequest;
+use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::Instant;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -16,7 +17,6 @@ use super::proto::inference::inference_ap_is_service_server::InferenceApIsServic
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
 use super::sequences;
 use crate::clock;
-use crate::engine::{Responses, Streamed};
 use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::form::Part;
 use crate::torchserve::registry::{InFlight, Version};
@@ -24,18 +24,18 @@ use crate::torchserve::rest::{Shared, end_of, enter, first_of, loaded};
 use crate::torchserve::{Refused, failure as prediction};
 
 /// The service.
-pub(super) struct Inference(pub(super) Arc<Shared>);
+pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
 /// A prediction on its way.
-pub(super) struct Call {
-    shared: Arc<Shared>,
+pub(super) struct Call<S: Management> {
+    shared: Arc<Shared<S>>,
     model: String,
     asked_version: String,
     version: Arc<Version>,
     sequence_id: Option<String>,
-    stage: Stage,
+    stage: Stage<S>,
     /// An answer has come.
     begun: bool,
     received: Instant,
@@ -43,21 +43,21 @@ pub(super) struct Call {
 }
 
 /// How far a prediction has come.
-enum Stage {
+enum Stage<S: Management> {
     /// The first worker loads the model.
     Waits(Box<InferRequest>),
     /// The engine has the request.
-    Runs(Responses),
+    Runs(S::Responses),
     /// Nothing comes any more.
     Ended,
 }
 
-impl Call {
+impl<S: Management> Call<S> {
     /// Sends a request on its way; while the first worker loads the model, with the first look for an answer.
     ///
     /// # Errors
     /// There is no such model, no worker of it, or the request is none.
-    pub(super) fn begin(shared: &Arc<Shared>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+    pub(super) fn begin(shared: &Arc<Shared<S>>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
             let refused = Refused::bad_request("Parameter model_name is required.");
@@ -93,7 +93,7 @@ impl Call {
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
         let stage = match version.is_loading() {
             true => Stage::Waits(Box::new(request)),
-            false => Stage::Runs(shared.engine.stream(request).map_err(|error| {
+            false => Stage::Runs(shared.service.stream(request).map_err(|error| {
                 status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))
             })?),
         };
@@ -107,7 +107,7 @@ impl Call {
         let called = (self.model.as_str(), self.asked_version.as_str());
         loaded(&self.shared, called, (&self.version, self.received)).await.map_err(|refused| status(&refused))?;
         if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
-            match self.shared.engine.stream(*request) {
+            match self.shared.service.stream(*request) {
                 Ok(responses) => self.stage = Stage::Runs(responses),
                 Err(error) => return Err(self.failed(&error).await),
             }
@@ -172,7 +172,7 @@ fn status(refused: &Refused) -> Status {
 }
 
 #[tonic::async_trait]
-impl InferenceApIsService for Inference {
+impl<S: Management> InferenceApIsService for Inference<S> {
     async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
         let text = if self.0.registry.is_healthy() { "Healthy" } else { "Unhealthy" };
         Ok(Response::new(TorchServeHealthResponse { health: format!("{{\n  \"status\": \"{text}\"\n}}") }))
