@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pharos::service::Management as _;
 use tokio::task::JoinHandle;
 
+use crate::cli::Options;
 use crate::engine::Engine;
 use crate::listener::Life;
 use crate::receiving::Budget;
@@ -28,11 +29,11 @@ impl Home {
     /// # Errors
     /// An address cannot be used.
     pub(super) fn new(
-        plan: &Plan,
+        plan: &Plan<Options>,
         engine: &Engine,
         (life, server, budget): (Life, ServerAccess, Budget),
     ) -> Result<Self, String> {
-        plan.begin();
+        plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_name(plan.settings.initial_worker_port.into());
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());

@@ -32,6 +32,7 @@ pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
 pub use grpc::{Kserve, KserveGrpc, inference_service, limits as message_limits};
 pub use listen::{ServerAccess, Start, check_addresses, serve};
+pub use options::Executable;
 pub use refused::Refused;
 pub use registry::{Quiet, Registry};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
