@@ -22,6 +22,7 @@ mod process;
 pub mod receiving;
 mod repository;
 mod request_log;
+mod request_trace;
 mod reread;
 mod scheduler;
 pub mod shared_memory;

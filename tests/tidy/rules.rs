@@ -69,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "receiving"]),
-            apart(&["memory", "system", "onnxruntime", "launch", "log", "reread", "slow"]),
+            apart(&["memory", "system", "onnxruntime", "launch", "log", "reread", "slow", "request_trace"]),
             apart(&["clock", "cli", "client", "descriptors", "directories", "request_log"]),
         ],
     },

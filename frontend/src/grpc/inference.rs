@@ -23,6 +23,7 @@ use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
+use crate::request_trace::{self, GRPC};
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -157,14 +158,14 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
             request.trace = trace;
             forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
-            trace::received(traced.as_ref(), read, &mut request);
+            GRPC.received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
             let response = self.0.infer(request, Endpoint::GrpcInfer).await;
-            trace::complete(traced.as_ref());
+            request_trace::complete(traced.as_ref());
             response
         };
         let answer = deadline::within(limit, infer).await;
-        let answer = answer.inspect_err(|error| trace::refused(traced.as_ref(), seen.received, error));
+        let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), seen.received, error));
         let answer = answer.map(|response| codec::encode_for(response, may_be_apart)).map_err(|error| seen.fail(error));
         trace::carry(traced, answer)
     }

@@ -11,7 +11,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
 use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
-use pharos::traced::{Activity, Traced};
+use pharos::traced::Traced;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
@@ -26,7 +26,7 @@ use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferRespon
 use super::seen::{Forwarded, status};
 use super::trace;
 use super::window::{Place, Window};
-use crate::clock;
+use crate::request_trace::{self, GRPC, Sending};
 
 /// Responses of all decoupled models of one stream that wait to be sent.
 const WAITING: usize = 4;
@@ -44,22 +44,6 @@ impl Answer {
     fn bytes(&self) -> u64 {
         let outputs = self.message.infer_response.iter().flat_map(|response| &response.raw_output_contents);
         outputs.map(|output| output.len() as u64).sum()
-    }
-}
-
-/// An answer that the connection is taking.
-struct Sending(Traced);
-
-impl Sending {
-    fn new(traced: Traced) -> Self {
-        traced.stamp(Activity::GrpcSendStart, clock::now());
-        Self(traced)
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.0.stamp(Activity::GrpcSendEnd, clock::now());
     }
 }
 
@@ -218,7 +202,7 @@ impl<S: Service> Reading<S> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
         let begun = self.begin_traced(message, received, traced.as_ref());
-        let (responses, wants_empty) = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+        let (responses, wants_empty) = begun.inspect_err(|error| GRPC.refused(traced.as_ref(), received, error))?;
         Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
     }
 
@@ -232,7 +216,7 @@ impl<S: Service> Reading<S> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
-        trace::received(traced, self.service.now(), &mut decoded);
+        GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
         Ok((self.service.stream(decoded)?, wants_empty))
@@ -285,7 +269,7 @@ impl<S: Service> Begun<S> {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model gave no answer"), true),
             };
-            trace::complete(self.traced.as_ref());
+            request_trace::complete(self.traced.as_ref());
             window.saw(answer.bytes());
             Answer { traced: self.traced, ..answer }
         }
@@ -309,7 +293,7 @@ impl<S: Service> Begun<S> {
             if last {
                 // Before the last response leaves, as ever.
                 self.counting.count(failed);
-                trace::complete(self.traced.as_ref());
+                request_trace::complete(self.traced.as_ref());
             }
             let answer = Answer { traced: self.traced.clone(), ..answer };
             if !silent && to.send(answer).await.is_err() {
@@ -441,7 +425,10 @@ impl<S: Service> Stream for Answers<S> {
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }
             Some(Ok(answer)) => {
-                this.sending = answer.traced.map(Sending::new);
+                this.sending = answer.traced.map(|traced| {
+                    GRPC.send_starts(&traced);
+                    GRPC.sending(traced)
+                });
                 Poll::Ready(Some(Ok(answer.message)))
             }
         }

@@ -1,7 +1,7 @@
 //! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
 //! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
 
-mod convert;
+pub(super) mod convert;
 mod events;
 
 use axum::body::Body;
@@ -13,21 +13,20 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
-use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
-use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::service::{Protocol, Responses, Route, Service, Streamed};
-use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::Instant;
 use pharos::traced::Traced;
 
 use super::Edge;
 use super::answer;
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
 use crate::receiving::body::{self, Read};
-
+use crate::request_trace::{self, HTTP};
 use events::Events;
 
 /// What is said about a model that does not answer exactly once.
@@ -45,7 +44,7 @@ pub(super) async fn generate<S: Service>(
         let (mut responses, sampled) = begin(&edge, path, request).await?;
         traced = sampled;
         let response = only(&mut responses).await;
-        trace::complete(traced.as_ref());
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
@@ -97,33 +96,6 @@ async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferErro
     found.ok_or_else(not_one)
 }
 
-/// The fuzzer's way in: any body, for a model with inputs of many kinds. What becomes a request fits its own shape.
-pub(super) fn fuzz(body: &[u8]) {
-    let inputs = [
-        ("I", "INT32", vec![-1]),
-        ("ROWS", "FP32", vec![-1, 2]),
-        ("T", "BYTES", vec![1]),
-        ("DEEP", "INT64", vec![-1, 3, -1]),
-        ("B", "BOOL", vec![2]),
-        ("D", "FP64", vec![0]),
-        ("U", "UINT8", vec![-1]),
-        ("H", "FP16", vec![-1]),
-    ];
-    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
-    let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
-    let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
-    let mut request = InferRequest::default();
-    if convert::request(body, &model, &mut request).is_ok() {
-        for InferInput { name, tensor } in request.inputs {
-            let fits = tensor.datatype == DataType::Bytes
-                || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
-            assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
-            let outputs = vec![InferOutput { name, tensor }];
-            let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
-        }
-    }
-}
-
 /// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
 async fn begin<S: Service>(
     edge: &Edge<S>,
@@ -135,7 +107,7 @@ async fn begin<S: Service>(
     check_encoding(&parts.headers)?;
     let traced = trace::begin(edge, &path.model, &parts.headers);
     let begun = begin_traced(edge, path, (parts, body), (traced.as_ref(), received)).await;
-    let responses = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+    let responses = begun.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error))?;
     Ok((responses, traced))
 }
 
@@ -162,7 +134,7 @@ async fn begin_traced<S: Service>(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
-    trace::received(traced, &mut request);
+    HTTP.received(traced, edge.service.now(), &mut request);
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)
 }

@@ -16,17 +16,16 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
+use super::headers::{TRACEPARENT, text};
 use super::model::ModelPath;
 use super::pieces::Pieces;
 use super::{Edge, answer, trace};
 use crate::receiving::Budget;
 use crate::receiving::body::{self, Read};
+use crate::request_trace::{self, HTTP};
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
 const SMALL: usize = 16 << 10;
-
-/// W3C Trace Context.
-pub(super) const TRACEPARENT: &str = "traceparent";
 
 /// Work on more bytes than this leaves the threads that serve sockets.
 pub(super) const LONG: usize = 1 << 20;
@@ -65,10 +64,10 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
         request.trace = trace;
         forward(&edge, &parts.headers, &mut request)?;
         request.timeline.received = received;
-        trace::received(traced.as_ref(), &mut request);
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
         request.timeline.request_start = edge.service.now();
         let response = edge.service.infer(request, Endpoint::HttpInfer).await;
-        trace::complete(traced.as_ref());
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
@@ -79,7 +78,7 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
         })
         .await
     };
-    let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     trace::sending(traced, pending.finish(result))
 }
 
@@ -92,14 +91,6 @@ pub(super) fn forward<S: Service>(
     let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
     request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
     Ok(())
-}
-
-/// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header
-/// that cannot be understood must not count as absent, for the body means something else without it.
-pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
-    let mut values = headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
-    let first = values.next()?;
-    Some(values.fold(first, |list, value| Cow::Owned(format!("{list}, {value}"))))
 }
 
 /// Reads, decompresses and decodes a request.

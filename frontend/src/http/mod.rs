@@ -10,7 +10,10 @@ mod compression;
 mod dashboard;
 mod data;
 mod dispatch;
+#[doc(hidden)]
+pub mod fuzz;
 mod generate;
+mod headers;
 mod infer;
 mod json;
 mod logging;

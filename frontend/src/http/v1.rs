@@ -22,9 +22,11 @@ use pharos::service::{Endpoint, Route, Service};
 use serde_json::json;
 
 use super::generate::{check_encoding, read};
-use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
+use crate::request_trace::{self, HTTP};
 
 /// What stands behind the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
@@ -90,15 +92,15 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
     let result = async {
         let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
         request.timeline.received = received;
-        trace::received(traced.as_ref(), &mut request);
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
         request.timeline.request_start = edge.service.now();
         let response = edge.service.infer(request, Endpoint::HttpInfer).await;
-        trace::complete(traced.as_ref());
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
     };
-    let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     let answer = match result {
         Ok(response) => pending.finish(Ok(response)),
         Err(error) => refuse(pending, &error),

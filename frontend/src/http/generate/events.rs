@@ -14,7 +14,7 @@ use pharos::traced::Traced;
 
 use super::convert;
 use crate::http::answer::Pending;
-use crate::http::trace;
+use crate::request_trace;
 
 /// The events of one request. Dropped before the last, because the client went away, it cancels the request.
 pub(super) struct Events<S: Service> {
@@ -56,7 +56,7 @@ impl<S: Service> Events<S> {
 
     fn end(&mut self) {
         self.ended = true;
-        trace::complete(self.traced.take().as_ref());
+        request_trace::complete(self.traced.take().as_ref());
         if let Some((pending, status)) = self.counting.take() {
             pending.note(status.as_u16(), self.reason);
         }

@@ -1,8 +1,10 @@
 //! TorchServe's gRPC: predictions beside the v2 protocol on one port, the management of models on another.
 
+mod call;
 mod failure;
 mod inference;
 mod management;
+mod routes;
 mod sequences;
 
 use std::convert::Infallible;
@@ -13,8 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
-use http::uri::PathAndQuery;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
@@ -30,7 +31,7 @@ use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
 use super::rest::Shared;
 use super::token::{FAILED, Purpose};
 use crate::access::DeniedAnswer;
-use crate::access::routes::{class, of_grpc};
+use crate::access::routes::class;
 use crate::clock;
 use crate::listener::Peer;
 use crate::receiving::grpc::{Limits, received as bounded};
@@ -57,12 +58,6 @@ pub struct RpcStatus {
     #[prost(string, tag = "2")]
     pub message: String,
 }
-
-const OWN_INFERENCE: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/";
-const OWN_MANAGEMENT: &str = "/org.pytorch.serve.grpc.management.ManagementAPIsService/";
-/// The v2 protocol's service in the package where TorchServe has it, and where everybody else does.
-const ALIAS: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
-const STANDARD: &str = "/inference.GRPCInferenceService/";
 
 type InferenceServer<S> = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference<S>>;
 type ManagementServer<S> =
@@ -143,7 +138,7 @@ pub(super) fn management<S: Management, D: KserveGrpc>(
     with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
 ) -> Result<Port<S, D>, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
-    let own = with_reflection(own, &[service_of(OWN_MANAGEMENT)])?;
+    let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
 }
 
@@ -154,7 +149,7 @@ pub fn limits(settings: &Settings) -> Limits {
 
 /// The name of the service of predictions.
 pub fn inference_service() -> &'static str {
-    service_of(OWN_INFERENCE)
+    service_of(routes::INFERENCE)
 }
 
 /// The name of the service whose methods have paths that begin so.
@@ -176,8 +171,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
         let bounds = (&shared.budget, limits(&shared.settings));
-        let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
-        let route = of_grpc(&path);
+        let is_own = routes::is_own(&path);
+        let route = routes::of_path(&path);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         let answer: Answering = match (denied, &mut self.services) {
@@ -186,8 +181,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
             (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
-                if let Some(method) = path.strip_prefix(ALIAS) {
-                    *request.uri_mut() = standard(request.uri(), method);
+                if let Some(standard) = routes::standard(request.uri()) {
+                    *request.uri_mut() = standard;
                 }
                 others.call(request)
             }
@@ -224,13 +219,6 @@ impl<S: Management, D> Port<S, D> {
             }
         })
     }
-}
-
-/// The same call in the package where everybody else has the service.
-fn standard(uri: &Uri, method: &str) -> Uri {
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = PathAndQuery::try_from(format!("{STANDARD}{method}")).ok();
-    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 fn code(response: &Response<Body>) -> Code {

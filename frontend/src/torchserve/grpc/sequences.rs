@@ -11,7 +11,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::RpcStatus;
-use super::inference::Call;
+use super::call::Call;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::torchserve::rest::Shared;
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
 use http::header::EXPECT;
 use http::{Method, StatusCode};
 use hyper::ext::ReasonPhrase;
@@ -16,7 +15,7 @@ use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::Instant;
 use serde_json::Value;
 
-use super::streaming::Parts;
+use super::streaming::{Parts, check_size};
 use super::{Asked, Port, Shared, answer, openapi};
 use crate::clock;
 use crate::receiving::body::{self, Read};
@@ -234,15 +233,6 @@ fn respond(
         response.extensions_mut().insert(reason);
     }
     Ok(response)
-}
-
-/// Refuses a body that is longer than allowed.
-pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
-    if body.len() as u64 <= most {
-        return Ok(());
-    }
-    let size = body.len();
-    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
 }
 
 /// How the worker of a failed request ended, if it did. That is known a moment after its connection is gone.

@@ -8,7 +8,6 @@ use http_body::Frame;
 use pharos::error::InferError;
 use pharos::service::{Responses, Streamed};
 
-use super::predict::check_size;
 use crate::torchserve::beside;
 use crate::torchserve::registry::InFlight;
 
@@ -61,4 +60,13 @@ impl<R: Responses> http_body::Body for Parts<R> {
             }
         }
     }
+}
+
+/// Refuses a body that is longer than allowed.
+pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
+    if body.len() as u64 <= most {
+        return Ok(());
+    }
+    let size = body.len();
+    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
 }
