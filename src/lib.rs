@@ -19,6 +19,7 @@ pub mod region;
 pub mod repository;
 pub mod request_trace;
 pub mod scheduler;
+pub mod service;
 pub mod shared_memory;
 #[allow(unsafe_code)]
 pub mod shm;

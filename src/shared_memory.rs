@@ -46,6 +46,11 @@ pub fn object_name<'a>(region: &str, key: &'a str) -> Result<&'a str, InferError
     Ok(name)
 }
 
+/// The error for bytes that are no CUDA IPC handle.
+pub fn not_a_handle() -> InferError {
+    refusal(ErrorCode::InvalidArg, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+}
+
 /// There is no such object, or it cannot be opened.
 pub fn cannot_open(key: &str) -> InferError {
     refusal(ErrorCode::Internal, format!("Unable to open shared memory region: '{key}'"))

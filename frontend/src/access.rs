@@ -10,6 +10,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
 use pharos::access::{Api, Restrictions};
+use pharos::error::Reason;
 use pharos::metrics::labels::Route;
 use regex::bytes::Regex;
 use routes::{Class, class};
@@ -111,6 +112,59 @@ pub(crate) enum Denied {
     Token(Refusal),
     /// The part is restricted; this is the header that is missing or wrong.
     Restricted(String),
+}
+
+/// How an edge answers a request that is denied its route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeniedAnswer {
+    /// The status of HTTP, or the code of gRPC.
+    pub(crate) code: u16,
+    /// The error text.
+    pub(crate) text: String,
+    /// The value of `WWW-Authenticate`; HTTP only.
+    pub(crate) challenge: Option<&'static str>,
+    /// The reason for the metrics.
+    pub(crate) reason: Reason,
+}
+
+impl Denied {
+    /// The answer over HTTP; for tokens that of RFC 6750, 3.1.
+    pub(crate) fn over_http(&self) -> DeniedAnswer {
+        let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
+        match self {
+            Self::Unknown => answer(404, "Not Found".to_owned(), Reason::Unsupported),
+            Self::Token(refusal) => {
+                let code = if *refusal == Refusal::Insufficient { 403 } else { 401 };
+                let answer = answer(code, refusal.text(), Reason::Unauthenticated);
+                DeniedAnswer { challenge: Some(refusal.challenge()), ..answer }
+            }
+            Self::Restricted(key) => {
+                let text = format!("This API is restricted, expecting header '{key}'");
+                answer(403, text, Reason::Restricted)
+            }
+        }
+    }
+
+    /// The answer over gRPC.
+    pub(crate) fn over_grpc(&self) -> DeniedAnswer {
+        const PERMISSION_DENIED: u16 = 7;
+        const UNIMPLEMENTED: u16 = 12;
+        const UNAVAILABLE: u16 = 14;
+        const UNAUTHENTICATED: u16 = 16;
+        let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
+        match self {
+            // As for a method that no service has.
+            Self::Unknown => answer(UNIMPLEMENTED, String::new(), Reason::Unsupported),
+            Self::Token(refusal) => {
+                let code = if *refusal == Refusal::Insufficient { PERMISSION_DENIED } else { UNAUTHENTICATED };
+                answer(code, refusal.text(), Reason::Unauthenticated)
+            }
+            Self::Restricted(key) => {
+                let text = format!("This protocol is restricted, expecting header '{key}'");
+                answer(UNAVAILABLE, text, Reason::Restricted)
+            }
+        }
+    }
 }
 
 /// Decides whether a request may have its route. Every listener asks it before a handler runs.

@@ -44,7 +44,7 @@ pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
-pub use logging::{Log, LogFormat};
+pub use logging::Log;
 pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;

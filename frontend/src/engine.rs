@@ -1,8 +1,8 @@
-//! The server's verbs, free of protocols: the only thing that `http` and `grpc` call.
+//! The server: implements the verbs of `pharos::service` with the model repository and worker processes. It knows no protocol.
 
 mod exchange;
-mod repository_control;
 mod responses;
+mod service;
 mod trace;
 mod workers;
 
@@ -11,28 +11,19 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::{CorrelationId, InferRequest, InferResponse, Parameter};
+use pharos::infer::{CorrelationId, InferRequest, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Difference;
-use pharos::metrics::exposition::{self, Format, Names};
-use pharos::metrics::labels::RELOAD_RESULTS;
+use pharos::metrics::labels::{Protocol, RELOAD_RESULTS};
 use pharos::metrics::record;
-use pharos::metrics::statistics::{self, ModelStatistics};
-use pharos::model::{ModelMetadata, Scheduling, envelope};
-use pharos::repository::parse_version;
-use pharos::timeline::Instant;
+use pharos::model::Scheduling;
+use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
-pub use exchange::Aliases;
-pub use pharos::metrics::labels::{Outcome, Protocol, Route};
-pub use responses::{Responses, Streamed};
-pub use trace::Shown;
-pub(crate) use trace::unchangeable_trace_setting;
-pub use workers::WorkerShown;
+pub use responses::Responses;
 
 use crate::cli;
-use crate::clock;
 use crate::loader::{self, Loader};
 use crate::log;
 use crate::metrics::{Definition, Source};
@@ -41,10 +32,6 @@ use crate::serving::Serving;
 use crate::shared_memory::{self, SharedMemory};
 use crate::system;
 use crate::trace::Traces;
-use exchange::Exchange;
-
-/// So many responses of one request may be made and not read yet.
-pub(crate) const UNREAD: u32 = pharos::wire::CREDITS;
 
 /// What the server is started with, apart from its listeners.
 #[derive(Clone, Debug)]
@@ -59,29 +46,6 @@ pub struct Settings {
     pub loader: loader::Settings,
     /// What is traced from the start.
     pub trace: cli::Tracing,
-}
-
-/// What a request gets while the server exits.
-pub const EXITING_TEXT: &str = "Server exiting";
-
-/// A way on which an inference request gets one answer: models that may answer any number of times refuse it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `POST .../infer`.
-    HttpInfer,
-    /// `ModelInfer`.
-    GrpcInfer,
-}
-
-impl Endpoint {
-    /// The refusal of a model that may answer any number of times, where one answer is all there is room for.
-    fn refuse_decoupled(self) -> InferError {
-        let way = match self {
-            Self::HttpInfer => "HTTP end point",
-            Self::GrpcInfer => "ModelInfer RPC",
-        };
-        InferError::unsupported(format!("{way} doesn't support models with decoupled transaction policy"))
-    }
 }
 
 /// Where the server is in its life.
@@ -109,7 +73,7 @@ pub struct OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        record::stream_open(&self.engine.0.cache, self.protocol, -1);
+        record::stream_open(&self.engine.inner.cache, self.protocol, -1);
     }
 }
 
@@ -124,7 +88,11 @@ fn count_reload(cache: &Cache, succeeded: bool) {
 
 /// The server. Cheap to clone.
 #[derive(Clone)]
-pub struct Engine(Arc<Inner>, Option<Arc<dyn Aliases>>);
+pub struct Engine {
+    inner: Arc<Inner>,
+    /// Translates the names of models that clients use; `None` if they use the repository's.
+    naming: Option<Arc<dyn Naming>>,
+}
 
 impl Engine {
     /// A server that has loaded no models yet.
@@ -139,13 +107,8 @@ impl Engine {
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
         let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
-        Ok(Self(Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase }), None))
-    }
-
-    /// The same server, for clients that call models by these names.
-    #[must_use]
-    pub fn with_aliases(&self, aliases: Arc<dyn Aliases>) -> Self {
-        Self(self.0.clone(), Some(aliases))
+        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase });
+        Ok(Self { inner, naming: None })
     }
 
     /// Loads all models. Returns those that could not be loaded, with the reasons.
@@ -153,8 +116,8 @@ impl Engine {
     /// # Errors
     /// A repository cannot be read.
     pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
-        let failures = self.0.loader.load_at_start().await?;
-        let _ = self.0.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
+        let failures = self.inner.loader.load_at_start().await?;
+        let _ = self.inner.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
         Ok(failures)
     }
 
@@ -166,11 +129,11 @@ impl Engine {
         let read = source.read();
         let succeeded = read.is_ok();
         let result = read.map(|Definition { text, catalog, .. }| {
-            let difference = self.0.cache.reload(catalog);
-            self.0.loader.redefine_metrics(text.into());
+            let difference = self.inner.cache.reload(catalog);
+            self.inner.loader.redefine_metrics(text.into());
             difference
         });
-        count_reload(&self.0.cache, succeeded);
+        count_reload(&self.inner.cache, succeeded);
         result
     }
 
@@ -180,166 +143,42 @@ impl Engine {
     /// # Errors
     /// No thread is left.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let (models, gpus) = (self.0.loader.models().clone(), self.0.gpus.clone());
-        system::Polling::start(settings, self.0.cache.clone(), gpus, move || models.workers())
+        let (models, gpus) = (self.inner.loader.models().clone(), self.inner.gpus.clone());
+        system::Polling::start(settings, self.inner.cache.clone(), gpus, move || models.workers())
     }
 
     /// The server is no longer ready, and answers as before.
     pub fn leave(&self) {
-        self.0.phase.fetch_max(LEAVING, Ordering::Relaxed);
+        self.inner.phase.fetch_max(LEAVING, Ordering::Relaxed);
     }
 
     /// Refuses new work from now on: what is let in belongs to a sequence that runs.
     pub fn refuse(&self) {
-        self.0.phase.fetch_max(EXITING, Ordering::Relaxed);
+        self.inner.phase.fetch_max(EXITING, Ordering::Relaxed);
     }
 
     /// Refuses new work, finishes what was accepted and the sequences that run for at most `patience`, ends all workers.
     /// Returns what was left.
     pub async fn shut_down(&self, patience: Duration) -> Unfinished {
         self.refuse();
-        self.0.loader.shut_down(patience).await
+        self.inner.loader.shut_down(patience).await
     }
 
     /// Has [`Engine::shut_down`] wait for nothing more.
     pub fn hurry(&self) {
-        self.0.loader.models().hurry();
-    }
-
-    /// Whether the server runs and is not exiting.
-    pub fn live(&self) -> bool {
-        !self.exiting()
-    }
-
-    /// Whether requests can be answered: all models are loaded and living, unless readiness is not strict.
-    pub fn ready(&self) -> bool {
-        self.phase() == SERVING && (!self.0.settings.strict_readiness || self.0.loader.models().all_ready())
-    }
-
-    /// Whether the server is on its way out.
-    pub fn exiting(&self) -> bool {
-        self.phase() == EXITING
+        self.inner.loader.models().hurry();
     }
 
     fn phase(&self) -> u8 {
-        self.0.phase.load(Ordering::Relaxed)
+        self.inner.phase.load(Ordering::Relaxed)
     }
 
-    /// The name that clients see.
-    pub fn server_name(&self) -> &str {
-        &self.0.settings.name
-    }
-
-    /// Whether a version of a model (empty: the latest) can answer, and its code does not say otherwise.
-    ///
-    /// # Errors
-    /// The server itself cannot answer now.
-    pub async fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
-        self.open()?;
-        Ok(match self.resolve(name, version) {
-            Ok(Some((name, _))) => self.0.loader.models().says_ready(&name, "").await,
-            Ok(None) => self.0.loader.models().says_ready(name, version).await,
-            Err(_) => false,
-        })
-    }
-
-    /// Why a version of a model that is loaded cannot answer now, if more is known than that its process is not there.
-    pub fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
-        match self.resolve(name, version).ok()? {
-            Some((name, _)) => self.0.loader.models().why_not_ready(&name, ""),
-            None => self.0.loader.models().why_not_ready(name, version),
-        }
-    }
-
-    /// What a model takes and gives.
-    ///
-    /// # Errors
-    /// The model or version is unknown or not ready.
-    pub fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, InferError> {
-        let serving = self.at_any_time(name, version)?;
-        // Who asks about one version is told of that one, as by Triton.
-        let versions = match version {
-            "" if self.1.is_none() => self.0.loader.models().ready_versions(name),
-            _ => vec![serving.model.version],
-        };
-        let metadata = serving.config.metadata(&versions);
-        Ok(match (self.resolve(name, version)?, &self.1) {
-            (Some((_, own)), Some(aliases)) => {
-                let versions = if version.is_empty() { aliases.versions(name) } else { vec![own] };
-                ModelMetadata { name: name.to_owned(), versions, ..metadata }
-            }
-            _ => metadata,
-        })
-    }
-
-    /// A model's completed configuration as JSON.
-    ///
-    /// # Errors
-    /// The model or version is unknown or not ready.
-    pub fn model_config_json(&self, name: &str, version: &str) -> Result<String, InferError> {
-        Ok(self.serving(name, version)?.config.to_json())
-    }
-
-    /// A model's completed configuration as bytes of `inference.ModelConfig`.
-    ///
-    /// # Errors
-    /// The model or version is unknown or not ready.
-    pub fn model_config_proto(&self, name: &str, version: &str) -> Result<Vec<u8>, InferError> {
-        Ok(self.serving(name, version)?.config.encode())
-    }
-
-    /// Checks a request, executes it and records it. Dropping the future cancels the request.
-    ///
-    /// # Errors
-    /// Everything that can go wrong with a request; each has been recorded by the time it is returned, except for the
-    /// answer itself ([`Engine::record_answered`] is the caller's).
-    pub async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
-        let mut exchange = Exchange::begin(self, &mut request)?;
-        let serving = self.able(&request)?;
-        exchange.found(self, &serving, &mut request)?;
-        self.0.shared_memory.lend(&mut request)?;
-        // A handler that may send parts of an answer need not.
-        if serving.config.decoupled && serving.config.backend != envelope::BACKEND {
-            return Err(endpoint.refuse_decoupled());
-        }
-        check_text(&request)?;
-        let answer = match serving.config.decoupled {
-            true => {
-                let admitted = serving.admit(&mut request)?;
-                let responses = Responses::many(self.0.loader.models().stream(&serving, request, admitted));
-                responses.only().await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
-            }
-            false => self.0.loader.models().infer(&serving, request).await,
-        };
-        if exchange.is_plain() { answer } else { exchange.end(answer) }
-    }
-
-    /// As [`Engine::infer`], for models of both kinds: a decoupled model may answer any number of times. Its requests are
-    /// on their way when this returns, in the order of the calls; those of other models when the answer is asked for.
-    ///
-    /// # Errors
-    /// As [`Engine::infer`]; those of executing the request are among its answers.
-    pub fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
-        let mut exchange = Exchange::begin(self, &mut request)?;
-        let serving = self.able(&request)?;
-        exchange.found(self, &serving, &mut request)?;
-        self.0.shared_memory.lend(&mut request)?;
-        check_text(&request)?;
-        let admitted = serving.admit(&mut request)?;
-        let models = self.0.loader.models().clone();
-        let responses = match serving.config.decoupled {
-            true => Responses::many(models.stream(&serving, request, admitted)),
-            false => Responses::one(async move { models.execute(&serving, request, admitted).await }),
-        };
-        Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
-    }
-
-    /// The model that a request is for, if it can answer.
-    fn able(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
+    /// The model of a request, if it accepts requests now.
+    fn resolve_accepting_model(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         if !self.exiting() {
-            self.open()?;
+            self.check_open()?;
         }
-        let serving = self.0.loader.models().serving_for(request)?;
+        let serving = self.inner.loader.models().serving_for(request)?;
         if self.exiting() && !continues(request, &serving) {
             return Err(InferError::not_ready(EXITING_TEXT));
         }
@@ -347,109 +186,45 @@ impl Engine {
         Ok(serving)
     }
 
-    /// Statistics of a model's version (empty: every ready version), or of all models (both empty).
-    ///
-    /// # Errors
-    /// The model or version is not available.
-    pub fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
-        self.open()?;
-        let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
-        let all = self.0.loader.models().all();
-        if name.is_empty() {
-            return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
-        }
-        let resolved = self.resolve(name, "")?;
-        let name = resolved.as_ref().map_or(name, |(name, _)| name);
-        let version = if resolved.is_some() { "" } else { version };
-        let called = self.0.loader.models().called(name)?;
-        let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
-        if of_name.is_empty() {
-            return Err(unavailable(format!("requested model '{name}' is not available")));
-        }
-        let wanted = match version {
-            "" => None,
-            _ => Some(parse_version(version)?),
-        };
-        let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
-        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.series)).collect();
-        if chosen.is_empty() {
-            return Err(unavailable(format!("requested model version is not available for model '{name}'")));
-        }
-        Ok(chosen)
-    }
-
-    /// Memory that clients share.
-    pub fn shared_memory(&self) -> &SharedMemory {
-        &self.0.shared_memory
-    }
-
-    /// Where every series lives.
+    /// The metrics cache.
     pub fn cache(&self) -> &Arc<Cache> {
-        &self.0.cache
-    }
-
-    /// What is in the metrics now, of these names. Takes milliseconds where there are thousands of series.
-    pub fn metrics_text(&self, format: Format, names: &Names) -> String {
-        self.observe();
-        exposition::render_named(&self.0.cache, format, names)
-    }
-
-    /// The same as TorchServe's metrics port shows it.
-    pub fn torchserve_metrics_text(&self, names: &Names) -> String {
-        self.observe();
-        exposition::torchserve::render(&self.0.cache, names)
+        &self.inner.cache
     }
 
     /// Brings the cache up to date before a scrape.
     fn observe(&self) {
-        self.0.loader.models().observe();
-        self.0.shared_memory.observe(&self.0.cache);
-        log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.0.cache, file, lost));
-    }
-
-    /// A stream of requests or responses was opened; it is open until the guard is dropped.
-    pub fn stream_open(&self, protocol: Protocol) -> OpenStream {
-        record::stream_open(&self.0.cache, protocol, 1);
-        OpenStream { engine: self.clone(), protocol }
-    }
-
-    /// Records an answer; to be called once for each, refusals and malformed requests included.
-    pub fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
-        record::request_answered(&self.0.cache, protocol, route, Outcome { code, reason });
-    }
-
-    /// Now, on the clock of all stamps.
-    pub fn now(&self) -> Instant {
-        clock::now()
+        self.inner.loader.models().observe();
+        self.inner.shared_memory.observe(&self.inner.cache);
+        log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.inner.cache, file, lost));
     }
 
     fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
-        self.open()?;
+        self.check_open()?;
         self.named(name, version)
     }
 
     /// The model that a client calls so.
     fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         match self.resolve(name, version)? {
-            Some((name, _)) => self.0.loader.models().serving(&name, ""),
-            None => self.0.loader.models().serving(name, version),
+            Some(resolved) => self.inner.loader.models().serving(&resolved.model, ""),
+            None => self.inner.loader.models().serving(name, version),
         }
     }
 
-    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError> {
-        self.1.as_ref().map_or(Ok(None), |names| names.resolve(name, version))
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<Resolved>, InferError> {
+        self.naming.as_ref().map_or(Ok(None), |naming| naming.resolve(name, version))
     }
 
     /// A model, also while the server exits.
     fn at_any_time(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         if !self.exiting() {
-            self.open()?;
+            self.check_open()?;
         }
         self.named(name, version)
     }
 
     /// Refuses while models are being loaded and when the server exits.
-    fn open(&self) -> Result<(), InferError> {
+    fn check_open(&self) -> Result<(), InferError> {
         match self.phase() {
             SERVING | LEAVING => Ok(()),
             LOADING => Err(InferError::not_ready("Server not ready")),

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use pharos::error::InferError;
+use pharos::service::{LogFormat as Format, LogSettings as Settings, LogUpdate as Update};
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
@@ -25,13 +25,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::Log;
 use crate::clock;
+use crate::request_log::{self, TARGET as ACCESS};
 use lines::{Parts, formatted};
 use outlet::{Form, Outlet};
 use sinks::Plain;
 use torchserve::Journal;
-
-/// The target of the lines about single requests.
-const ACCESS: &str = "access";
 
 /// The field of a worker's line that says which stream it came from, if not from standard output.
 const STREAM: &str = "stream";
@@ -39,52 +37,17 @@ const STREAM: &str = "stream";
 /// How long the last lines may take to be written when the server ends, all destinations together.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-pub(crate) use crate::cli::LogFormat as Format;
-
 /// TorchServe's log, if that is on.
 static JOURNAL: OnceLock<Journal> = OnceLock::new();
 
 /// The destinations of the log of this process.
 static OUTLETS: OnceLock<Vec<Arc<Outlet>>> = OnceLock::new();
 
-/// What is logged, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
-    /// The file; empty for standard error.
-    pub(crate) file: String,
-    /// Whether information is logged.
-    pub(crate) info: bool,
-    /// Whether warnings are.
-    pub(crate) warning: bool,
-    /// Whether errors are.
-    pub(crate) error: bool,
-    /// How much is told beyond the ordinary.
-    pub(crate) verbose: u32,
-    /// How a line is written.
-    pub(crate) format: Format,
-}
-
-/// A change; `None` leaves a setting as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Update {
-    /// See [`Settings`], here and below.
-    pub(crate) info: Option<bool>,
-    /// Warnings.
-    pub(crate) warning: Option<bool>,
-    /// Errors.
-    pub(crate) error: Option<bool>,
-    /// Beyond the ordinary.
-    pub(crate) verbose: Option<u32>,
-    /// How a line is written.
-    pub(crate) format: Option<Format>,
-}
-
 /// The settings of this process.
 struct Current {
     info: AtomicBool,
     warning: AtomicBool,
     error: AtomicBool,
-    access: AtomicBool,
     verbose: AtomicU32,
     format: AtomicU8,
     /// The file; not set for standard error.
@@ -95,7 +58,6 @@ static CURRENT: Current = Current {
     info: AtomicBool::new(true),
     warning: AtomicBool::new(true),
     error: AtomicBool::new(true),
-    access: AtomicBool::new(false),
     verbose: AtomicU32::new(0),
     format: AtomicU8::new(0),
     path: OnceLock::new(),
@@ -149,7 +111,7 @@ pub(crate) struct Guard(Vec<Arc<Outlet>>);
 
 impl Guard {
     fn new(outlets: Vec<Arc<Outlet>>, options: &Log) -> Self {
-        CURRENT.access.store(options.access, Ordering::Relaxed);
+        request_log::enable(options.access);
         let _ = OUTLETS.set(outlets.clone());
         let &Log { verbose, info, warning, error, format, .. } = options;
         let (info, warning, error) = (Some(info), Some(warning), Some(error));
@@ -232,7 +194,7 @@ fn is_wanted(metadata: &Metadata<'_>) -> bool {
     let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     let verbose = |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && is_ours(metadata.target());
     match *metadata.level() {
-        Level::INFO if metadata.target() == ACCESS => on(&CURRENT.access),
+        Level::INFO if metadata.target() == ACCESS => request_log::is_enabled(),
         Level::ERROR => on(&CURRENT.error),
         Level::WARN => on(&CURRENT.warning),
         Level::INFO => on(&CURRENT.info),
@@ -277,46 +239,9 @@ pub(crate) fn update(update: Update) -> Settings {
     settings()
 }
 
-/// The format that a client names.
-///
-/// # Errors
-/// INVALID_ARG with Triton's text.
-pub(crate) fn format_named(name: &str) -> Result<Format, InferError> {
-    Format::from_name(name).ok_or_else(|| InferError::invalid(format!("{WRONG_FORMAT}, got: {name}")))
-}
-
-/// How the refusal of a format begins.
-pub(crate) const WRONG_FORMAT: &str = "invalid argument for --log_format";
-
-/// The refusal of a setting that a client cannot change: the file, or one that does not exist.
-pub(crate) fn unchangeable(name: &str) -> InferError {
-    match name {
-        "log_file" => InferError::unsupported("log file location can not be updated through network protocol"),
-        _ => InferError::invalid(format!(
-            "unknown log setting '{name}'; there are log_info, log_warning, log_error, log_verbose_level, log_format"
-        )),
-    }
-}
-
 /// Has the files opened again, because they may have been moved away.
 pub(crate) fn reopen() {
     OUTLETS.get().map(Vec::as_slice).unwrap_or_default().iter().for_each(|outlet| outlet.reopen());
-}
-
-/// Whether single requests are logged.
-pub(crate) fn access() -> bool {
-    CURRENT.access.load(Ordering::Relaxed)
-}
-
-/// One line about a request: protocol, method, path, status, and how long it took.
-pub(crate) fn answered(protocol: &'static str, what: &str, status: u16, ns: u64) {
-    let ms = Duration::from_nanos(ns).as_secs_f64() * 1e3;
-    tracing::info!(target: ACCESS, protocol, request = what, status, ms = format_args!("{ms:.3}"), "answered");
-}
-
-/// The line of a request in TorchServe's form.
-pub(crate) fn answered_line(line: &str) {
-    tracing::info!(target: ACCESS, "{line}");
 }
 
 /// What libraries say in detail is of no use to those who run a server.

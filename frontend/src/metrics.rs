@@ -8,7 +8,6 @@ use pharos::metrics::intake::Refusal;
 
 use crate::clock;
 
-#[cfg(not(test))]
 pub(crate) use definition::run;
 pub(crate) use definition::{Definition, Source};
 pub(crate) use ring::Ring;

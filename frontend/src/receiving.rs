@@ -2,7 +2,9 @@
 //! counted when they are here, and what decompression makes of them counts too. Beyond the limit requests are refused, so
 //! that clients cannot fill the machine's memory. Bodies that come in one piece are not counted: they do not wait.
 
+pub(crate) mod body;
 pub(crate) mod coding;
+pub mod grpc;
 
 use std::fmt;
 use std::sync::Arc;

@@ -48,9 +48,9 @@ use cancel::CancelOnDrop;
 use effects::{Effects, Send};
 pub(crate) use limits::{Limits, Registration};
 use open::Open;
+pub(crate) use pharos::service::Streamed;
 use stream::Reply;
 pub(crate) use stream::Responses;
-pub use stream::Streamed;
 pub(crate) use timer::Timer;
 
 /// A model may have any number of priority levels; series for all of them would be of no use to anybody.

@@ -103,7 +103,7 @@ impl SharedMemory {
         self.check_allowed()?;
         self.lock().check_new(name)?;
         let invalid = |text: String| Err(refusal(ErrorCode::InvalidArg, text));
-        let Ok(handle) = <[u8; CUDA_HANDLE]>::try_from(handle) else { return Err(not_a_handle()) };
+        let Ok(handle) = <[u8; CUDA_HANDLE]>::try_from(handle) else { return Err(table::not_a_handle()) };
         let failed = format!("failed to register CUDA shared memory region '{name}'");
         let Ok(device) = u32::try_from(device) else {
             return invalid(format!("{failed}: there is no device {device}"));
@@ -192,11 +192,6 @@ impl SharedMemory {
     fn lock(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What is said about bytes that are no CUDA IPC handle.
-pub fn not_a_handle() -> InferError {
-    refusal(ErrorCode::InvalidArg, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
 }
 
 /// Opens an object of this name, which is one component, and gives its size. A pipe or the like has none; a link is not

@@ -1,6 +1,7 @@
 //! The start and the end of the server, in order.
 
 mod clouds;
+mod executable;
 mod home;
 mod listen;
 mod open_loading;
@@ -30,6 +31,7 @@ use crate::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use crate::torchserve::{self, Plan, Step};
 use crate::{directories, loader, log, onnxruntime, shared_memory, store, trace, tslog};
 use clouds::Clouds;
+use executable::Executable;
 use home::Home;
 use listen::Listeners;
 
@@ -55,7 +57,7 @@ pub fn main() -> ExitCode {
         Some(Command::Metrics(command)) => return metrics::run(command),
         Some(Command::Trace(command)) => return trace::run(command),
         Some(Command::TorchServe(arguments)) => {
-            return match torchserve::run(arguments) {
+            return match torchserve::run(arguments, &Executable) {
                 Ok(Step::Done) => ExitCode::SUCCESS,
                 Ok(Step::Serve(plan)) => run(&plan.options, Some(&plan)),
                 Err(reason) => failed(&reason),
@@ -67,7 +69,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Serves as the options say, and TorchServe's endpoints as well if there is a plan for those.
-fn run(options: &Options, plan: Option<&Plan>) -> ExitCode {
+fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     let log = match plan {
         Some(plan) => log::start_torchserve(&options.log, &plan.logs),
         None => log::start(&options.log),
@@ -105,7 +107,7 @@ fn failed(reason: &str) -> ExitCode {
 }
 
 /// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
-async fn serve(options: &Options, plan: Option<&Plan>, descriptors: Arc<Descriptors>) -> Result<(), String> {
+async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc<Descriptors>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
     let (file, overrides) = options.metrics_definition();

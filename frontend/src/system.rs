@@ -60,8 +60,6 @@ impl Settings {
 
 /// Bytes of memory that this process may use: the machine's, the smallest limit of the container's, or that of the address
 /// space (`ulimit -v`), whichever is least.
-// In unit tests nobody starts a server.
-#[cfg_attr(test, allow(dead_code))]
 pub(crate) fn memory_limit(roots: &Roots) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let info = rustix::system::sysinfo();

@@ -20,17 +20,14 @@ use pharos::id::{TraceId, Traceparent};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{Cache, Series};
 use pharos::request_trace::{Context, Finished, PartIds, Sink, Traced};
+use pharos::service::TraceSettings;
 use pharos::trace::otlp::{Random, SplitMix, span_id};
 use pharos::trace::settings::{Mode, Settings, Update, Values, level_names};
 
 use crate::cli::Tracing;
 use collector::Exporter;
-#[cfg(not(test))]
 pub(crate) use command::run;
 use files::Files;
-
-/// Names of settings with the values that they have, as clients are shown them.
-pub type Shown = Vec<(&'static str, Vec<String>)>;
 
 /// The most bytes of a caller's `tracestate` that are passed on (W3C Trace Context, 3.3.1.5, asks for 512 at least).
 const MOST_STATE: usize = 512;
@@ -112,7 +109,7 @@ impl Traces {
     }
 
     /// The settings of a model, or (empty) of the server.
-    pub(crate) fn settings(&self, model: &str) -> Shown {
+    pub(crate) fn settings(&self, model: &str) -> TraceSettings {
         shown(&self.lock().settings.of(model), &self.tracing)
     }
 
@@ -120,7 +117,7 @@ impl Traces {
     ///
     /// # Errors
     /// INVALID_ARG if something would be traced and could not be; then nothing has changed.
-    pub(crate) fn update(&self, model: &str, update: &Update) -> Result<Shown, InferError> {
+    pub(crate) fn update(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
         let mut state = self.lock();
         state.settings.update(model, update)?;
         self.active.store(state.settings.any_active(), Ordering::Relaxed);
@@ -139,7 +136,7 @@ impl Traces {
 }
 
 /// As Triton shows them: the file's settings, or those of the collector.
-pub(crate) fn shown(values: &Values, tracing: &Tracing) -> Shown {
+fn shown(values: &Values, tracing: &Tracing) -> TraceSettings {
     let one = |value: String| vec![value];
     let mut all = vec![
         ("trace_level", level_names(values.levels).into_iter().map(str::to_owned).collect()),

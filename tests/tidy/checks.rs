@@ -48,6 +48,7 @@ fn rust(file: &File) -> Vec<String> {
     found.extend(sizes(file, &code, own));
     found.extend(forms(file, &code));
     found.extend(metric_names(file, own));
+    found.extend(swapped_in_tests(file, &code));
     found.extend(bans(&file.path, &named));
     for house in HOUSES.iter().filter(|house| file.path.starts_with(house.source)) {
         found.extend(floors(house, &file.path, &named));
@@ -114,6 +115,25 @@ fn stale_unsafe(files: &[File]) -> Vec<String> {
             let advice = "write `// SAFETY:` at each use, or a `Contract` above them";
             found.push(violation(path, 1, "unsafe code states its contract", advice));
         }
+    }
+    found
+}
+
+/// Code of the frontend that unit tests do not compile, without a comment that says why.
+fn swapped_in_tests(file: &File, code: &str) -> Vec<String> {
+    if !file.path.starts_with("frontend/src/") {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut before = "";
+    for (number, (line, text)) in (1..).zip(code.lines().zip(file.text.lines())) {
+        let hides = line.contains("cfg(not(test))") || line.contains("cfg_attr(test, allow(dead_code))");
+        if hides && !before.trim_start().starts_with("//") {
+            let advice =
+                "make it generic over a trait of the core and test it with a double, or say in a comment why not";
+            found.push(violation(&file.path, number, "unit tests compile all code", advice));
+        }
+        before = text;
     }
     found
 }

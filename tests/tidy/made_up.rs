@@ -57,6 +57,14 @@ fn tests_may_use_what_they_like() {
 }
 
 #[test]
+fn unit_tests_compile_all_code() {
+    let path = "frontend/src/http/mod.rs";
+    fails(path, "//! x\n#[cfg(not(test))]\nuse a::b;", 2, "unit tests compile all code");
+    fails(path, "//! x\n\n#[cfg_attr(test, allow(dead_code))]\nmod a;", 3, "unit tests compile all code");
+    passes(path, "//! x\n// The driver cannot be loaded there.\n#[cfg(not(test))]\nuse a::b;");
+}
+
+#[test]
 fn bans() {
     for (path, text) in [
         ("src/scheduler/queue.rs", "use crate::tensor::Tensor;"),
@@ -73,6 +81,11 @@ fn bans() {
         ("src/repository.rs", "use prost_reflect::DynamicMessage;"),
         ("src/repository.rs", "use crate::model::proto::ModelConfig;"),
         ("frontend/src/grpc/codec.rs", "use pharos::scheduler::Ticket;"),
+        ("frontend/src/http/model.rs", "use crate::engine::Engine;"),
+        ("frontend/src/http/cloud/models.rs", "use crate::repository::Registered;"),
+        ("frontend/src/grpc/mod.rs", "use crate::http::router;"),
+        ("frontend/src/torchserve/listen.rs", "use crate::{clock, grpc};"),
+        ("frontend/src/engine/service.rs", "use crate::torchserve::Registry;"),
     ] {
         fails(path, &format!("//! x\n\n{text}"), 3, "has no place here");
     }

@@ -33,6 +33,8 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",
         floors: &[
+            // The contract between edges and engine, in the nouns of all that lies below.
+            apart(&["service"]),
             apart(&[
                 "access",
                 "scheduler",
@@ -69,8 +71,7 @@ pub(crate) const HOUSES: &[House] = &[
             // TorchServe's endpoints stand beside the v2 protocol's and serve those on their ports too.
             apart(&["torchserve"]),
             apart(&["http", "grpc", "status"]),
-            // The unit tests of the edges have an engine of their own.
-            together(&["engine", "fake_engine"]),
+            apart(&["engine"]),
             apart(&["loader"]),
             apart(&["serving"]),
             apart(&["supervisor", "ensemble"]),
@@ -79,12 +80,12 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["scheduler"]),
             apart(&["process", "statsd"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "slow", "receiving"]),
+            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "receiving"]),
             apart(&["log"]),
             // Reads the command line into the settings of the modules below.
             apart(&["cli"]),
-            apart(&["memory", "system", "onnxruntime", "launch", "reread", "store", "cache"]),
-            apart(&["clock", "client", "descriptors", "directories"]),
+            apart(&["memory", "system", "onnxruntime", "launch", "reread", "slow", "store", "cache", "request_trace"]),
+            apart(&["clock", "client", "descriptors", "directories", "request_log"]),
         ],
     },
     House {
@@ -212,7 +213,44 @@ pub(crate) const BANS: &[Ban] = &[
         within: EDGES,
         except: &[],
         paths: &["pharos::scheduler", "pharos::supervisor", "pharos::wire", "pharos::arena", "pharos::shm"],
-        advice: "http and grpc call the engine and nothing below it: add a verb to Engine",
+        advice: "http and grpc know the verbs of a service and nothing below it: add a verb to pharos::service",
+    },
+    Ban {
+        within: &["frontend/src/http", "frontend/src/grpc", "frontend/src/torchserve"],
+        except: &[],
+        paths: &[
+            "crate::engine",
+            "crate::loader",
+            "crate::serving",
+            "crate::shared_memory",
+            "crate::scheduler",
+            "crate::supervisor",
+        ],
+        advice: "an edge is generic over pharos::service::Service: add a verb there, and implement it in the engine",
+    },
+    Ban {
+        within: &["frontend/src/http"],
+        except: &[],
+        paths: &["crate::grpc", "crate::torchserve"],
+        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
+    },
+    Ban {
+        within: &["frontend/src/grpc"],
+        except: &[],
+        paths: &["crate::http", "crate::torchserve"],
+        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
+    },
+    Ban {
+        within: &["frontend/src/torchserve"],
+        except: &[],
+        paths: &["crate::http", "crate::grpc"],
+        advice: "edges know nothing of each other: start passes the v2 protocol in (torchserve::Kserve)",
+    },
+    Ban {
+        within: &["frontend/src/engine"],
+        except: &[],
+        paths: &["crate::http", "crate::grpc", "crate::torchserve", "crate::start"],
+        advice: "the engine knows no protocol: give it a policy of pharos::service",
     },
     Ban {
         within: ENGINE_ROOMS,
@@ -233,7 +271,13 @@ pub(crate) const BANS: &[Ban] = &[
     },
     Ban {
         within: &["src/", "frontend/src/", "worker/src/"],
-        except: &["src/model", "src/trace/otlp.rs", "frontend/src/grpc", "frontend/src/torchserve/grpc"],
+        except: &[
+            "src/model",
+            "src/trace/otlp.rs",
+            "frontend/src/grpc",
+            "frontend/src/receiving/grpc",
+            "frontend/src/torchserve/grpc",
+        ],
         paths: PROTOBUF,
         advice: "generated protobuf is private to frontend::grpc, src/model and src/trace/otlp.rs: use the core's nouns",
     },

@@ -8,7 +8,7 @@ use pharos::metrics::labels::Route;
 /// What a route belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Open to every client: metrics, and the description of TorchServe's API.
+    /// Open to every client: metrics, and descriptions of an API.
     Open,
     /// A part of the protocol, which tokens and restrictions can guard.
     Part(Api),
@@ -126,35 +126,18 @@ fn of_region(rest: &[&str], [status, register, unregister]: [Route; 3]) -> Route
     }
 }
 
-/// The route of a path of gRPC: the v2 protocol in both of its packages, health, reflection and TorchServe's services.
+/// The route of a path of gRPC: the v2 protocol, health and reflection.
 pub(crate) fn of_grpc(path: &str) -> Route {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
         return Route::Unknown;
     };
     match (service, method) {
-        ("inference.GRPCInferenceService" | "org.pytorch.serve.grpc.openinference.GRPCInferenceService", method) => {
-            of_inference_service(method)
-        }
+        ("inference.GRPCInferenceService", method) => of_inference_service(method),
         ("grpc.health.v1.Health", "Check" | "Watch") => Route::HealthCheck,
         (
             "grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection",
             "ServerReflectionInfo",
         ) => Route::Reflection,
-        ("org.pytorch.serve.grpc.inference.InferenceAPIsService", method) => match method {
-            "Ping" => Route::Ping,
-            "Predictions" => Route::Predict,
-            "StreamPredictions" | "StreamPredictions2" => Route::StreamPredict,
-            _ => Route::Unknown,
-        },
-        ("org.pytorch.serve.grpc.management.ManagementAPIsService", method) => match method {
-            "DescribeModel" => Route::ModelDescribe,
-            "ListModels" => Route::ModelList,
-            "RegisterModel" => Route::ModelRegister,
-            "ScaleWorker" => Route::ModelScale,
-            "SetDefault" => Route::ModelSetDefault,
-            "UnregisterModel" => Route::ModelUnregister,
-            _ => Route::Unknown,
-        },
         _ => Route::Unknown,
     }
 }
@@ -266,11 +249,9 @@ mod tests {
     fn every_call_belongs_to_its_part() {
         for (path, api) in [
             ("/inference.GRPCInferenceService/RepositoryModelLoad", Api::ModelRepository),
-            ("/org.pytorch.serve.grpc.openinference.GRPCInferenceService/LogSettings", Api::Logging),
+            ("/inference.GRPCInferenceService/LogSettings", Api::Logging),
             ("/grpc.health.v1.Health/Watch", Api::Health),
             ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Api::Metadata),
-            ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions", Api::Inference),
-            ("/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel", Api::ModelRepository),
         ] {
             assert_eq!(class(of_grpc(path)), Class::Part(api), "{path}");
         }
@@ -283,6 +264,7 @@ mod tests {
             "/inference.GRPCInferenceService/%4dodelInfer",
             "/inference.GRPCInferenceService/",
             "/grpc.health.v1.Health/None",
+            "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
         ] {
             assert_eq!(class(of_grpc(path)), Class::Unknown, "{path}");
         }

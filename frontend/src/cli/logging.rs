@@ -3,40 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use pharos::service::LogFormat;
 
 use super::{LOG, boolean};
-
-/// How a line is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LogFormat {
-    /// Time with microseconds, level, message, fields.
-    #[default]
-    Default,
-    /// Triton's: time to the second, a letter for the level, process, module, message, fields.
-    Iso8601,
-    /// A JSON object.
-    Json,
-}
-
-impl LogFormat {
-    /// Every format, in order.
-    pub const ALL: [Self; 3] = [Self::Default, Self::Iso8601, Self::Json];
-
-    /// Its name in options and in the protocol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Iso8601 => "ISO8601",
-            Self::Json => "json",
-        }
-    }
-
-    /// The format of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.name() == name)
-    }
-}
 
 /// What is logged.
 #[derive(Clone, Debug, Args)]

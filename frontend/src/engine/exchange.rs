@@ -1,5 +1,5 @@
-//! One request and its answers, where what clients say and see is not what models do: names that stand for others, tensors
-//! for models that take documents, and counters by the names that clients use.
+//! Translates one request and its responses between clients and models: names of a naming policy, tensors for models that take
+//! documents, and counters by the names that clients use.
 
 use std::sync::Arc;
 
@@ -8,27 +8,10 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::named::Named;
 use pharos::metrics::record;
 use pharos::model::envelope;
+use pharos::service::{Resolved, Streamed};
 
-use super::{Engine, Streamed};
+use super::Engine;
 use crate::serving::Serving;
-
-/// Names of models and versions that clients use in place of those of the repository.
-pub trait Aliases: Send + Sync {
-    /// The repository's name of the model that a client means by a name and a version (empty: none), and the version as
-    /// clients know it; `None` if it is what the client says.
-    ///
-    /// # Errors
-    /// There is none of this name.
-    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError>;
-
-    /// All versions of a model, as clients know them.
-    fn versions(&self, name: &str) -> Vec<String>;
-
-    /// Whether requests are counted by these names, where requests are counted by name at all.
-    fn counts(&self) -> bool {
-        true
-    }
-}
 
 /// What a client calls a model.
 struct Called {
@@ -57,10 +40,10 @@ impl Exchange {
     /// There is no such model.
     pub(super) fn begin(engine: &Engine, request: &mut InferRequest) -> Result<Self, InferError> {
         let mut exchange = Self::default();
-        if let Some(names) = &engine.1
-            && let Some((name, version)) = names.resolve(&request.model_name, &request.model_version)?
+        if let Some(naming) = &engine.naming
+            && let Some(Resolved { model, version }) = naming.resolve(&request.model_name, &request.model_version)?
         {
-            let name = std::mem::replace(&mut request.model_name, name);
+            let name = std::mem::replace(&mut request.model_name, model);
             let asked = std::mem::take(&mut request.model_version);
             exchange.called = Some(Called { name, asked, version });
         }
@@ -81,9 +64,9 @@ impl Exchange {
             Some(Called { name, asked, .. }) => (name, asked),
             None => (&request.model_name, &request.model_version),
         };
-        let counts = engine.1.as_ref().is_none_or(|aliases| aliases.counts());
-        if let Some(named) = engine.0.cache.named(name, version).filter(|_| counts) {
-            record::named_requested(&engine.0.cache, &named);
+        let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
+        if let Some(named) = engine.inner.cache.named(name, version).filter(|_| counts) {
+            record::named_requested(&engine.inner.cache, &named);
             self.named = Some((engine.clone(), named));
         }
         if serving.config.backend == envelope::BACKEND {
@@ -104,7 +87,7 @@ impl Exchange {
     pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
         let response = answer?;
         if let Some((engine, named)) = &self.named {
-            record::named_done(&engine.0.cache, named, &response.timeline);
+            record::named_done(&engine.inner.cache, named, &response.timeline);
         }
         self.shown(response)
     }

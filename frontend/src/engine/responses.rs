@@ -1,16 +1,15 @@
 //! The answers to one request, of a model of either kind: one, or any number of them.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pharos::error::InferError;
 use pharos::infer::InferResponse;
+use pharos::service::{self, Responses as _, Streamed};
 
 use super::exchange::Exchange;
 use crate::serving;
-
-pub use crate::scheduler::Streamed;
 
 /// The one answer of an ordinary model, to come.
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
@@ -29,13 +28,11 @@ enum Kind {
     Many(Box<serving::Responses>),
     /// Given out.
     Ended,
-    #[cfg(test)]
-    Fixed(std::collections::VecDeque<Streamed>),
 }
 
 impl Responses {
     /// Those of an ordinary model: one, which `answer` gives.
-    pub(crate) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
+    pub(super) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
         Kind::One(Box::pin(answer)).into()
     }
 
@@ -46,16 +43,6 @@ impl Responses {
     /// The same for a client to whom each of them has to be changed.
     pub(super) fn seen_as(self, exchange: Exchange) -> Self {
         Self { exchange: Some(Box::new(exchange)), ..self }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn fixed(all: Vec<Streamed>) -> Self {
-        Kind::Fixed(all.into()).into()
-    }
-
-    /// Whether the model is decoupled, so that there may be any number of answers.
-    pub fn is_decoupled(&self) -> bool {
-        !matches!(self.kind, Kind::One(_))
     }
 
     /// The one answer that says something; `None` if there are more of them, or none.
@@ -72,15 +59,14 @@ impl Responses {
         }
         Ok(found)
     }
+}
 
-    /// The next answer; `None` after the one that says that it is the last. Who asks for the next has taken the one before:
-    /// a model waits for its slow readers.
-    pub async fn next(&mut self) -> Option<Streamed> {
-        poll_fn(|cx| self.poll_next(cx)).await
+impl service::Responses for Responses {
+    fn is_decoupled(&self) -> bool {
+        !matches!(self.kind, Kind::One(_))
     }
 
-    /// [`Responses::next`] for who is polled.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         let next = ready!(self.kind.poll_next(cx));
         Poll::Ready(match &self.exchange {
             Some(exchange) => next.map(|streamed| exchange.pass(streamed)),
@@ -105,8 +91,6 @@ impl Kind {
             }
             Self::Many(many) => many.poll_next(cx),
             Self::Ended => Poll::Ready(None),
-            #[cfg(test)]
-            Self::Fixed(all) => Poll::Ready(all.pop_front()),
         }
     }
 }

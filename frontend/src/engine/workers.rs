@@ -1,75 +1,66 @@
-//! What can be asked about the workers of a model.
+//! The engine's verbs of management: names, workers and gauges of models.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use pharos::metrics::labels::InstanceState;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
+use pharos::service::{GpuUsage, Management, Naming, WorkerHealth, WorkerStatus};
 use pharos::timeline::Instant;
 
 use super::Engine;
 use crate::clock;
 use crate::supervisor::Doing;
-use crate::system::{GpuReading, process_of};
+use crate::system::process_of;
 
-/// One worker.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WorkerShown {
-    /// Its number, from 0 on; it keeps it when its process is started again.
-    pub number: u32,
-    /// What it is doing; `None` when it has ended.
-    pub state: Option<InstanceState>,
-    /// Its process, if it has one.
-    pub pid: Option<u32>,
-    /// Bytes that the process has in memory.
-    pub resident_bytes: u64,
-    /// When the process started, in seconds since 1970, if that is known.
-    pub started: Option<f64>,
-    /// The number of the GPU that it is on, if on one.
-    pub gpu: Option<u32>,
-}
+impl Management for Engine {
+    fn with_naming(&self, naming: Arc<dyn Naming>) -> Self {
+        Self { inner: self.inner.clone(), naming: Some(naming) }
+    }
 
-impl Engine {
-    /// The workers of a model (a name of the repository's) that serves; none if it does not.
-    pub fn workers(&self, name: &str) -> Vec<WorkerShown> {
-        let Ok(serving) = self.0.loader.models().serving(name, "") else { return Vec::new() };
+    fn workers(&self, model: &str) -> Vec<WorkerStatus> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
         let Some(instances) = serving.instances() else { return Vec::new() };
-        let shown = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
+        let workers = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
             let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
             let (resident_bytes, started) = process.unwrap_or_default();
-            WorkerShown { number: id.0, state, pid, resident_bytes, started, gpu }
+            WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }
         });
-        shown.collect()
+        workers.collect()
     }
 
-    /// What a GPU told when the system was measured last; `None` if it is not measured.
-    pub(crate) fn gpu(&self, number: u32) -> Option<GpuReading> {
-        self.0.gpus.of(self.0.loader.devices().on_the_bus(number)?, clock::now())
-    }
-
-    /// What each is doing, and since when it has been lost: from the first of a row of losses on.
-    pub fn worker_states(&self, name: &str) -> Vec<(Option<InstanceState>, Option<Instant>)> {
-        let Ok(serving) = self.0.loader.models().serving(name, "") else { return Vec::new() };
+    fn worker_health(&self, model: &str) -> Vec<WorkerHealth> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
         serving.instances().map(|instances| instances.seen()).unwrap_or_default()
     }
 
-    /// Requests that wait for a model (a name of the repository's).
-    pub fn waiting(&self, name: &str) -> u64 {
-        let serving = self.0.loader.models().serving(name, "");
+    fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
+        let reading = self.inner.gpus.of(self.inner.loader.devices().on_the_bus(number)?, clock::now())?;
+        Some(GpuUsage {
+            utilization: reading.utilization,
+            bandwidth: reading.bandwidth,
+            memory_used: reading.memory.map(|memory| memory.used),
+        })
+    }
+
+    fn waiting(&self, model: &str) -> u64 {
+        let serving = self.inner.loader.models().serving(model, "");
         serving.map_or(0, |serving| u64::try_from(serving.series.waiting()).unwrap_or(0))
     }
 
-    /// Whether a process of a model (a name of the repository's) was killed by the system, and not by this server, since
-    /// then.
-    pub fn killed_since(&self, name: &str, since: Instant) -> bool {
-        let serving = self.0.loader.models().serving(name, "");
+    fn killed_since(&self, model: &str, since: Instant) -> bool {
+        let serving = self.inner.loader.models().serving(model, "");
         serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
     }
 
-    /// A request by this name and version has come that no model can take now, although there is one of this name: it is
-    /// counted where requests are counted by name.
-    pub fn refused_by_name(&self, name: &str, version: &str) {
-        if let Some(named) = self.0.cache.named(name, version) {
-            record::named_requested(&self.0.cache, &named);
+    fn record_refused(&self, model: &str, version: &str) {
+        if let Some(named) = self.inner.cache.named(model, version) {
+            record::named_requested(&self.inner.cache, &named);
         }
+    }
+
+    fn render_metrics(&self, view: impl FnOnce(&Arc<Cache>) -> String) -> String {
+        self.observe();
+        view(&self.inner.cache)
     }
 }

@@ -6,9 +6,9 @@ use pharos::data::Data;
 use pharos::error::InferError;
 use pharos::infer::{CorrelationId, InferInput, InferRequest, InferResponse, Parameter, RequestedOutput};
 use pharos::region::Slice;
+use pharos::service::Service;
 use pharos::tensor::{DataType, Tensor};
 
-use super::Engine;
 use super::apart::{Inputs, Outputs};
 use super::contents::{self, Of};
 use super::proto::infer_parameter::ParameterChoice;
@@ -52,12 +52,12 @@ fn decode_apart(message: ModelInferRequest, inputs: Inputs) -> Result<InferReque
 }
 
 /// [`decode`], but that there is no such model is said before what is wrong with the request, as in Triton.
-pub(super) fn decode_for(
+pub(super) fn decode_for<S: Service>(
     (message, inputs): (ModelInferRequest, Inputs),
-    engine: &Engine,
+    service: &S,
 ) -> Result<InferRequest, InferError> {
     let (model, version) = (message.model_name.clone(), message.model_version.clone());
-    decode_apart(message, inputs).map_err(|error| engine.model_metadata(&model, &version).err().unwrap_or(error))
+    decode_apart(message, inputs).map_err(|error| service.model_metadata(&model, &version).err().unwrap_or(error))
 }
 
 fn wrong_type(key: &str, expected: &str) -> InferError {

@@ -15,9 +15,9 @@ use pharos::data::Data;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::messages::{Head, Partial};
 use crate::receiving::Budget;
 use crate::receiving::coding::{Format, deflate};
+use crate::receiving::grpc::messages::{Head, Partial};
 
 /// Messages of more bytes are compressed on another thread.
 const LONG: usize = 64 << 10;

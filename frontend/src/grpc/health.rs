@@ -1,18 +1,17 @@
 //! `grpc.health.v1.Health`: SERVING iff the server is ready, whatever service is asked about.
 
+use pharos::service::Service;
 use tonic::codegen::tokio_stream::Empty;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::Engine;
-
 /// The service.
-pub(super) struct HealthService(pub(super) Engine);
+pub(super) struct HealthService<S: Service>(pub(super) S);
 
 #[tonic::async_trait]
-impl Health for HealthService {
+impl<S: Service> Health for HealthService<S> {
     type WatchStream = Empty<Result<HealthCheckResponse, Status>>;
 
     async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {

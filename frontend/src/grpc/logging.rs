@@ -3,30 +3,34 @@
 use std::collections::BTreeMap;
 
 use pharos::error::InferError;
+use pharos::service::{LogSettings, LogUpdate, Service, log_format, unchangeable_log_setting};
 
 use super::proto::log_settings_request::SettingValue as Asked;
 use super::proto::log_settings_request::setting_value::ParameterChoice as AskedChoice;
 use super::proto::log_settings_response::SettingValue as Shown;
 use super::proto::log_settings_response::setting_value::ParameterChoice as ShownChoice;
 use super::proto::{LogSettingsRequest, LogSettingsResponse};
-use crate::log::{self, Settings, Update};
 
 /// Changes what the request names, and gives all settings.
 ///
 /// # Errors
 /// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
-pub(super) fn settings(request: LogSettingsRequest) -> Result<LogSettingsResponse, InferError> {
-    let mut update = Update::default();
+pub(super) fn settings<S: Service>(
+    service: &S,
+    request: LogSettingsRequest,
+) -> Result<LogSettingsResponse, InferError> {
+    let mut update = LogUpdate::default();
     for (name, Asked { parameter_choice }) in request.settings {
         if let Some(choice) = parameter_choice {
             setting(&name, choice, &mut update)?;
         }
     }
-    let settings = if update == Update::default() { log::settings() } else { log::update(update) };
+    let settings =
+        if update == LogUpdate::default() { service.log_settings() } else { service.update_log_settings(update) };
     Ok(LogSettingsResponse { settings: shown(settings) })
 }
 
-fn setting(name: &str, choice: AskedChoice, update: &mut Update) -> Result<(), InferError> {
+fn setting(name: &str, choice: AskedChoice, update: &mut LogUpdate) -> Result<(), InferError> {
     let boolean = || match choice {
         AskedChoice::BoolParam(value) => Ok(Some(value)),
         _ => Err(InferError::invalid(format!("expect boolean for '{name}'"))),
@@ -40,16 +44,16 @@ fn setting(name: &str, choice: AskedChoice, update: &mut Update) -> Result<(), I
             _ => return Err(InferError::invalid(format!("expect unsigned integer for '{name}'"))),
         },
         "log_format" => match choice {
-            AskedChoice::StringParam(format) => update.format = Some(log::format_named(&format)?),
+            AskedChoice::StringParam(format) => update.format = Some(log_format(&format)?),
             _ => return Err(InferError::invalid(format!("expect string for '{name}'"))),
         },
-        _ => return Err(log::unchangeable(name)),
+        _ => return Err(unchangeable_log_setting(name)),
     }
     Ok(())
 }
 
-fn shown(settings: Settings) -> BTreeMap<String, Shown> {
-    let Settings { file, info, warning, error, verbose, format } = settings;
+fn shown(settings: LogSettings) -> BTreeMap<String, Shown> {
+    let LogSettings { file, info, warning, error, verbose, format } = settings;
     let all = [
         ("log_file", ShownChoice::StringParam(file)),
         ("log_info", ShownChoice::BoolParam(info)),

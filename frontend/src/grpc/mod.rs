@@ -1,6 +1,6 @@
 //! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
 //!
-//! Handlers translate between messages and the engine's verbs and decide nothing else. Every answer is counted once, by
+//! Handlers translate between messages and the verbs of a `pharos::service::Service`, and decide nothing else. Every answer is counted once, by
 //! `seen::Counted`.
 
 mod apart;
@@ -9,13 +9,11 @@ mod compress;
 mod contents;
 mod deadline;
 mod health;
+mod inference;
 mod logging;
-mod messages;
 pub mod raw;
-mod receive;
 mod repository;
 mod seen;
-mod service;
 mod shared_memory;
 mod statistics;
 mod stream;
@@ -32,6 +30,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use pharos::access::Restrictions;
 use pharos::metrics::labels::Listener;
+use pharos::service::Service;
 use tokio::net::TcpListener;
 use tonic::Status;
 use tonic::body::Body;
@@ -40,21 +39,13 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
 use self::health::HealthService;
+use self::inference::Inference;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
-pub use self::receive::Limits;
-use self::receive::Received;
 use self::seen::Counted;
-#[cfg(not(test))]
-pub(crate) use self::seen::denied_status;
-use self::service::Service;
-// The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};
-#[cfg(not(test))]
-use crate::engine::{Engine, OpenStream};
-#[cfg(test)]
-use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Life, Speaks};
 use crate::receiving::Budget;
+use crate::receiving::grpc::{Limits, MAX_MESSAGE, received};
 use crate::slow::{Pace, Paced};
 
 /// The generated messages and service of package `inference`.
@@ -67,27 +58,6 @@ pub mod proto {
 
 /// The name of the v2 protocol's service.
 const SERVICE: &str = "inference.GRPCInferenceService";
-
-/// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
-const MAX_MESSAGE: usize = i32::MAX as usize;
-
-/// The most bytes of a decompressed message, unless `--grpc-max-input-size` says more.
-const MAX_INFLATED: usize = 64 << 20;
-
-impl Limits {
-    /// What `--grpc-max-input-size` says.
-    pub fn new(most: Option<u64>) -> Self {
-        let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
-        let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
-        Self { received, inflated, setting: "--grpc-max-input-size" }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self::new(None)
-    }
-}
 
 /// What the gRPC edge is told at start.
 #[derive(Clone, Debug, Default)]
@@ -124,24 +94,24 @@ pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 ///
 /// # Errors
 /// Only before serving, when the compiled-in descriptors are not usable.
-pub async fn serve(
+pub async fn serve<S: Service>(
     listener: TcpListener,
-    engine: Engine,
+    service: S,
     (settings, connections): (Settings, listener::Settings),
     life: Life,
 ) -> Result<(), ReflectionError> {
-    let service = service(engine, settings)?;
+    let service = services(service, settings)?;
     // What HTTP/2 itself refuses are frames, not requests.
     listener::serve(listener, (Speaks::Http2, connections), service, |_| {}, life).await;
     Ok(())
 }
 
-type Inference = GrpcInferenceServiceServer<Service>;
+type InferenceServer<S> = GrpcInferenceServiceServer<Inference<S>>;
 
 /// All services, by path. Inference has a short way; the others are asked rarely.
 #[derive(Clone)]
-pub struct Dispatch {
-    plain: Inference,
+pub struct Dispatch<S: Service> {
+    plain: InferenceServer<S>,
     others: Routes,
     body_timeout: Duration,
     budget: Budget,
@@ -152,7 +122,7 @@ pub struct Dispatch {
 }
 
 /// Every gRPC service of the server, counted.
-pub(crate) type Services = Counted<Dispatch>;
+pub(crate) type Services<S> = Counted<S, Dispatch<S>>;
 
 /// These services with reflection, which shows those of these names.
 ///
@@ -173,22 +143,22 @@ pub(crate) fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes
 ///
 /// # Errors
 /// As [`serve`].
-pub(crate) fn service(engine: Engine, settings: Settings) -> Result<Services, ReflectionError> {
-    let inference = Arc::new(Service(engine.clone()));
+pub(crate) fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S>, ReflectionError> {
+    let inference = Arc::new(Inference(service.clone()));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
     let Settings { restricted, access, forward, body_timeout, compress, budget, limits, beside } = settings;
-    let health = Routes::new(HealthServer::new(HealthService(engine.clone())));
-    let services = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(beside);
-    let others = with_reflection(health, &services.collect::<Vec<_>>())?.prepare();
+    let health = Routes::new(HealthServer::new(HealthService(service.clone())));
+    let names = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(beside);
+    let others = with_reflection(health, &names.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
-    Ok(Counted { engine, restricted, access, forward, inner })
+    Ok(Counted { service, restricted, access, forward, inner })
 }
 
-impl<B> tower::Service<Request<B>> for Dispatch
+impl<S: Service, B> tower::Service<Request<B>> for Dispatch<S>
 where
     B: http_body::Body<Data = bytes::Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -241,13 +211,6 @@ where
             })
         })
     }
-}
-
-/// A call whose messages are bounded.
-pub(crate) fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
-    let (parts, body) = request.into_parts();
-    let body = Received::new(body, &parts.headers, bounds);
-    Request::from_parts(parts, body)
 }
 
 #[cfg(test)]

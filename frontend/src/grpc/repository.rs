@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use pharos::error::InferError;
 use pharos::repository::{LoadParameter, State};
+use pharos::service::Service;
 
-use super::Engine;
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::repository_index_response::ModelIndex;
 use super::proto::{
@@ -20,12 +20,12 @@ fn refuse_name(repository: &str) -> Result<(), InferError> {
     Err(InferError::unsupported("'repository_name' specification is not supported"))
 }
 
-pub(super) async fn index(
-    engine: Engine,
+pub(super) async fn index<S: Service>(
+    service: S,
     request: RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, InferError> {
     refuse_name(&request.repository_name)?;
-    let models = engine.repository_index(request.ready).await?.into_iter().map(|entry| ModelIndex {
+    let models = service.repository_index(request.ready).await?.into_iter().map(|entry| ModelIndex {
         name: entry.name,
         version: entry.version.map_or_else(String::new, |version| version.to_string()),
         state: entry.state.map_or("", State::as_str).to_owned(),
@@ -34,14 +34,14 @@ pub(super) async fn index(
     Ok(RepositoryIndexResponse { models: models.collect() })
 }
 
-pub(super) async fn load(
-    engine: Engine,
+pub(super) async fn load<S: Service>(
+    service: S,
     request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, InferError> {
     refuse_name(&request.repository_name)?;
     let parameters = request.parameters.into_iter().map(|(name, parameter)| load_parameter(name, parameter));
     let parameters = parameters.collect::<Result<Vec<_>, _>>()?;
-    engine.load_model(&request.model_name, parameters).await?;
+    service.load_model(&request.model_name, parameters).await?;
     Ok(RepositoryModelLoadResponse {})
 }
 
@@ -61,8 +61,8 @@ fn load_parameter(name: String, parameter: ModelRepositoryParameter) -> Result<(
     Ok((name, value))
 }
 
-pub(super) async fn unload(
-    engine: Engine,
+pub(super) async fn unload<S: Service>(
+    service: S,
     request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, InferError> {
     refuse_name(&request.repository_name)?;
@@ -75,6 +75,6 @@ pub(super) async fn unload(
             return Err(InferError::invalid(text));
         }
     };
-    engine.unload_model(&request.model_name, dependents).await?;
+    service.unload_model(&request.model_name, dependents).await?;
     Ok(RepositoryModelUnloadResponse {})
 }

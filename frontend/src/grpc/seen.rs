@@ -9,19 +9,17 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use pharos::access::Restrictions;
-use pharos::access::tokens::Refusal;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
+use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
-use tower::Service;
 
-use super::{Engine, trace};
+use super::trace;
 use crate::access::routes::of_grpc;
-use crate::access::{Access, Denied, Forward, GRPC_PREFIX, Guard};
-use crate::engine::{EXITING_TEXT, Protocol, Route};
-use crate::log;
+use crate::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
+use crate::request_log;
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
@@ -58,9 +56,9 @@ struct Ending {
 
 impl Seen {
     /// What travelled with `request`; for a call that came some other way, as if first seen now.
-    pub(super) fn of<T>(request: &tonic::Request<T>, engine: &Engine) -> Self {
+    pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
         let seen = request.extensions().get::<Self>().cloned();
-        seen.unwrap_or_else(|| Self { received: engine.now(), ending: Arc::default() })
+        seen.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
     }
 
     /// Notes why the call fails and gives the status that says so.
@@ -115,23 +113,23 @@ fn transport_reason(code: Code) -> Reason {
 
 /// A service that stamps and counts the calls of the one within.
 #[derive(Clone)]
-pub(crate) struct Counted<S> {
-    pub(super) engine: Engine,
+pub(crate) struct Counted<S: Service, D> {
+    pub(super) service: S,
     pub(super) restricted: Arc<Restrictions>,
     pub(super) access: Access,
     pub(super) forward: Forward,
-    pub(super) inner: S,
+    pub(super) inner: D,
 }
 
 /// The call while it runs. Dropped before its end, it counts as cancelled.
-struct Running {
-    engine: Engine,
+struct Running<S: Service> {
+    service: S,
     route: Route,
     seen: Seen,
     ended: bool,
 }
 
-impl Running {
+impl<S: Service> Running<S> {
     /// Counts the call, unless its handler does, and gives its status.
     fn end(&mut self, response: &Response<Body>) -> Code {
         self.ended = true;
@@ -147,25 +145,25 @@ impl Running {
         let failed = code != Code::Ok;
         let reason = self.seen.ending.reason.get().copied();
         let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
-        self.engine.record_answered(Protocol::Grpc, self.route, code as u16, reason);
+        self.service.record_answered(Protocol::Grpc, self.route, code as u16, reason);
         code
     }
 }
 
-impl Drop for Running {
+impl<S: Service> Drop for Running<S> {
     fn drop(&mut self) {
         if !self.ended {
             let code = ErrorCode::Cancelled.grpc_code();
             let code = u16::try_from(code).unwrap_or_default();
-            self.engine.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
+            self.service.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
         }
     }
 }
 
-impl<S, B> Service<Request<B>> for Counted<S>
+impl<S: Service, D, B> tower::Service<Request<B>> for Counted<S, D>
 where
-    S: Service<Request<B>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
+    D: tower::Service<Request<B>, Response = Response<Body>, Error = Infallible>,
+    D::Future: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -176,11 +174,11 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let seen = Seen { received: self.engine.now(), ending: Arc::default() };
+        let seen = Seen { received: self.service.now(), ending: Arc::default() };
         let route = of_grpc(request.uri().path());
         request.extensions_mut().insert(seen.clone());
-        let path = log::access().then(|| request.uri().path().to_owned());
-        let mut running = Running { engine: self.engine.clone(), route, seen, ended: false };
+        let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
+        let mut running = Running { service: self.service.clone(), route, seen, ended: false };
         let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
@@ -191,16 +189,21 @@ where
             let code = running.end(&response);
             let response = trace::sent(response);
             if let Some(path) = path {
-                log::answered("grpc", &path, code as u16, running.engine.now().ns_since(running.seen.received));
+                request_log::answered(
+                    "grpc",
+                    &path,
+                    code as u16,
+                    running.service.now().ns_since(running.seen.received),
+                );
             }
             Ok(response)
         })
     }
 }
 
-impl<S> Counted<S> {
+impl<S: Service, D> Counted<S, D> {
     /// Makes parameters of the headers of an inference call; the refusal of the call if they cannot be.
-    fn forward_headers<B>(&self, running: &Running, request: &mut Request<B>) -> Option<Response<Body>> {
+    fn forward_headers<B>(&self, running: &Running<S>, request: &mut Request<B>) -> Option<Response<Body>> {
         if self.forward.is_empty() || !matches!(running.route, Route::Infer | Route::StreamInfer) {
             return None;
         }
@@ -214,31 +217,15 @@ impl<S> Counted<S> {
     }
 
     /// The refusal of a call, if it asks for a part without the token or the key's value that this needs, or for none.
-    fn refusal<B>(&self, running: &Running, request: &Request<B>) -> Option<Response<Body>> {
+    fn refusal<B>(&self, running: &Running<S>, request: &Request<B>) -> Option<Response<Body>> {
         let guard = Guard { access: &self.access, restricted: &self.restricted, prefix: GRPC_PREFIX };
         if guard.is_open() {
             return None;
         }
         let denied = guard.check(running.route, request.headers()).err()?;
-        let (status, reason) = denied_status(&denied);
+        let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
         let _ = running.seen.ending.reason.set(reason);
-        Some(status.into_http())
-    }
-}
-
-/// The status of a call that is denied its route, and the reason for the metrics.
-pub(crate) fn denied_status(denied: &Denied) -> (Status, Reason) {
-    match denied {
-        // As for a method that no service has.
-        Denied::Unknown => (Status::unimplemented(""), Reason::Unsupported),
-        Denied::Token(Refusal::Insufficient) => {
-            (Status::permission_denied(Refusal::Insufficient.text()), Reason::Unauthenticated)
-        }
-        Denied::Token(refusal) => (Status::unauthenticated(refusal.text()), Reason::Unauthenticated),
-        Denied::Restricted(key) => {
-            let text = format!("This protocol is restricted, expecting header '{key}'");
-            (Status::unavailable(text), Reason::Restricted)
-        }
+        Some(Status::new(Code::from_i32(code.into()), text).into_http())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use pharos::error::InferError;
 use pharos::region::{Kind, Memory};
+use pharos::service::Service;
 
-use super::Engine;
 use super::proto::{
     self, CudaSharedMemoryStatusResponse, SystemSharedMemoryStatusResponse, cuda_shared_memory_status_response,
     system_shared_memory_status_response,
@@ -13,8 +13,11 @@ fn one(name: &str) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-pub(super) fn system_status(engine: &Engine, name: &str) -> Result<SystemSharedMemoryStatusResponse, InferError> {
-    let regions = engine.shared_memory().status(Kind::System, one(name))?.into_iter().map(|status| {
+pub(super) fn system_status<S: Service>(
+    service: &S,
+    name: &str,
+) -> Result<SystemSharedMemoryStatusResponse, InferError> {
+    let regions = service.memory_status(Kind::System, one(name))?.into_iter().map(|status| {
         let region = status.region;
         let (key, offset) = match &region.memory {
             Memory::System { key, offset, .. } => (key.clone(), *offset),
@@ -26,19 +29,19 @@ pub(super) fn system_status(engine: &Engine, name: &str) -> Result<SystemSharedM
     Ok(SystemSharedMemoryStatusResponse { regions: regions.collect() })
 }
 
-pub(super) fn system_register(
-    engine: &Engine,
+pub(super) fn system_register<S: Service>(
+    service: &S,
     asked: &proto::SystemSharedMemoryRegisterRequest,
 ) -> Result<(), InferError> {
-    engine.shared_memory().register_system(&asked.name, &asked.key, (asked.offset, asked.byte_size))
+    service.register_system_memory(&asked.name, &asked.key, asked.offset, asked.byte_size)
 }
 
-pub(super) fn unregister(engine: &Engine, kind: Kind, name: &str) -> Result<(), InferError> {
-    engine.shared_memory().unregister(kind, one(name))
+pub(super) fn unregister<S: Service>(service: &S, kind: Kind, name: &str) -> Result<(), InferError> {
+    service.unregister_memory(kind, one(name))
 }
 
-pub(super) fn cuda_status(engine: &Engine, name: &str) -> Result<CudaSharedMemoryStatusResponse, InferError> {
-    let regions = engine.shared_memory().status(Kind::Cuda, one(name))?.into_iter().map(|status| {
+pub(super) fn cuda_status<S: Service>(service: &S, name: &str) -> Result<CudaSharedMemoryStatusResponse, InferError> {
+    let regions = service.memory_status(Kind::Cuda, one(name))?.into_iter().map(|status| {
         let region = status.region;
         let device_id = match &region.memory {
             Memory::Cuda { device, .. } => u64::from(*device),
@@ -50,10 +53,9 @@ pub(super) fn cuda_status(engine: &Engine, name: &str) -> Result<CudaSharedMemor
     Ok(CudaSharedMemoryStatusResponse { regions: regions.collect() })
 }
 
-pub(super) async fn cuda_register(
-    engine: &Engine,
+pub(super) async fn cuda_register<S: Service>(
+    service: &S,
     asked: &proto::CudaSharedMemoryRegisterRequest,
 ) -> Result<(), InferError> {
-    let place = (asked.device_id, asked.byte_size);
-    engine.shared_memory().register_cuda(&asked.name, &asked.raw_handle, place).await
+    service.register_cuda_memory(&asked.name, &asked.raw_handle, asked.device_id, asked.byte_size).await
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::Parameter;
-use pharos::request_trace::{Activity, Traced};
+use pharos::request_trace::Traced;
+use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
 use pharos::timeline::Instant;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -18,8 +19,6 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::Engine;
-use super::OpenStream;
 use super::apart::Inputs;
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
@@ -27,8 +26,7 @@ use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferRespon
 use super::seen::{Forwarded, status};
 use super::trace;
 use super::window::{Place, Window};
-use crate::clock;
-use crate::engine::{Protocol, Responses, Route, Streamed, UNREAD};
+use crate::request_trace::{self, GRPC, Sending};
 
 /// Responses of all decoupled models of one stream that wait to be sent.
 const WAITING: usize = 4;
@@ -49,37 +47,21 @@ impl Answer {
     }
 }
 
-/// An answer that the connection is taking.
-struct Sending(Traced);
-
-impl Sending {
-    fn new(traced: Traced) -> Self {
-        traced.stamp(Activity::GrpcSendStart, clock::now());
-        Self(traced)
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.0.stamp(Activity::GrpcSendEnd, clock::now());
-    }
-}
-
 /// That a request is counted once, when its last answer is there; dropped before, as cancelled.
-struct Counting {
-    engine: Engine,
+struct Counting<S: Service> {
+    service: S,
     counted: bool,
 }
 
-impl Counting {
+impl<S: Service> Counting<S> {
     fn count(&mut self, failed: Option<(ErrorCode, Reason)>) {
         self.counted = true;
         let code = failed.map_or(0, |(code, _)| u16::try_from(code.grpc_code()).unwrap_or_default());
-        self.engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, failed.map(|(_, reason)| reason));
+        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, failed.map(|(_, reason)| reason));
     }
 }
 
-impl Drop for Counting {
+impl<S: Service> Drop for Counting<S> {
     fn drop(&mut self) {
         if !self.counted {
             self.count(Some((ErrorCode::Cancelled, Reason::Cancelled)));
@@ -88,23 +70,23 @@ impl Drop for Counting {
 }
 
 /// A request to an ordinary model that is being answered. Dropped, it is cancelled.
-struct Running {
+struct Running<S: Service> {
     task: JoinHandle<Answer>,
-    counting: Counting,
+    counting: Counting<S>,
     _place: Place,
 }
 
-impl Drop for Running {
+impl<S: Service> Drop for Running<S> {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// The answers of a stream.
-pub(super) struct Answers {
+pub(super) struct Answers<S: Service> {
     /// The requests in their order; an error is the last of them, what the client sent next is no request.
-    queue: mpsc::UnboundedReceiver<Result<Running, Status>>,
-    first: Option<Running>,
+    queue: mpsc::UnboundedReceiver<Result<Running<S>, Status>>,
+    first: Option<Running<S>>,
     /// No request to an ordinary model is open or to come.
     queue_ended: bool,
     /// What decoupled models answer.
@@ -118,7 +100,7 @@ pub(super) struct Answers {
     /// When the client waits no longer.
     deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
-    _open: OpenStream,
+    _open: S::OpenStream,
 }
 
 /// What a client wants of a stream.
@@ -134,13 +116,13 @@ pub(super) struct Wishes {
 }
 
 /// Starts answering the requests of a stream.
-pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wishes: Wishes) -> Answers {
+pub(super) fn answer<S: Service>(requests: Streaming<ModelInferRequest>, service: S, wishes: Wishes) -> Answers<S> {
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
-    let open = engine.stream_open(Protocol::Grpc);
+    let open = service.stream_open(Protocol::Grpc);
     let Wishes { wants_status, limit, forwarded, metadata } = wishes;
     let window = Window::default();
-    let reading = Reading { engine, queue: sender, producer, window: window.clone(), forwarded, metadata };
+    let reading = Reading { service, queue: sender, producer, window: window.clone(), forwarded, metadata };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -159,17 +141,17 @@ pub(super) fn answer(requests: Streaming<ModelInferRequest>, engine: Engine, wis
 }
 
 /// The side of a stream that reads requests.
-struct Reading {
-    engine: Engine,
+struct Reading<S: Service> {
+    service: S,
     /// As many as the window has places.
-    queue: mpsc::UnboundedSender<Result<Running, Status>>,
+    queue: mpsc::UnboundedSender<Result<Running<S>, Status>>,
     producer: mpsc::Sender<Answer>,
     window: Window,
     forwarded: Forwarded,
     metadata: MetadataMap,
 }
 
-impl Reading {
+impl<S: Service> Reading<S> {
     /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
     async fn read(self, mut requests: Streaming<ModelInferRequest>) {
         loop {
@@ -182,7 +164,7 @@ impl Reading {
                 read = read => read,
                 () = self.queue.closed() => return,
             };
-            let received = self.engine.now();
+            let received = self.service.now();
             match message {
                 Ok(Some(message)) => {
                     // A refusal names no model, as in Triton: there may be none of this name.
@@ -206,7 +188,7 @@ impl Reading {
                     tracing::debug!(%error, "a stream of requests broke off");
                     if error.code() != tonic::Code::Cancelled {
                         let code = error.code() as u16;
-                        self.engine.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
+                        self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
                         let _ = self.queue.send(Err(error));
                     }
                     return;
@@ -216,11 +198,11 @@ impl Reading {
     }
 
     /// Hands a request to the engine.
-    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun, InferError> {
+    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
-        let traced = trace::begin(&self.engine, &message.model_name, &self.metadata);
+        let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
         let begun = self.begin_traced(message, received, traced.as_ref());
-        let (responses, wants_empty) = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+        let (responses, wants_empty) = begun.inspect_err(|error| GRPC.refused(traced.as_ref(), received, error))?;
         Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
     }
 
@@ -230,23 +212,23 @@ impl Reading {
         message: ModelInferRequest,
         received: Instant,
         traced: Option<&Traced>,
-    ) -> Result<(Responses, bool), InferError> {
-        let mut decoded = codec::decode_for((message, Inputs::default()), &self.engine)?;
+    ) -> Result<(S::Responses, bool), InferError> {
+        let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
-        trace::received(traced, self.engine.now(), &mut decoded);
-        decoded.timeline.request_start = self.engine.now();
+        GRPC.received(traced, self.service.now(), &mut decoded);
+        decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
-        Ok((self.engine.stream(decoded)?, wants_empty))
+        Ok((self.service.stream(decoded)?, wants_empty))
     }
 
-    fn counting(&self) -> Counting {
-        Counting { engine: self.engine.clone(), counted: false }
+    fn counting(&self) -> Counting<S> {
+        Counting { service: self.service.clone(), counted: false }
     }
 
     /// Starts to answer a request of an ordinary model. It is polled once here, so that the requests of a stream reach the
     /// engine in their order, which sequences rely on; only waiting for the answer is left to a task.
-    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: Place) -> Running {
+    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: Place) -> Running<S> {
         let mut answer = Box::pin(answer);
         let at_once = std::future::poll_fn(|cx| {
             Poll::Ready(match answer.as_mut().poll(cx) {
@@ -269,16 +251,16 @@ struct Named {
 }
 
 /// A request that the engine has taken.
-struct Begun {
+struct Begun<S: Service> {
     request: Named,
-    responses: Responses,
+    responses: S::Responses,
     /// An end without outputs is told too.
     wants_empty: bool,
     traced: Option<Traced>,
-    counting: Counting,
+    counting: Counting<S>,
 }
 
-impl Begun {
+impl<S: Service> Begun<S> {
     /// The answer of an ordinary model. It is counted where it leaves.
     fn only(mut self, window: Window) -> impl Future<Output = Answer> + Send + 'static {
         self.counting.counted = true;
@@ -287,7 +269,7 @@ impl Begun {
                 Some(streamed) => message(&self.request, streamed),
                 None => failure(&self.request, InferError::internal("the model gave no answer"), true),
             };
-            trace::complete(self.traced.as_ref());
+            request_trace::complete(self.traced.as_ref());
             window.saw(answer.bytes());
             Answer { traced: self.traced, ..answer }
         }
@@ -307,11 +289,11 @@ impl Begun {
             failed = failed.or(answer.failed);
             // So much of them may wait to be read.
             (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
-            window.saw(bytes.min(largest.saturating_mul(UNREAD.into())));
+            window.saw(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
             if last {
                 // Before the last response leaves, as ever.
                 self.counting.count(failed);
-                trace::complete(self.traced.as_ref());
+                request_trace::complete(self.traced.as_ref());
             }
             let answer = Answer { traced: self.traced.clone(), ..answer };
             if !silent && to.send(answer).await.is_err() {
@@ -361,7 +343,7 @@ fn finally(mut response: ModelInferResponse, last: bool) -> ModelInferResponse {
     response
 }
 
-impl Answers {
+impl<S: Service> Answers<S> {
     /// The next answer of an ordinary model, in the order of the requests; `None` when there will be no more.
     fn poll_ordered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
         if self.queue_ended {
@@ -414,7 +396,7 @@ impl Answers {
     }
 }
 
-impl Stream for Answers {
+impl<S: Service> Stream for Answers<S> {
     type Item = Result<ModelStreamInferResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -443,7 +425,10 @@ impl Stream for Answers {
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }
             Some(Ok(answer)) => {
-                this.sending = answer.traced.map(Sending::new);
+                this.sending = answer.traced.map(|traced| {
+                    GRPC.send_starts(&traced);
+                    GRPC.sending(traced)
+                });
                 Poll::Ready(Some(Ok(answer.message)))
             }
         }

@@ -1,4 +1,4 @@
-//! The gRPC edge as a client sees it, over an engine that echoes.
+//! The gRPC edge as a client sees it, over a service that echoes.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -15,29 +15,29 @@ use tower::Service as _;
 
 use super::proto::*;
 use super::*;
-use crate::engine::{Protocol, Route};
+use pharos::service::{Protocol, Route};
+use pharos_service_double::EchoService;
 
-type Client = tonic::client::Grpc<Counted<Dispatch>>;
+type Client = tonic::client::Grpc<Services<EchoService>>;
 
-fn client(engine: &Engine) -> Client {
-    let service = service(engine.clone(), Settings::default()).unwrap();
-    tonic::client::Grpc::new(service)
+fn client(service: &EchoService) -> Client {
+    tonic::client::Grpc::new(services(service.clone(), Settings::default()).unwrap())
 }
 
-async fn unary<Q, A>(engine: &Engine, path: &'static str, message: Q) -> Result<A, Status>
+async fn unary<Q, A>(service: &EchoService, path: &'static str, message: Q) -> Result<A, Status>
 where
     Q: Message + Default + 'static,
     A: Message + Default + 'static,
 {
-    let mut client = client(engine);
+    let mut client = client(service);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static(path);
     client.unary(Call::new(message), path, ProstCodec::<Q, A>::default()).await.map(|answer| answer.into_inner())
 }
 
 macro_rules! call {
-    ($engine:expr, $method:literal, $message:expr) => {
-        unary($engine, concat!("/inference.GRPCInferenceService/", $method), $message).await
+    ($service:expr, $method:literal, $message:expr) => {
+        unary($service, concat!("/inference.GRPCInferenceService/", $method), $message).await
     };
 }
 
@@ -58,8 +58,8 @@ fn infer_request(model: &str, id: &str) -> ModelInferRequest {
 }
 
 /// The one answer that was counted.
-fn counted(engine: &Engine) -> (Route, u16, Option<Reason>) {
-    let records = engine.records();
+fn counted(service: &EchoService) -> (Route, u16, Option<Reason>) {
+    let records = service.records();
     assert_eq!(records.len(), 1, "{records:?}");
     assert_eq!(records[0].0, Protocol::Grpc);
     (records[0].1, records[0].2, records[0].3)
@@ -67,55 +67,55 @@ fn counted(engine: &Engine) -> (Route, u16, Option<Reason>) {
 
 #[tokio::test]
 async fn what_is_asked_of_server_and_models_is_answered() {
-    let engine = Engine::default();
-    let live: ServerLiveResponse = call!(&engine, "ServerLive", ServerLiveRequest {}).unwrap();
+    let service = EchoService::default();
+    let live: ServerLiveResponse = call!(&service, "ServerLive", ServerLiveRequest {}).unwrap();
     assert!(live.live);
-    assert_eq!(counted(&engine), (Route::Live, 0, None));
-    let ready: ServerReadyResponse = call!(&engine, "ServerReady", ServerReadyRequest {}).unwrap();
+    assert_eq!(counted(&service), (Route::Live, 0, None));
+    let ready: ServerReadyResponse = call!(&service, "ServerReady", ServerReadyRequest {}).unwrap();
     assert!(ready.ready);
-    let server: ServerMetadataResponse = call!(&engine, "ServerMetadata", ServerMetadataRequest {}).unwrap();
+    let server: ServerMetadataResponse = call!(&service, "ServerMetadata", ServerMetadataRequest {}).unwrap();
     assert_eq!((server.name.as_str(), server.extensions.len()), ("triton", 13));
     let named = |name: &str| (name.to_owned(), String::new());
     let (name, version) = named("echo");
     let metadata: ModelMetadataResponse =
-        call!(&engine, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
+        call!(&service, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
     assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
     let (name, version) = named("echo");
     // The configuration's bytes pass through: they read as any message with a name in field 1.
-    let config: RepositoryIndexResponse = call!(&engine, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
+    let config: RepositoryIndexResponse = call!(&service, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
     assert_eq!(config.models[0].name, "echo");
     let statistics: ModelStatisticsResponse =
-        call!(&engine, "ModelStatistics", ModelStatisticsRequest::default()).unwrap();
+        call!(&service, "ModelStatistics", ModelStatisticsRequest::default()).unwrap();
     assert!(statistics.model_stats[0].inference_stats.as_ref().unwrap().cache_miss.is_some());
     let index: RepositoryIndexResponse =
-        call!(&engine, "RepositoryIndex", RepositoryIndexRequest { ready: true, ..Default::default() }).unwrap();
+        call!(&service, "RepositoryIndex", RepositoryIndexRequest { ready: true, ..Default::default() }).unwrap();
     assert_eq!((index.models.len(), index.models[0].state.as_str()), (1, "READY"));
 }
 
 #[tokio::test]
 async fn an_unknown_model_is_not_ready_and_cannot_infer() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let question = ModelReadyRequest { name: "nope".into(), version: String::new() };
-    let ready: ModelReadyResponse = call!(&engine, "ModelReady", question).unwrap();
+    let ready: ModelReadyResponse = call!(&service, "ModelReady", question).unwrap();
     assert!(!ready.ready);
-    assert_eq!(counted(&engine), (Route::ModelReady, 0, None));
-    let engine = Engine::default();
-    let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("nope", ""));
+    assert_eq!(counted(&service), (Route::ModelReady, 0, None));
+    let service = EchoService::default();
+    let result: Result<ModelInferResponse, _> = call!(&service, "ModelInfer", infer_request("nope", ""));
     let status = result.unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "Request for unknown model: 'nope' is not found")
     );
-    assert_eq!(counted(&engine), (Route::Infer, 3, Some(Reason::UnknownModel)));
+    assert_eq!(counted(&service), (Route::Infer, 3, Some(Reason::UnknownModel)));
 }
 
 #[tokio::test]
 async fn infer_answers_and_is_counted() {
-    let engine = Engine::default();
-    let answer: ModelInferResponse = call!(&engine, "ModelInfer", infer_request("echo", "7")).unwrap();
+    let service = EchoService::default();
+    let answer: ModelInferResponse = call!(&service, "ModelInfer", infer_request("echo", "7")).unwrap();
     assert_eq!((answer.id.as_str(), answer.outputs[0].name.as_str()), ("7", "OUTPUT0"));
     assert_eq!(answer.raw_output_contents[0], [1u8, 2][..]);
-    assert_eq!(counted(&engine), (Route::Infer, 0, None));
+    assert_eq!(counted(&service), (Route::Infer, 0, None));
 }
 
 #[tokio::test]
@@ -134,71 +134,71 @@ async fn loads_and_unloads_have_parameters() {
         ("file:1/x", text("x"), Code::InvalidArgument, "'file:1/x', expected bytes_param."),
         ("unknown", text("x"), Code::InvalidArgument, "unrecognized load parameter 'unknown'."),
     ] {
-        let engine = Engine::default();
+        let service = EchoService::default();
         let (model_name, parameters) = ("other".to_owned(), parameters(name, choice));
         let request = RepositoryModelLoadRequest { model_name, parameters, ..Default::default() };
-        let load: Result<RepositoryModelLoadResponse, _> = call!(&engine, "RepositoryModelLoad", request);
+        let load: Result<RepositoryModelLoadResponse, _> = call!(&service, "RepositoryModelLoad", request);
         let status = load.unwrap_err();
         assert!(status.message().contains(expected), "{status}");
-        assert_eq!((status.code(), counted(&engine).0), (code, Route::RepositoryLoad));
+        assert_eq!((status.code(), counted(&service).0), (code, Route::RepositoryLoad));
     }
     for (choice, code, expected) in [
         (ParameterChoice::BoolParam(true), Code::Internal, "other true"),
         (text("x"), Code::InvalidArgument, "'unload_dependents' parameter, expected bool_param."),
     ] {
-        let engine = Engine::default();
+        let service = EchoService::default();
         let (model_name, parameters) = ("other".to_owned(), parameters("unload_dependents", choice));
         let request = RepositoryModelUnloadRequest { model_name, parameters, ..Default::default() };
-        let unload: Result<RepositoryModelUnloadResponse, _> = call!(&engine, "RepositoryModelUnload", request);
+        let unload: Result<RepositoryModelUnloadResponse, _> = call!(&service, "RepositoryModelUnload", request);
         let status = unload.unwrap_err();
         assert!(status.message().contains(expected), "{status}");
-        assert_eq!((status.code(), counted(&engine).0), (code, Route::RepositoryUnload));
+        assert_eq!((status.code(), counted(&service).0), (code, Route::RepositoryUnload));
     }
     let repository_name = "somewhere".to_owned();
     let request = RepositoryModelLoadRequest { repository_name, ..Default::default() };
-    let load: Result<RepositoryModelLoadResponse, _> = call!(&Engine::default(), "RepositoryModelLoad", request);
+    let load: Result<RepositoryModelLoadResponse, _> = call!(&EchoService::default(), "RepositoryModelLoad", request);
     assert_eq!(load.unwrap_err().message(), "'repository_name' specification is not supported");
 }
 
 #[tokio::test]
 async fn unregistering_succeeds() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let _: CudaSharedMemoryUnregisterResponse =
-        call!(&engine, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default()).unwrap();
+        call!(&service, "CudaSharedMemoryUnregister", CudaSharedMemoryUnregisterRequest::default()).unwrap();
     let regions: SystemSharedMemoryStatusResponse =
-        call!(&engine, "SystemSharedMemoryStatus", SystemSharedMemoryStatusRequest::default()).unwrap();
+        call!(&service, "SystemSharedMemoryStatus", SystemSharedMemoryStatusRequest::default()).unwrap();
     assert!(regions.regions.is_empty());
 }
 
 #[tokio::test]
 async fn what_no_handler_sees_is_counted_too() {
-    let engine = Engine::default();
-    let result: Result<ServerLiveResponse, _> = call!(&engine, "NoSuchMethod", ServerLiveRequest {});
+    let service = EchoService::default();
+    let result: Result<ServerLiveResponse, _> = call!(&service, "NoSuchMethod", ServerLiveRequest {});
     assert_eq!(result.unwrap_err().code(), Code::Unimplemented);
-    assert_eq!(counted(&engine), (Route::Unknown, 12, Some(Reason::Unsupported)));
+    assert_eq!(counted(&service), (Route::Unknown, 12, Some(Reason::Unsupported)));
     // Field 5 (inputs) with the wrong wire type: not a ModelInferRequest.
-    let engine = Engine::default();
+    let service = EchoService::default();
     let bad = StatisticDuration { count: 1, ns: 2 };
-    let result: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", bad);
+    let result: Result<ModelInferResponse, _> = call!(&service, "ModelInfer", bad);
     assert!(result.is_err());
-    assert_eq!(counted(&engine).2, Some(Reason::Malformed));
-    let engine = Engine::default();
+    assert_eq!(counted(&service).2, Some(Reason::Malformed));
+    let service = EchoService::default();
     let waiting = async {
-        let _: Result<ModelInferResponse, _> = call!(&engine, "ModelInfer", infer_request("slow", ""));
+        let _: Result<ModelInferResponse, _> = call!(&service, "ModelInfer", infer_request("slow", ""));
     };
     assert!(tokio::time::timeout(Duration::from_millis(20), waiting).await.is_err());
-    assert_eq!(counted(&engine), (Route::Infer, 1, Some(Reason::Cancelled)));
+    assert_eq!(counted(&service), (Route::Infer, 1, Some(Reason::Cancelled)));
 }
 
 #[tokio::test]
 async fn health_and_reflection_answer() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let question = HealthCheckRequest { service: "anything".into() };
-    let health: HealthCheckResponse = unary(&engine, "/grpc.health.v1.Health/Check", question).await.unwrap();
+    let health: HealthCheckResponse = unary(&service, "/grpc.health.v1.Health/Check", question).await.unwrap();
     assert_eq!(health.status, 1);
-    assert_eq!(counted(&engine), (Route::HealthCheck, 0, None));
+    assert_eq!(counted(&service), (Route::HealthCheck, 0, None));
     // ServerReflectionRequest { list_services = 7 }, and in the answer the name of the inference service.
-    let mut client = client(&engine);
+    let mut client = client(&service);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
     let question = tokio_stream::once(raw::RawModelConfig(vec![0x3a, 0].into()));
@@ -208,11 +208,11 @@ async fn health_and_reflection_answer() {
 }
 
 async fn stream(
-    engine: &Engine,
+    service: &EchoService,
     messages: Vec<ModelInferRequest>,
     status: bool,
 ) -> Vec<Result<ModelStreamInferResponse, Status>> {
-    let mut client = client(engine);
+    let mut client = client(service);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
     let mut call = Call::new(tokio_stream::iter(messages));
@@ -225,12 +225,12 @@ async fn stream(
 
 #[tokio::test]
 async fn a_stream_answers_in_order_with_errors_in_band() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let messages: Vec<_> = (0..200)
         .map(|n| if n == 100 { "fail".into() } else { n.to_string() })
         .map(|id: String| infer_request("echo", &id))
         .collect();
-    let answers = stream(&engine, messages, false).await;
+    let answers = stream(&service, messages, false).await;
     assert_eq!(answers.len(), 200);
     for (n, answer) in answers.into_iter().enumerate() {
         let answer = answer.unwrap();
@@ -241,23 +241,23 @@ async fn a_stream_answers_in_order_with_errors_in_band() {
         let last = response.parameters["triton_final_response"].parameter_choice.clone();
         assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
     }
-    let records = engine.records();
+    let records = service.records();
     assert_eq!(records.len(), 200, "one for each request, none for the stream");
     assert_eq!(records.iter().filter(|record| record.3 == Some(Reason::Invalid)).count(), 1);
 }
 
 #[tokio::test]
 async fn a_stream_that_asks_for_it_ends_with_the_errors_status() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let messages = ["1", "fail", "3"].map(|id| infer_request("echo", id)).to_vec();
-    let answers = stream(&engine, messages, true).await;
+    let answers = stream(&service, messages, true).await;
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[1].as_ref().unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let good = infer_request("echo", "1").encode_to_vec();
     let frame = |message: &[u8]| [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
     let body = [frame(&good), frame(&[0xff, 0xff])].concat();
@@ -265,11 +265,11 @@ async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
         .header("content-type", "application/grpc")
         .body(http_body_util::Full::new(bytes::Bytes::from(body)))
         .unwrap();
-    let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+    let response = services(service.clone(), Settings::default()).unwrap().call(request).await.unwrap();
     let answer = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
     assert_eq!(answer.trailers().unwrap()["grpc-status"], "13");
     assert!(!answer.to_bytes().is_empty(), "the first request is answered");
-    let codes: Vec<_> = engine.records().into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
+    let codes: Vec<_> = service.records().into_iter().map(|(_, _, code, reason)| (code, reason)).collect();
     assert!(codes.contains(&(0, None)) && codes.contains(&(13, Some(Reason::Malformed))), "{codes:?}");
     assert_eq!(codes.len(), 2);
 }
@@ -277,36 +277,36 @@ async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
 #[tokio::test]
 async fn what_is_no_grpc_is_refused_by_its_http_status() {
     for content_type in [Some("application/json"), None] {
-        let engine = Engine::default();
+        let service = EchoService::default();
         let mut request = Request::post("/inference.GRPCInferenceService/ModelInfer");
         if let Some(content_type) = content_type {
             request = request.header("content-type", content_type);
         }
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
-        let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+        let response = services(service.clone(), Settings::default()).unwrap().call(request).await.unwrap();
         assert_eq!(response.status().as_u16(), 415);
-        assert_eq!(counted(&engine), (Route::Infer, 13, Some(Reason::Malformed)));
+        assert_eq!(counted(&service), (Route::Infer, 13, Some(Reason::Malformed)));
     }
 }
 
 #[tokio::test]
 async fn an_abandoned_stream_cancels_its_requests() {
-    let engine = Engine::default();
-    let waiting = stream(&engine, vec![infer_request("slow", "1"), infer_request("slow", "2")], false);
+    let service = EchoService::default();
+    let waiting = stream(&service, vec![infer_request("slow", "1"), infer_request("slow", "2")], false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
     let all_counted = async {
-        while engine.records().len() < 2 {
+        while service.records().len() < 2 {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(5), all_counted).await.unwrap();
-    assert!(engine.records().iter().all(|record| record.3 == Some(Reason::Cancelled)));
+    assert!(service.records().iter().all(|record| record.3 == Some(Reason::Cancelled)));
 }
 
 #[tokio::test]
 async fn a_call_ends_when_the_client_waits_no_longer() {
     for method in ["ModelInfer", "ModelStreamInfer"] {
-        let engine = Engine::default();
+        let service = EchoService::default();
         let message = infer_request("slow", "1").encode_to_vec();
         let body = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
         let request = Request::post(format!("/inference.GRPCInferenceService/{method}"))
@@ -315,7 +315,7 @@ async fn a_call_ends_when_the_client_waits_no_longer() {
             .body(http_body_util::Full::new(bytes::Bytes::from(body)))
             .unwrap();
         let ended = async {
-            let response = service(engine.clone(), Settings::default()).unwrap().call(request).await.unwrap();
+            let response = services(service.clone(), Settings::default()).unwrap().call(request).await.unwrap();
             let head = response.headers().get("grpc-status").cloned();
             let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
             head.or_else(|| body.trailers()?.get("grpc-status").cloned())
@@ -327,9 +327,9 @@ async fn a_call_ends_when_the_client_waits_no_longer() {
 
 #[tokio::test]
 async fn answers_are_compressed_only_for_who_compresses() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {
-        let service = service(engine.clone(), Settings::default()).unwrap();
+        let service = services(service.clone(), Settings::default()).unwrap();
         let mut client = tonic::client::Grpc::new(service).accept_compressed(CompressionEncoding::Gzip);
         match encoding {
             Some("gzip") => client = client.send_compressed(CompressionEncoding::Gzip),

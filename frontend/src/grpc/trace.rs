@@ -1,36 +1,31 @@
 //! `TraceSetting`: what is traced (spec 2.7); and what the gRPC edge adds to the traces of its requests.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use pharos::error::InferError;
-use pharos::infer::InferRequest;
-use pharos::request_trace::{Activity, Traced};
-use pharos::timeline::Instant;
+use pharos::request_trace::Traced;
+use pharos::service::{Service, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use tonic::body::Body;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Response, Status};
 
-use super::Engine;
 use super::proto::trace_setting_response::SettingValue;
 use super::proto::{TraceSettingRequest, TraceSettingResponse};
-use crate::clock;
-use crate::engine::unchangeable_trace_setting;
+use crate::request_trace::GRPC;
 
 /// Changes what the request names, and gives all settings.
 ///
 /// # Errors
 /// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
-pub(super) fn settings(engine: &Engine, request: TraceSettingRequest) -> Result<TraceSettingResponse, InferError> {
-    engine.trace_settings(&request.model_name)?;
+pub(super) fn settings<S: Service>(
+    service: &S,
+    request: TraceSettingRequest,
+) -> Result<TraceSettingResponse, InferError> {
+    service.trace_settings(&request.model_name)?;
     let mut update = Update::default();
     for (name, setting) in &request.settings {
         set(name, &setting.value, &mut update)?;
     }
-    let settings = engine.update_trace_settings(&request.model_name, &update)?;
+    let settings = service.update_trace_settings(&request.model_name, &update)?;
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
     Ok(TraceSettingResponse { settings: settings.collect() })
 }
@@ -60,40 +55,14 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
 }
 
 /// Begins to trace a request, if it is sampled.
-pub(super) fn begin(engine: &Engine, model: &str, metadata: &MetadataMap) -> Option<Traced> {
-    engine.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
-}
-
-/// The request's message is here and understood: it takes along what collects its course.
-pub(super) fn received(traced: Option<&Traced>, read: Instant, request: &mut InferRequest) {
-    if let Some(traced) = traced {
-        traced.stamp(Activity::GrpcWaitReadStart, request.timeline.received);
-        traced.stamp(Activity::GrpcWaitReadEnd, read);
-        // The latencies' exemplars point to it.
-        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
-        request.traced = Some(traced.clone());
-    }
-}
-
-/// The last response of the model is here, or an error in its place.
-pub(super) fn complete(traced: Option<&Traced>) {
-    if let Some(traced) = traced {
-        traced.complete(clock::now());
-    }
-}
-
-/// The request has failed, perhaps before any model had it.
-pub(super) fn refused(traced: Option<&Traced>, received: Instant, error: &InferError) {
-    if let Some(traced) = traced {
-        let receiving = [(Activity::GrpcWaitReadStart, received), (Activity::GrpcWaitReadEnd, clock::now())];
-        traced.refused(&error.message, receiving);
-    }
+pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
+    service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
 }
 
 /// What becomes of an answer travels with it: [`sent`] takes it off again.
 pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
     let Some(traced) = traced else { return answer };
-    traced.stamp(Activity::GrpcSendStart, clock::now());
+    GRPC.send_starts(&traced);
     let parent = traced.traceparent().and_then(|parent| MetadataValue::try_from(parent.to_string()).ok());
     match answer {
         Ok(mut response) => {
@@ -108,7 +77,7 @@ pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Statu
                 status.metadata_mut().insert("traceparent", parent);
             }
             // A status is sent at once, without a body that could be followed.
-            traced.stamp(Activity::GrpcSendEnd, clock::now());
+            drop(GRPC.sending(traced));
             Err(status)
         }
     }
@@ -117,36 +86,7 @@ pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Statu
 /// The answer to a call, with a body that stamps when it is sent if the call is traced.
 pub(super) fn sent(mut response: http::Response<Body>) -> http::Response<Body> {
     match response.extensions_mut().remove::<Traced>() {
-        Some(traced) => response.map(|body| Body::new(Sending { body, traced })),
+        Some(traced) => response.map(|body| Body::new(GRPC.sending_body(traced, body))),
         None => response,
-    }
-}
-
-/// A body on its way; dropped when the connection has taken it.
-struct Sending {
-    body: Body,
-    traced: Traced,
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.traced.stamp(Activity::GrpcSendEnd, clock::now());
-    }
-}
-
-impl http_body::Body for Sending {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

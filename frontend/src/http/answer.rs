@@ -6,20 +6,18 @@ use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-
-use super::Engine;
-use crate::engine::{Protocol, Route};
+use pharos::service::{Protocol, Route, Service};
 
 /// A request that is being answered. Dropped without an answer (the client went away), it counts as cancelled.
-pub(super) struct Pending {
-    engine: Engine,
+pub(super) struct Pending<S: Service> {
+    service: S,
     route: Route,
     counted: bool,
 }
 
-impl Pending {
-    pub(super) fn new(engine: &Engine, route: Route) -> Self {
-        Self { engine: engine.clone(), route, counted: false }
+impl<S: Service> Pending<S> {
+    pub(super) fn new(service: &S, route: Route) -> Self {
+        Self { service: service.clone(), route, counted: false }
     }
 
     /// Turns a handler's result into the answer and counts it.
@@ -45,11 +43,11 @@ impl Pending {
 
     fn count(&mut self, code: u16, reason: Option<Reason>) {
         self.counted = true;
-        self.engine.record_answered(Protocol::Http, self.route, code, reason);
+        self.service.record_answered(Protocol::Http, self.route, code, reason);
     }
 }
 
-impl Drop for Pending {
+impl<S: Service> Drop for Pending<S> {
     fn drop(&mut self) {
         if !self.counted {
             self.count(ErrorCode::Cancelled.http_status(), Some(Reason::Cancelled));

@@ -19,14 +19,14 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pharos::error::{InferError, Reason};
+use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
-use tower::Service;
+use tower::Service as _;
 
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Engine, Settings, answer, refused, restrict, routes};
+use super::{Edge, Settings, answer, refused, restrict, routes};
 use crate::access::routes::of_http;
-use crate::engine::Route;
 use crate::listener::{self, Life, Speaks};
 
 pub use sagemaker::SageMaker;
@@ -45,27 +45,27 @@ pub enum Platform {
 }
 
 /// Serves a platform's endpoints on `listener` until `life` says to stop and the requests in flight are answered.
-pub async fn serve(
+pub async fn serve<S: Service>(
     listener: TcpListener,
-    engine: Engine,
+    service: S,
     (settings, connections): (Settings, listener::Settings),
     platform: Platform,
     life: Life,
 ) {
-    let edge = Edge { engine: engine.clone(), settings: Arc::new(settings) };
+    let edge = Edge { service: service.clone(), settings: Arc::new(settings) };
     let dispatch = Dispatch { router: routes(edge.clone()), edge };
     let cloud = Cloud { dispatch, platform };
-    listener::serve(listener, (Speaks::Http, connections), cloud, refused(engine), life).await;
+    listener::serve(listener, (Speaks::Http, connections), cloud, refused(service), life).await;
 }
 
 /// The endpoints as one service.
 #[derive(Clone)]
-struct Cloud {
-    dispatch: Dispatch,
+struct Cloud<S: Service> {
+    dispatch: Dispatch<S>,
     platform: Platform,
 }
 
-impl<B> Service<Request<B>> for Cloud
+impl<S: Service, B> tower::Service<Request<B>> for Cloud<S>
 where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -103,8 +103,8 @@ fn model_path(model: &str, verb: &str) -> String {
 }
 
 /// Answers a request as if it were the one of v2 with this method and path.
-async fn pass<B>(
-    mut dispatch: Dispatch,
+async fn pass<S: Service, B>(
+    mut dispatch: Dispatch<S>,
     mut request: Request<B>,
     (method, path): (Method, &str),
     form: &BinaryForm,
@@ -159,12 +159,12 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
 }
 
 /// The answer to a request for a path of v2 that fails before it gets there: a refusal, if access is refused.
-fn fail(edge: &Edge, (path, headers): (&str, &HeaderMap), error: InferError) -> Response {
+fn fail<S: Service>(edge: &Edge<S>, (path, headers): (&str, &HeaderMap), error: InferError) -> Response {
     restrict::refusal(edge, path, headers).unwrap_or_else(|| edge.pending(of_http(path)).finish(Err(error)))
 }
 
 /// The answer to a path that the platform does not have, with Triton's status.
-fn unknown(edge: &Edge) -> Response {
+fn unknown<S: Service>(edge: &Edge<S>) -> Response {
     let response = answer::error_text(StatusCode::BAD_REQUEST, "Bad Request");
     edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }

@@ -10,6 +10,7 @@ use pharos::tensor::{DataType, Tensor, push_bytes_element};
 use proptest::prelude::*;
 
 use super::*;
+use crate::http::fuzz;
 
 const LIMIT: u64 = 1 << 20;
 
@@ -457,7 +458,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
 proptest! {
     #[test]
     fn decoding_never_panics(data in proptest::collection::vec(any::<u8>(), 0..300)) {
-        fuzz_decode(&data);
+        fuzz::bodies(&data);
     }
 
     #[test]
@@ -468,7 +469,7 @@ proptest! {
         body[at] = byte;
         body.truncate(cut.max(at + 1));
         for length in [length, u16::MAX, body.len() as u16 - 1] {
-            fuzz_decode(&[&length.to_le_bytes(), &body[..]].concat());
+            fuzz::bodies(&[&length.to_le_bytes(), &body[..]].concat());
         }
     }
 

@@ -5,8 +5,8 @@ use flate2::Compression;
 use pharos::data::Data;
 use pharos::error::InferError;
 
-use super::body::no_memory;
 use crate::receiving::Reservation;
+use crate::receiving::body::no_memory;
 use crate::receiving::coding::{Format, InflateError, deflate, inflate};
 
 /// A content coding.

@@ -1,6 +1,7 @@
 //! The way of a request to its handler: inference, which comes thousands of times a second, directly; everything else
 //! through the table of routes.
 
+use pharos::service::Service;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,23 +13,23 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::header::TRANSFER_ENCODING;
 use http::{Method, Request};
-use tower::Service;
+use tower::Service as _;
 
 use super::model::ModelPath;
 use super::{Edge, infer, restrict};
-use crate::log;
+use crate::request_log;
 use crate::slow::{Pace, Paced};
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// All of the protocol, as one service.
 #[derive(Clone)]
-pub(super) struct Dispatch {
-    pub(super) edge: Edge,
+pub(super) struct Dispatch<S: Service> {
+    pub(super) edge: Edge<S>,
     pub(super) router: Router,
 }
 
-impl<B> Service<Request<B>> for Dispatch
+impl<S: Service, B> tower::Service<Request<B>> for Dispatch<S>
 where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -43,27 +44,27 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if log::access() {
+        if request_log::is_enabled() {
             return self.call_and_tell(request);
         }
         self.answer(request)
     }
 }
 
-impl Dispatch {
+impl<S: Service> Dispatch<S> {
     /// Answers, and logs a line about it.
     fn call_and_tell<B>(&mut self, request: Request<B>) -> Answering
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
-        let (engine, began) = (self.edge.engine.clone(), self.edge.engine.now());
+        let (service, began) = (self.edge.service.clone(), self.edge.service.now());
         let what = format!("{} {}", request.method(), request.uri());
         let answering = self.answer(request);
         Box::pin(async move {
             let answer = answering.await;
             let status = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
-            log::answered("http", &what, status, engine.now().ns_since(began));
+            request_log::answered("http", &what, status, service.now().ns_since(began));
             answer
         })
     }
@@ -88,7 +89,7 @@ impl Dispatch {
 }
 
 /// A request whose body has to arrive in time.
-pub(super) fn paced<B>(edge: &Edge, request: Request<B>) -> Request<Body>
+pub(super) fn paced<S: Service, B>(edge: &Edge<S>, request: Request<B>) -> Request<Body>
 where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,

@@ -1,7 +1,7 @@
 //! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
 //! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
 
-mod convert;
+pub(super) mod convert;
 mod events;
 
 use axum::body::Body;
@@ -13,35 +13,38 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
-use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
-use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::request_trace::Traced;
-use pharos::tensor::{DataType, byte_size};
+use pharos::service::{Protocol, Responses, Route, Service, Streamed};
 use pharos::timeline::Instant;
 
 use super::Edge;
 use super::answer;
-use super::body::{self, Read};
 use super::codec;
-use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
-use crate::engine::{Protocol, Responses, Route, Streamed};
-
+use crate::receiving::body::{self, Read};
+use crate::request_trace::{self, HTTP};
 use events::Events;
 
 /// What is said about a model that does not answer exactly once.
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                        various number of responses";
 
-pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn generate<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::Generate);
     let mut traced = None;
     let result = async {
         let (mut responses, sampled) = begin(&edge, path, request).await?;
         traced = sampled;
         let response = only(&mut responses).await;
-        trace::complete(traced.as_ref());
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
@@ -51,9 +54,13 @@ pub(super) async fn generate(State(edge): State<Edge>, path: ModelPath, request:
     trace::sending(traced, pending.finish(result))
 }
 
-pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn generate_stream<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::GenerateStream);
-    let open = edge.engine.stream_open(Protocol::Http);
+    let open = edge.service.stream_open(Protocol::Http);
     let (mut responses, traced) = match begin(&edge, path, request).await {
         Ok(begun) => begun,
         Err(error) => return pending.finish(Err(error)),
@@ -75,7 +82,7 @@ pub(super) async fn generate_stream(State(edge): State<Edge>, path: ModelPath, r
 }
 
 /// The response of a model that gives exactly one.
-async fn only(responses: &mut Responses) -> Result<InferResponse, InferError> {
+async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
     let mut found = None;
     while let Some(Streamed { answer, empty, .. }) = responses.next().await {
@@ -89,56 +96,29 @@ async fn only(responses: &mut Responses) -> Result<InferResponse, InferError> {
     found.ok_or_else(not_one)
 }
 
-/// The fuzzer's way in: any body, for a model with inputs of many kinds. What becomes a request fits its own shape.
-pub(super) fn fuzz(body: &[u8]) {
-    let inputs = [
-        ("I", "INT32", vec![-1]),
-        ("ROWS", "FP32", vec![-1, 2]),
-        ("T", "BYTES", vec![1]),
-        ("DEEP", "INT64", vec![-1, 3, -1]),
-        ("B", "BOOL", vec![2]),
-        ("D", "FP64", vec![0]),
-        ("U", "UINT8", vec![-1]),
-        ("H", "FP16", vec![-1]),
-    ];
-    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
-    let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
-    let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
-    let mut request = InferRequest::default();
-    if convert::request(body, &model, &mut request).is_ok() {
-        for InferInput { name, tensor } in request.inputs {
-            let fits = tensor.datatype == DataType::Bytes
-                || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
-            assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
-            let outputs = vec![InferOutput { name, tensor }];
-            let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
-        }
-    }
-}
-
 /// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
-async fn begin(
-    edge: &Edge,
+async fn begin<S: Service>(
+    edge: &Edge<S>,
     path: ModelPath,
     request: Request<Body>,
-) -> Result<(Responses, Option<Traced>), InferError> {
-    let received = edge.engine.now();
+) -> Result<(S::Responses, Option<Traced>), InferError> {
+    let received = edge.service.now();
     let (parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
     let traced = trace::begin(edge, &path.model, &parts.headers);
     let begun = begin_traced(edge, path, (parts, body), (traced.as_ref(), received)).await;
-    let responses = begun.inspect_err(|error| trace::refused(traced.as_ref(), received, error))?;
+    let responses = begun.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error))?;
     Ok((responses, traced))
 }
 
-async fn begin_traced(
-    edge: &Edge,
+async fn begin_traced<S: Service>(
+    edge: &Edge<S>,
     path: ModelPath,
     (parts, body): (Parts, Body),
     (traced, received): (Option<&Traced>, Instant),
-) -> Result<Responses, InferError> {
+) -> Result<S::Responses, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
-    let metadata = edge.engine.model_metadata(&path.model, &path.version);
+    let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
     let (metadata, body) = (metadata?, body?);
     let mut request = InferRequest {
@@ -154,9 +134,9 @@ async fn begin_traced(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
-    trace::received(traced, &mut request);
-    request.timeline.request_start = edge.engine.now();
-    edge.engine.stream(request)
+    HTTP.received(traced, edge.service.now(), &mut request);
+    request.timeline.request_start = edge.service.now();
+    edge.service.stream(request)
 }
 
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
@@ -169,7 +149,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
 }
 
 /// The whole body, within the limits of the edge.
-pub(super) async fn read(edge: &Edge, body: Body, waits: bool) -> Result<Data, InferError> {
+pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body, waits: bool) -> Result<Data, InferError> {
     let limit = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, limit, waits).await? {
         Read::Whole(body) => Ok(body),

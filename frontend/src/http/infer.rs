@@ -11,32 +11,36 @@ use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferRequest, Parameter};
+use pharos::service::{Endpoint, Route, Service};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::body::{self, Pieces, Read};
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
+use super::headers::{TRACEPARENT, text};
 use super::model::ModelPath;
+use super::pieces::Pieces;
 use super::{Edge, answer, trace};
-use crate::engine::{Endpoint, Route};
 use crate::receiving::Budget;
+use crate::receiving::body::{self, Read};
+use crate::request_trace::{self, HTTP};
 
 /// Tensors of no more bytes in all are not sent as pieces of their own.
 const SMALL: usize = 16 << 10;
 
-/// W3C Trace Context.
-pub(super) const TRACEPARENT: &str = "traceparent";
-
 /// Work on more bytes than this leaves the threads that serve sockets.
 pub(super) const LONG: usize = 1 << 20;
 
-pub(super) async fn infer(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn infer<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     answer(edge, path, request).await
 }
 
 /// Answers an inference request.
-pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) -> Response {
-    let received = edge.engine.now();
+pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
+    let received = edge.service.now();
     let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
@@ -56,14 +60,14 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         let received_request = receive(&edge, head, body, coding, waits).await;
         // As in Triton, that there is no such model is said before what is wrong with the body.
         let (mut request, form) =
-            received_request.map_err(|error| edge.engine.model_metadata(&model, &version).err().unwrap_or(error))?;
+            received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
         forward(&edge, &parts.headers, &mut request)?;
         request.timeline.received = received;
-        trace::received(traced.as_ref(), &mut request);
-        request.timeline.request_start = edge.engine.now();
-        let response = edge.engine.infer(request, Endpoint::HttpInfer).await;
-        trace::complete(traced.as_ref());
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
+        request.timeline.request_start = edge.service.now();
+        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
@@ -74,28 +78,24 @@ pub(super) async fn answer(edge: Edge, path: ModelPath, request: Request<Body>) 
         })
         .await
     };
-    let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     trace::sending(traced, pending.finish(result))
 }
 
 /// Makes parameters of the headers that are to be forwarded.
-pub(super) fn forward(edge: &Edge, headers: &HeaderMap, request: &mut InferRequest) -> Result<(), InferError> {
+pub(super) fn forward<S: Service>(
+    edge: &Edge<S>,
+    headers: &HeaderMap,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
     let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
     request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
     Ok(())
 }
 
-/// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header
-/// that cannot be understood must not count as absent, for the body means something else without it.
-pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
-    let mut values = headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
-    let first = values.next()?;
-    Some(values.fold(first, |list, value| Cow::Owned(format!("{list}, {value}"))))
-}
-
 /// Reads, decompresses and decodes a request.
-async fn receive(
-    edge: &Edge,
+async fn receive<S: Service>(
+    edge: &Edge<S>,
     head: Head,
     body: Body,
     coding: Coding,

@@ -5,26 +5,25 @@ use axum::extract::State;
 use axum::response::Response;
 use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::service::{LogSettings, LogUpdate, Route, Service, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
 use serde_json::value::RawValue;
 
-use super::body::{self, Read};
 use super::json::{Members, as_bool, as_string, as_u64, parse_error};
 use super::{Edge, answer};
-use crate::engine::Route;
-use crate::log::{self, Settings, Update};
+use crate::receiving::body::{self, Read};
 
 /// The most bytes of a change: it has a handful of members.
 const MAX_BODY: u64 = 64 << 10;
 
-pub(super) async fn get(State(edge): State<Edge>) -> Response {
-    edge.pending(Route::LogSettings).finish(shown(&log::settings()))
+pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Response {
+    edge.pending(Route::LogSettings).finish(shown(&edge.service.log_settings()))
 }
 
-pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
+pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::LogSettings);
     match change(&edge, request.into_body()).await {
         // Triton answers a wrong format as if the server could not do it now.
-        Err(error) if error.message.starts_with(log::WRONG_FORMAT) => {
+        Err(error) if error.message.starts_with(WRONG_LOG_FORMAT) => {
             let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
             pending.finish_as(response, Some(error.reason))
         }
@@ -32,7 +31,7 @@ pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Re
     }
 }
 
-async fn change(edge: &Edge, body: Body) -> Result<Response, InferError> {
+async fn change<S: Service>(edge: &Edge<S>, body: Body) -> Result<Response, InferError> {
     let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {
@@ -41,31 +40,31 @@ async fn change(edge: &Edge, body: Body) -> Result<Response, InferError> {
         }
     };
     if body.iter().all(u8::is_ascii_whitespace) {
-        return shown(&log::settings());
+        return shown(&edge.service.log_settings());
     }
     let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
-    let mut update = Update::default();
+    let mut update = LogUpdate::default();
     for (name, value) in members.0 {
         member(&name, value, &mut update)?;
     }
-    shown(&log::update(update))
+    shown(&edge.service.update_log_settings(update))
 }
 
-fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
+fn member(name: &str, value: &RawValue, update: &mut LogUpdate) -> Result<(), InferError> {
     let prefix = format!("Unable to parse '{name}'");
     match name {
         "log_info" => update.info = Some(as_bool(value, &prefix)?),
         "log_warning" => update.warning = Some(as_bool(value, &prefix)?),
         "log_error" => update.error = Some(as_bool(value, &prefix)?),
         "log_verbose_level" => update.verbose = Some(u32::try_from(as_u64(value, &prefix)?).unwrap_or(u32::MAX)),
-        "log_format" => update.format = Some(log::format_named(&as_string(value, &prefix)?)?),
-        _ => return Err(log::unchangeable(name)),
+        "log_format" => update.format = Some(log_format(&as_string(value, &prefix)?)?),
+        _ => return Err(unchangeable_log_setting(name)),
     }
     Ok(())
 }
 
-fn shown(settings: &Settings) -> Result<Response, InferError> {
-    let Settings { file, info, warning, error, verbose, format } = settings;
+fn shown(settings: &LogSettings) -> Result<Response, InferError> {
+    let LogSettings { file, info, warning, error, verbose, format } = settings;
     answer::json_of(&serde_json::json!({
         "log_file": file,
         "log_info": info,

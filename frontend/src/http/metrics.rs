@@ -12,36 +12,38 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY}
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Format, Names};
+use pharos::service::Service;
 use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
-use super::{Engine, answer, dashboard, infer};
+use super::headers::text;
+use super::{answer, dashboard};
 use crate::listener::{self, Life, Speaks};
 
 /// Serves metrics on `listener` until `life` says to stop.
-pub async fn serve(listener: TcpListener, engine: Engine, connections: listener::Settings, life: Life) {
-    listener::serve(listener, (Speaks::Http, connections), router(engine), |_| {}, life).await;
+pub async fn serve<S: Service>(listener: TcpListener, service: S, connections: listener::Settings, life: Life) {
+    listener::serve(listener, (Speaks::Http, connections), router(service), |_| {}, life).await;
 }
 
 /// `/metrics`, and the page that draws it.
-pub fn router(engine: Engine) -> Router {
-    dashboard::add_to(Router::new().route("/metrics", get(metrics)))
+pub fn router<S: Service>(service: S) -> Router {
+    dashboard::add_to(Router::new().route("/metrics", get(metrics::<S>)))
         .fallback(elsewhere)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(engine)
+        .with_state(service)
 }
 
-async fn metrics(State(engine): State<Engine>, uri: Uri, headers: HeaderMap) -> Response {
-    let format = Format::negotiate(infer::text(&headers, ACCEPT.as_str()).as_deref());
+async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
+    let format = Format::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
-    let coding = Coding::of_response(infer::text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
+    let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
     // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
-    let text = tokio::task::spawn_blocking(move || {
-        let text = Bytes::from(engine.metrics_text(format, &names));
+    let rendered = tokio::task::spawn_blocking(move || {
+        let text = Bytes::from(service.metrics_text(format, &names));
         let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&text), coding).ok()?)));
         compressed.map_or((None, text), |(name, compressed)| (Some(name), compressed))
     });
-    let Ok((coding, text)) = text.await else {
+    let Ok((coding, text)) = rendered.await else {
         let sentence = "The metrics could not be rendered.\n";
         return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
     };

@@ -1,23 +1,26 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
-//! Handlers translate between HTTP and the engine's verbs and decide nothing else. Query strings are accepted and
+//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and decide nothing else. Query strings are accepted and
 //! ignored. Every answer is counted once, by `answer::Pending`.
 
 mod answer;
-pub(crate) mod body;
 pub mod cloud;
 pub mod codec;
 mod compression;
 mod dashboard;
 mod data;
 mod dispatch;
+#[doc(hidden)]
+pub mod fuzz;
 mod generate;
+mod headers;
 mod infer;
 mod json;
 mod logging;
 pub mod metrics;
 mod model;
 mod parse;
+mod pieces;
 mod render;
 mod repository;
 mod restrict;
@@ -36,21 +39,12 @@ use http::StatusCode;
 use pharos::access::Restrictions;
 use pharos::error::Reason;
 use pharos::metrics::labels::Listener;
+use pharos::service::{Protocol, Route, Service};
 use tokio::net::TcpListener;
 
-#[cfg(not(test))]
-pub(crate) use answer::error_text as error_response;
 use dispatch::Dispatch;
-#[cfg(not(test))]
-pub(crate) use restrict::denied_response;
 
-// The unit tests of this edge put an engine that echoes in the place of the real one.
 use crate::access::{Access, Forward};
-#[cfg(not(test))]
-use crate::engine::{Engine, OpenStream};
-use crate::engine::{Protocol, Route};
-#[cfg(test)]
-use crate::fake_engine::{Engine, OpenStream};
 use crate::listener::{self, Life, Speaks};
 use crate::receiving::Budget;
 
@@ -91,83 +85,87 @@ impl Default for Settings {
 
 /// What every handler has.
 #[derive(Clone)]
-pub(crate) struct Edge {
-    engine: Engine,
+pub(crate) struct Edge<S: Service> {
+    service: S,
     settings: Arc<Settings>,
 }
 
-impl Edge {
-    fn pending(&self, route: Route) -> answer::Pending {
-        answer::Pending::new(&self.engine, route)
+impl<S: Service> Edge<S> {
+    fn pending(&self, route: Route) -> answer::Pending<S> {
+        answer::Pending::new(&self.service, route)
     }
 }
 
 /// Serves the v2 protocol on `listener` until `life` says to stop and the requests in flight are answered.
-pub async fn serve(
+pub async fn serve<S: Service>(
     listener: TcpListener,
-    engine: Engine,
+    service: S,
     (settings, connections): (Settings, listener::Settings),
     life: Life,
 ) {
-    let edge = Edge { engine: engine.clone(), settings: Arc::new(settings) };
+    let edge = Edge { service: service.clone(), settings: Arc::new(settings) };
     let dispatch = Dispatch { router: routes(edge.clone()), edge };
-    listener::serve(listener, (Speaks::Http, connections), dispatch, refused(engine), life).await;
+    listener::serve(listener, (Speaks::Http, connections), dispatch, refused(service), life).await;
 }
 
 /// Counts what is refused before it is a request, by its status.
-fn refused(engine: Engine) -> impl Fn(u16) + Clone + Send + 'static {
+fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
-        engine.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
+        service.record_answered(Protocol::Http, Route::Unknown, status, Some(reason));
     }
 }
 
 /// The table of routes.
-pub fn router(engine: Engine, settings: Settings) -> Router {
-    routes(Edge { engine, settings: Arc::new(settings) })
+pub fn router<S: Service>(service: S, settings: Settings) -> Router {
+    routes(Edge { service, settings: Arc::new(settings) })
 }
 
-fn routes(edge: Edge) -> Router {
+fn routes<S: Service>(edge: Edge<S>) -> Router {
     let router = Router::new()
-        .route("/v2", get(server::metadata))
-        .route("/v2/health/live", get(server::live))
-        .route("/v2/health/ready", get(server::ready))
-        .route("/v2/models/stats", get(model::all_statistics));
-    let router = model_route(router, "", || get(model::metadata));
-    let router = model_route(router, "/ready", || get(model::ready));
-    let router = model_route(router, "/config", || get(model::config));
-    let router = model_route(router, "/stats", || get(model::statistics));
-    let router = model_route(router, "/infer", || post(infer::infer));
-    let router = model_route(router, "/generate", || post(generate::generate));
-    let router = model_route(router, "/generate_stream", || post(generate::generate_stream));
+        .route("/v2", get(server::metadata::<S>))
+        .route("/v2/health/live", get(server::live::<S>))
+        .route("/v2/health/ready", get(server::ready::<S>))
+        .route("/v2/models/stats", get(model::all_statistics::<S>));
+    let router = model_route(router, "", || get(model::metadata::<S>));
+    let router = model_route(router, "/ready", || get(model::ready::<S>));
+    let router = model_route(router, "/config", || get(model::config::<S>));
+    let router = model_route(router, "/stats", || get(model::statistics::<S>));
+    let router = model_route(router, "/infer", || post(infer::infer::<S>));
+    let router = model_route(router, "/generate", || post(generate::generate::<S>));
+    let router = model_route(router, "/generate_stream", || post(generate::generate_stream::<S>));
     let router = router
-        .route("/v2/repository/index", post(repository::index))
-        .route("/v2/repository/models/{*operation}", post(repository::operate))
-        .route("/v2/trace/setting", get(trace::get).post(trace::post))
-        .route("/v2/models/{model}/trace/setting", get(trace::get_of).post(trace::post_of))
-        .route("/v2/logging", get(logging::get).post(logging::post));
+        .route("/v2/repository/index", post(repository::index::<S>))
+        .route("/v2/repository/models/{*operation}", post(repository::operate::<S>))
+        .route("/v2/trace/setting", get(trace::get::<S>).post(trace::post::<S>))
+        .route("/v2/models/{model}/trace/setting", get(trace::get_of::<S>).post(trace::post_of::<S>))
+        .route("/v2/logging", get(logging::get::<S>).post(logging::post::<S>));
     let router = v1::routes(shared_memory::routes(router));
-    router.fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(edge)
+    router.fallback(not_found::<S>).method_not_allowed_fallback(method_not_allowed::<S>).with_state(edge)
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
-fn model_route(router: Router<Edge>, suffix: &str, method: impl Fn() -> MethodRouter<Edge>) -> Router<Edge> {
+fn model_route<S: Service>(
+    router: Router<Edge<S>>,
+    suffix: &str,
+    method: impl Fn() -> MethodRouter<Edge<S>>,
+) -> Router<Edge<S>> {
     router
         .route(&format!("/v2/models/{{model}}{suffix}"), method())
         .route(&format!("/v2/models/{{model}}/versions/{{version}}{suffix}"), method())
 }
 
-async fn not_found(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
-    not_found_response(&edge.engine)
+async fn not_found<S: Service>(axum::extract::State(edge): axum::extract::State<Edge<S>>) -> Response {
+    not_found_response(&edge.service)
 }
 
 /// The answer to a path that is not known, counted.
-pub(crate) fn not_found_response(engine: &Engine) -> Response {
+pub(crate) fn not_found_response<S: Service>(service: &S) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    answer::Pending::new(engine, Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    answer::Pending::new(service, Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }
 
-async fn method_not_allowed(axum::extract::State(edge): axum::extract::State<Edge>) -> Response {
+async fn method_not_allowed<S: Service>(axum::extract::State(edge): axum::extract::State<Edge<S>>) -> Response {
     let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }

@@ -6,11 +6,11 @@ use http::StatusCode;
 use http::request::Parts;
 use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::service::{Route, Service};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::{Edge, answer};
-use crate::engine::Route;
 
 /// The model that a path names, `/v2/models/{model}[/versions/{version}]`. Whether a version is a number, the engine says.
 #[derive(Deserialize)]
@@ -20,19 +20,19 @@ pub(super) struct ModelPath {
     pub(super) version: String,
 }
 
-impl FromRequestParts<Edge> for ModelPath {
+impl<S: Service> FromRequestParts<Edge<S>> for ModelPath {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
         match Path::<Self>::from_request_parts(parts, edge).await {
             Ok(Path(path)) => Ok(path),
-            Err(_) => Err(super::not_found_response(&edge.engine)),
+            Err(_) => Err(super::not_found_response(&edge.service)),
         }
     }
 }
 
-pub(super) async fn metadata(State(edge): State<Edge>, path: ModelPath) -> Response {
-    let metadata = edge.engine.model_metadata(&path.model, &path.version);
+pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
+    let metadata = edge.service.model_metadata(&path.model, &path.version);
     edge.pending(Route::ModelMetadata).finish(metadata.map(|metadata| answer::json(metadata_json(&metadata))))
 }
 
@@ -55,37 +55,37 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
 }
 
 /// 200 with an empty body, else 400, also for a model that does not exist; with the reason where one is known.
-pub(super) async fn ready(State(edge): State<Edge>, path: ModelPath) -> Response {
+pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
     let pending = edge.pending(Route::ModelReady);
-    let reason = match edge.engine.model_ready(&path.model, &path.version).await {
+    let reason = match edge.service.model_ready(&path.model, &path.version).await {
         Ok(true) => return pending.finish_as(answer::empty(StatusCode::OK), None),
         Ok(false) => Reason::NotReady,
         Err(error) => error.reason,
     };
     let mut text = "Model version not ready".to_owned();
-    if let Some(why) = edge.engine.why_not_ready(&path.model, &path.version) {
+    if let Some(why) = edge.service.why_not_ready(&path.model, &path.version) {
         text = format!("{text}: {why}");
     }
     pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &text), Some(reason))
 }
 
-pub(super) async fn config(State(edge): State<Edge>, path: ModelPath) -> Response {
-    let config = edge.engine.model_config_json(&path.model, &path.version);
+pub(super) async fn config<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
+    let config = edge.service.model_config_json(&path.model, &path.version);
     edge.pending(Route::ModelConfig).finish(config.map(answer::json))
 }
 
-pub(super) async fn statistics(State(edge): State<Edge>, path: ModelPath) -> Response {
+pub(super) async fn statistics<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
     edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, &path.model, &path.version))
 }
 
-pub(super) async fn all_statistics(State(edge): State<Edge>) -> Response {
+pub(super) async fn all_statistics<S: Service>(State(edge): State<Edge<S>>) -> Response {
     edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, "", ""))
 }
 
-fn statistics_json(edge: &Edge, model: &str, version: &str) -> Result<Response, InferError> {
+fn statistics_json<S: Service>(edge: &Edge<S>, model: &str, version: &str) -> Result<Response, InferError> {
     #[derive(serde::Serialize)]
     struct Answer<T> {
         model_stats: T,
     }
-    answer::json_of(&Answer { model_stats: edge.engine.statistics(model, version)? })
+    answer::json_of(&Answer { model_stats: edge.service.statistics(model, version)? })
 }

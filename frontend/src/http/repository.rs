@@ -10,13 +10,13 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
+use pharos::service::{Route, Service};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::body::{self, Read};
 use super::json::{Members, as_bool, as_string, object, parse_error};
 use super::{Edge, answer};
-use crate::engine::Route;
+use crate::receiving::body::{self, Read};
 
 /// The most bytes of a question to the index: it has one member.
 const MAX_BODY: u64 = 64 << 10;
@@ -55,13 +55,13 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index(State(edge): State<Edge>, request: Request<Body>) -> Response {
+pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::RepositoryIndex);
     let result = answer_index(&edge, request.into_body()).await;
     pending.finish(result)
 }
 
-async fn answer_index(edge: &Edge, body: Body) -> Result<Response, InferError> {
+async fn answer_index<S: Service>(edge: &Edge<S>, body: Body) -> Result<Response, InferError> {
     let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body,
         Read::TooLarge(size) => {
@@ -69,7 +69,7 @@ async fn answer_index(edge: &Edge, body: Body) -> Result<Response, InferError> {
             return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
         }
     };
-    let entries = edge.engine.repository_index(ready_only(&body.join())?).await?;
+    let entries = edge.service.repository_index(ready_only(&body.join())?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
 
@@ -87,8 +87,8 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
 
 /// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
 /// is the name, so that it is refused in words.
-pub(super) async fn operate(
-    State(edge): State<Edge>,
+pub(super) async fn operate<S: Service>(
+    State(edge): State<Edge<S>>,
     operation: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Response {
@@ -96,32 +96,32 @@ pub(super) async fn operate(
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found_response(&edge.engine),
+        _ => super::not_found_response(&edge.service),
     }
 }
 
-async fn load(edge: &Edge, model: &str, body: Body) -> Response {
+async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
     let pending = edge.pending(Route::RepositoryLoad);
     let result = async {
         let body = whole(edge, body).await?;
-        edge.engine.load_model(model, load_parameters(&body)?).await
+        edge.service.load_model(model, load_parameters(&body)?).await
     };
     let result = result.await;
     pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
 }
 
-async fn unload(edge: &Edge, model: &str, body: Body) -> Response {
+async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
     let pending = edge.pending(Route::RepositoryUnload);
     let result = async {
         let body = whole(edge, body).await?;
-        edge.engine.unload_model(model, unloads_dependents(&body)?).await
+        edge.service.unload_model(model, unloads_dependents(&body)?).await
     };
     let result = result.await;
     pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
 }
 
 /// The body of a load or an unload: files come with it, in base64.
-async fn whole(edge: &Edge, body: Body) -> Result<Bytes, InferError> {
+async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
     let most = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, most, false).await? {
         Read::Whole(body) => Ok(body.join()),

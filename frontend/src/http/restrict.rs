@@ -4,14 +4,13 @@
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
-use pharos::access::tokens::Refusal;
-use pharos::error::Reason;
+use pharos::service::Service;
 
 use super::{Edge, answer};
-use crate::access::{Denied, Guard, routes};
+use crate::access::{Denied, DeniedAnswer, Guard, routes};
 
 /// The refusal of a request, if it asks for a part without the token or the key's value that this needs, or for none.
-pub(super) fn refusal(edge: &Edge, path: &str, headers: &HeaderMap) -> Option<Response> {
+pub(super) fn refusal<S: Service>(edge: &Edge<S>, path: &str, headers: &HeaderMap) -> Option<Response> {
     let guard = Guard { access: &edge.settings.access, restricted: &edge.settings.restricted, prefix: "" };
     if guard.is_open() {
         return None;
@@ -19,31 +18,19 @@ pub(super) fn refusal(edge: &Edge, path: &str, headers: &HeaderMap) -> Option<Re
     let route = routes::of_http(path);
     let denied = guard.check(route, headers).err()?;
     if denied == Denied::Unknown {
-        return Some(super::not_found_response(&edge.engine));
+        return Some(super::not_found_response(&edge.service));
     }
-    let (response, reason) = denied_response(&denied);
-    Some(edge.pending(route).finish_as(response, Some(reason)))
+    let denied = denied.over_http();
+    let reason = denied.reason;
+    Some(edge.pending(route).finish_as(denied_response(denied), Some(reason)))
 }
 
-/// What a client that is denied a route gets, and the reason for the metrics.
-pub(crate) fn denied_response(denied: &Denied) -> (Response, Reason) {
-    match denied {
-        Denied::Unknown => (answer::error_text(StatusCode::NOT_FOUND, "Not Found"), Reason::Unsupported),
-        Denied::Token(refusal) => (unauthenticated(*refusal), Reason::Unauthenticated),
-        Denied::Restricted(key) => {
-            let text = format!("This API is restricted, expecting header '{key}'");
-            (answer::error_text(StatusCode::FORBIDDEN, &text), Reason::Restricted)
-        }
+/// The answer to a client that is denied a route.
+fn denied_response(denied: DeniedAnswer) -> Response {
+    let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
+    let mut response = answer::error_text(status, &denied.text);
+    if let Some(challenge) = denied.challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
-}
-
-/// RFC 6750, 3.1.
-fn unauthenticated(refusal: Refusal) -> Response {
-    let status = match refusal {
-        Refusal::Missing(_) | Refusal::Unknown(_) => StatusCode::UNAUTHORIZED,
-        Refusal::Insufficient => StatusCode::FORBIDDEN,
-    };
-    let mut response = answer::error_text(status, &refusal.text());
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(refusal.challenge()));
     response
 }

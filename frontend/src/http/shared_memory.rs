@@ -12,15 +12,14 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
-use pharos::shared_memory::Status;
+use pharos::service::{Route, Service};
+use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::body::{self, Read};
 use super::json::{object, parse_error};
 use super::{Edge, answer};
-use crate::engine::Route;
-use crate::shared_memory::not_a_handle;
+use crate::receiving::body::{self, Read};
 
 /// The most bytes of a registration: it has a handful of members.
 const MAX_BODY: u64 = 64 << 10;
@@ -59,25 +58,25 @@ enum Place<'a> {
 /// The region of a path. One whose name is no text is not found, and that is counted.
 struct Region(String);
 
-impl FromRequestParts<Edge> for Region {
+impl<S: Service> FromRequestParts<Edge<S>> for Region {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, edge: &Edge) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
         let path = Path::<String>::from_request_parts(parts, edge).await;
-        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.engine))
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.service))
     }
 }
 
 /// Adds the routes of both kinds.
-pub(super) fn routes(mut router: Router<Edge>) -> Router<Edge> {
+pub(super) fn routes<S: Service>(mut router: Router<Edge<S>>) -> Router<Edge<S>> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
-        let all = async move |State(edge): State<Edge>| status(&edge, kind, None);
-        let one = async move |State(edge): State<Edge>, Region(region): Region| status(&edge, kind, Some(&region));
-        let remove_all = async move |State(edge): State<Edge>| unregister(&edge, kind, None);
+        let all = async move |State(edge): State<Edge<S>>| status(&edge, kind, None);
+        let one = async move |State(edge): State<Edge<S>>, Region(region): Region| status(&edge, kind, Some(&region));
+        let remove_all = async move |State(edge): State<Edge<S>>| unregister(&edge, kind, None);
         let remove =
-            async move |State(edge): State<Edge>, Region(region): Region| unregister(&edge, kind, Some(&region));
-        let add = async move |State(edge): State<Edge>, Region(region): Region, request: Request<Body>| {
+            async move |State(edge): State<Edge<S>>, Region(region): Region| unregister(&edge, kind, Some(&region));
+        let add = async move |State(edge): State<Edge<S>>, Region(region): Region, request: Request<Body>| {
             register(&edge, kind, &region, request).await
         };
         router = router
@@ -90,12 +89,12 @@ pub(super) fn routes(mut router: Router<Edge>) -> Router<Edge> {
     router
 }
 
-fn status(edge: &Edge, kind: Kind, region: Option<&str>) -> Response {
+fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
     let pending = edge.pending(match kind {
         Kind::System => Route::SystemSharedMemoryStatus,
         Kind::Cuda => Route::CudaSharedMemoryStatus,
     });
-    let found = edge.engine.shared_memory().status(kind, region);
+    let found = edge.service.memory_status(kind, region);
     pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
 }
 
@@ -107,16 +106,16 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
     Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
 }
 
-fn unregister(edge: &Edge, kind: Kind, region: Option<&str>) -> Response {
+fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
     let pending = edge.pending(match kind {
         Kind::System => Route::SystemSharedMemoryUnregister,
         Kind::Cuda => Route::CudaSharedMemoryUnregister,
     });
-    let done = edge.engine.shared_memory().unregister(kind, region);
+    let done = edge.service.unregister_memory(kind, region);
     pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
 }
 
-async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>) -> Response {
+async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Response {
     let pending = edge.pending(match kind {
         Kind::System => Route::SystemSharedMemoryRegister,
         Kind::Cuda => Route::CudaSharedMemoryRegister,
@@ -131,12 +130,12 @@ async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>)
         };
         match kind {
             Kind::System => {
-                let (key, range) = system(&body)?;
-                edge.engine.shared_memory().register_system(region, &key, range)?;
+                let (key, (offset, byte_size)) = system(&body)?;
+                edge.service.register_system_memory(region, &key, offset, byte_size)?;
             }
             Kind::Cuda => {
-                let (handle, place) = cuda(&body)?;
-                edge.engine.shared_memory().register_cuda(region, &handle, place).await?;
+                let (handle, (device, byte_size)) = cuda(&body)?;
+                edge.service.register_cuda_memory(region, &handle, device, byte_size).await?;
             }
         }
         Ok(answer::empty(StatusCode::OK))
@@ -146,7 +145,7 @@ async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>)
 }
 
 /// The key, and the offset and size. Without an offset it is 0, as for Triton.
-fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
+pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     let System { key, offset, byte_size } = members(body)?;
     let key = text(key.ok_or_else(|| missing("key"))?)?;
     let offset = offset.map(number).transpose()?.unwrap_or(0);
@@ -154,7 +153,7 @@ fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
 }
 
 /// The handle, and the device and size.
-fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
+pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
     let Cuda { raw_handle, device_id, byte_size } = members(body)?;
     let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
     let Handle { b64 } = serde_json::from_str(raw_handle.get()).unwrap_or_default();
@@ -194,10 +193,4 @@ fn text(value: &RawValue) -> Result<String, InferError> {
 fn number(value: &RawValue) -> Result<u64, InferError> {
     let text = "attempt to access JSON non-unsigned-integer as unsigned-integer";
     value.get().parse().map_err(|_| wrong(text))
-}
-
-/// The fuzzer's way in: any body of a registration.
-pub(super) fn fuzz(body: &[u8]) {
-    let _ = system(body);
-    let _ = cuda(body);
 }

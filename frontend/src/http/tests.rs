@@ -1,4 +1,4 @@
-//! The HTTP edge as a client sees it, over an engine that echoes.
+//! The HTTP edge as a client sees it, over a service that echoes.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use pharos::error::Reason;
 use tower::Service;
 
 use super::*;
-use crate::engine::{Protocol, Route};
+use pharos_service_double::EchoService;
 
 struct Got {
     status: StatusCode,
@@ -27,15 +27,15 @@ impl Got {
     }
 }
 
-async fn send(engine: &Engine, request: Request<Body>) -> Got {
+async fn send(service: &EchoService, request: Request<Body>) -> Got {
     let settings = Settings { max_input_size: 1 << 16, ..Settings::default() };
-    let response = router(engine.clone(), settings).call(request).await.unwrap();
+    let response = router(service.clone(), settings).call(request).await.unwrap();
     let (parts, body) = response.into_parts();
     Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
 }
 
-async fn ask(engine: &Engine, method: &str, path: &str, body: impl Into<Body>) -> Got {
-    send(engine, Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
+async fn ask(service: &EchoService, method: &str, path: &str, body: impl Into<Body>) -> Got {
+    send(service, Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
 }
 
 const INFER: &str = "/v2/models/echo/infer";
@@ -218,8 +218,8 @@ async fn every_route_answers_and_is_counted_once() {
         ("GET", INFER, "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
         ("DELETE", "/v2", "", 405, r#"{"error":"Method Not Allowed"}"#, Route::Unknown, Some(Reason::Unsupported)),
     ] {
-        let engine = Engine::default();
-        let got = ask(&engine, method, path, body).await;
+        let service = EchoService::default();
+        let got = ask(&service, method, path, body).await;
         assert_eq!(got.status.as_u16(), status, "{method} {path}: {}", got.text());
         let fits = if expected.is_empty() { got.body.is_empty() } else { got.text().contains(expected) };
         assert!(fits, "{method} {path}: got {}, expected {expected}", got.text());
@@ -228,7 +228,7 @@ async fn every_route_answers_and_is_counted_once() {
             let expected = if events { "text/event-stream; charset=utf-8" } else { "application/json" };
             assert_eq!(got.header("content-type"), Some(expected), "{method} {path}");
         }
-        assert_eq!(engine.records(), [(Protocol::Http, route, status, reason)], "{method} {path}");
+        assert_eq!(service.records(), [(Protocol::Http, route, status, reason)], "{method} {path}");
     }
 }
 
@@ -241,7 +241,7 @@ async fn binary_data_goes_both_ways() {
     let json = r#"{"parameters":{"binary_data_output":true},"inputs":[{"name":"INPUT0","shape":[3],"datatype":"UINT8","parameters":{"binary_data_size":3}}]}"#;
     let body = [json.as_bytes(), &[7, 8, 9]].concat();
     let request = infer_request().header("Inference-Header-Content-Length", json.len()).body(body.into());
-    let got = send(&Engine::default(), request.unwrap()).await;
+    let got = send(&EchoService::default(), request.unwrap()).await;
     assert_eq!(got.status, 200);
     assert_eq!(got.header("content-type"), Some("application/octet-stream"));
     let length: usize = got.header("inference-header-content-length").unwrap().parse().unwrap();
@@ -258,17 +258,17 @@ async fn bodies_may_be_compressed_both_ways() {
         let body = compress(std::iter::once(&plain), coding).unwrap();
         let request =
             infer_request().header("content-encoding", name).header("accept-encoding", name).body(body.into());
-        let got = send(&Engine::default(), request.unwrap()).await;
+        let got = send(&EchoService::default(), request.unwrap()).await;
         assert_eq!((got.status.as_u16(), got.header("content-encoding")), (200, Some(name)));
         let text =
             decompress(got.body.into(), coding, 1 << 20, &mut Budget::default().reserve()).unwrap().unwrap().join();
         assert!(text.ends_with(b"\"data\":[1,2]}]}"));
     }
-    let engine = Engine::default();
-    let got = send(&engine, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
+    let service = EchoService::default();
+    let got = send(&service, infer_request().header("content-encoding", "br").body(GOOD.into()).unwrap()).await;
     assert_eq!((got.status.as_u16(), got.header("accept-encoding")), (501, Some("gzip, deflate")));
     assert_eq!(got.text(), r#"{"error":"Unsupported compression type"}"#);
-    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
+    assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 501, Some(Reason::Unsupported))]);
 }
 
 #[tokio::test]
@@ -280,7 +280,7 @@ async fn too_much_is_refused_however_it_comes() {
     let bomb = compress(std::iter::once(&Bytes::from(vec![b' '; 1 << 22])), Coding::Gzip).unwrap();
     let chunked = || {
         let pieces = vec![Bytes::from(vec![b' '; 1 << 15]); 3];
-        Body::new(body::Pieces::new(Bytes::new(), pieces).map_err(|never| match never {}))
+        Body::new(pieces::Pieces::new(Bytes::new(), pieces).map_err(|never| match never {}))
     };
     for (request, expected) in [
         (infer_request().body(Body::from(big.clone())), json),
@@ -288,10 +288,10 @@ async fn too_much_is_refused_however_it_comes() {
         (infer_request().header("content-encoding", "gzip").body(Body::from(bomb)), "exceeds the maximum allowed"),
         (infer_request().body(chunked()), "request JSON size of 98304 bytes"),
     ] {
-        let engine = Engine::default();
-        let got = send(&engine, request.unwrap()).await;
+        let service = EchoService::default();
+        let got = send(&service, request.unwrap()).await;
         assert!(got.status == 400 && got.text().contains(expected), "{}: {}", got.status, got.text());
-        assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
+        assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::TooLarge))]);
     }
 }
 
@@ -300,25 +300,25 @@ async fn binary_data_may_be_as_large_as_the_limit_beside_its_json() {
     let json = r#"{"inputs":[{"name":"INPUT0","shape":[65536],"datatype":"UINT8","parameters":{"binary_data_size":65536}}],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}"#;
     let body = [json.as_bytes(), &[1; 65536]].concat();
     let request = infer_request().header("inference-header-content-length", json.len()).body(body.into());
-    let got = send(&Engine::default(), request.unwrap()).await;
+    let got = send(&EchoService::default(), request.unwrap()).await;
     assert_eq!(got.status, 200, "{}", got.text());
 }
 
 #[tokio::test]
 async fn a_client_that_goes_away_is_counted_as_cancelled() {
-    let engine = Engine::default();
+    let service = EchoService::default();
     let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
-    let call = router(engine.clone(), Settings::default()).call(request);
+    let call = router(service.clone(), Settings::default()).call(request);
     let waited = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
-    assert_eq!(engine.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
+    assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
 }
 
 #[tokio::test]
 async fn metrics_have_their_own_listener() {
     let call = async |path: &str, accept: &str| {
         let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
-        let response = metrics::router(Engine::default()).call(request).await.unwrap();
+        let response = metrics::router(EchoService::default()).call(request).await.unwrap();
         let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
         (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
     };
@@ -338,9 +338,9 @@ async fn heads_that_cannot_be_read_are_counted() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let engine = Engine::default();
+    let service = EchoService::default();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = tokio::spawn(serve(listener, engine.clone(), (Settings::default(), connections()), life));
+    let server = tokio::spawn(serve(listener, service.clone(), (Settings::default(), connections()), life));
     let heads = [
         (400, "NONSENSE\r\n\r\n".to_owned()),
         (400, "POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned()),
@@ -360,7 +360,7 @@ async fn heads_that_cannot_be_read_are_counted() {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
         (Protocol::Http, Route::Unknown, status, Some(reason))
     });
-    assert_eq!(engine.records(), expected);
+    assert_eq!(service.records(), expected);
 }
 
 /// A header that cannot be understood does not count as absent.
@@ -385,7 +385,7 @@ async fn headers_about_the_body_are_understood_or_refused() {
         for (name, value) in headers {
             request = request.header(*name, http::HeaderValue::from_bytes(value).unwrap());
         }
-        let got = send(&Engine::default(), request.body(Body::from(GOOD)).unwrap()).await;
+        let got = send(&EchoService::default(), request.body(Body::from(GOOD)).unwrap()).await;
         assert_eq!(got.status, status, "{headers:?}: {}", got.text());
         assert!(got.text().contains(text), "{headers:?}: {}", got.text());
     }
@@ -398,7 +398,7 @@ async fn shutdown_lets_requests_finish() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, life) = tokio::sync::watch::channel(listener::Phase::Serving);
-    let server = tokio::spawn(serve(listener, Engine::default(), (Settings::default(), connections()), life));
+    let server = tokio::spawn(serve(listener, EchoService::default(), (Settings::default(), connections()), life));
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let head = format!("POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", GOOD.len());
     let mut buffer = vec![0; 4096];
@@ -467,7 +467,7 @@ async fn loads_and_unloads_have_parameters() {
         (unload, r#"{"parameters":{"unload_dependents":1}}"#, 500, "attempt to access JSON non-boolean as boolean"),
         (unload, "x", 500, "failed to parse the request JSON buffer"),
     ] {
-        let got = ask(&Engine::default(), "POST", path, body.to_owned()).await;
+        let got = ask(&EchoService::default(), "POST", path, body.to_owned()).await;
         assert_eq!(got.status.as_u16(), status, "{path} {body}: {}", got.text());
         assert!(got.text().contains(expected), "{path} {body}: {}", got.text());
     }

@@ -2,54 +2,52 @@
 //! requests.
 
 use std::fmt::Write;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
-use http_body::{Frame, SizeHint};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::infer::InferRequest;
-use pharos::request_trace::{Activity, Traced};
-use pharos::timeline::Instant;
+use pharos::request_trace::Traced;
+use pharos::service::{Route, Service, TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
-use super::body::{self, Read};
-use super::infer::TRACEPARENT;
+use super::headers::{TRACEPARENT, text as header_text};
 use super::json::{Members, as_string, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use crate::clock;
-use crate::engine::{Route, Shown, unchangeable_trace_setting};
+use crate::receiving::body::{self, Read};
+use crate::request_trace::HTTP;
 
 /// The most bytes of a change: it has a handful of members.
 const MAX_BODY: u64 = 64 << 10;
 
-pub(super) async fn get(State(edge): State<Edge>) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings("").map(shown))
+pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings("").map(shown))
 }
 
-pub(super) async fn get_of(State(edge): State<Edge>, path: ModelPath) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.engine.trace_settings(&path.model).map(shown))
+pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
+    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings(&path.model).map(shown))
 }
 
-pub(super) async fn post(State(edge): State<Edge>, request: Request<Body>) -> Response {
+pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
     let pending = edge.pending(Route::TraceSetting);
     pending.finish(change(&edge, "", request.into_body()).await)
 }
 
-pub(super) async fn post_of(State(edge): State<Edge>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn post_of<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
     let pending = edge.pending(Route::TraceSetting);
     pending.finish(change(&edge, &path.model, request.into_body()).await)
 }
 
-async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferError> {
+async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<Response, InferError> {
     // As in Triton, that there is no such model is said before what is wrong with the body.
-    edge.engine.trace_settings(model)?;
+    edge.service.trace_settings(model)?;
     let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {
@@ -64,7 +62,7 @@ async fn change(edge: &Edge, model: &str, body: Body) -> Result<Response, InferE
             member(&name, value, &mut update)?;
         }
     }
-    edge.engine.update_trace_settings(model, &update).map(shown)
+    edge.service.update_trace_settings(model, &update).map(shown)
 }
 
 fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
@@ -113,7 +111,7 @@ fn told(error: InferError, value: &RawValue, allowed: &str) -> InferError {
     InferError { message: format!("{}, got: {value}; allowed is {allowed}", error.message), ..error }
 }
 
-fn shown(settings: Shown) -> Response {
+fn shown(settings: TraceSettings) -> Response {
     // Built by hand because clients see the keys in this order (serde_json's maps sort them).
     let mut out = String::new();
     for (name, values) in settings {
@@ -126,72 +124,18 @@ fn shown(settings: Shown) -> Response {
 }
 
 /// Begins to trace a request whose head is here, if it is sampled.
-pub(super) fn begin(edge: &Edge, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
-    edge.engine.trace(model, |name| super::infer::text(headers, name).map(std::borrow::Cow::into_owned))
+pub(super) fn begin<S: Service>(edge: &Edge<S>, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
+    edge.service.trace(model, |name| header_text(headers, name).map(std::borrow::Cow::into_owned))
 }
 
-/// The request's body is here and understood: it takes along what collects its course.
-pub(super) fn received(traced: Option<&Traced>, request: &mut InferRequest) {
-    if let Some(traced) = traced {
-        traced.stamp(Activity::HttpRecvStart, request.timeline.received);
-        traced.stamp(Activity::HttpRecvEnd, clock::now());
-        // The latencies' exemplars point to it.
-        request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
-        request.traced = Some(traced.clone());
-    }
-}
-
-/// The last response of the model is here, or an error in its place.
-pub(super) fn complete(traced: Option<&Traced>) {
-    if let Some(traced) = traced {
-        traced.complete(clock::now());
-    }
-}
-
-/// The request has failed, perhaps before any model had it.
-pub(super) fn refused(traced: Option<&Traced>, received: Instant, error: &InferError) {
-    if let Some(traced) = traced {
-        let receiving = [(Activity::HttpRecvStart, received), (Activity::HttpRecvEnd, clock::now())];
-        traced.refused(&error.message, receiving);
-    }
-}
-
-/// The answer to a traced request: names its span, and stamps when it is sent.
+/// Names the span of a traced request in its response, and stamps when the response is sent.
 pub(super) fn sending(traced: Option<Traced>, response: Response) -> Response {
     let Some(traced) = traced else { return response };
-    traced.stamp(Activity::HttpSendStart, clock::now());
-    let mut response = response.map(|body| Body::new(Sending { body, traced: traced.clone() }));
-    if let Some(Ok(value)) = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string())) {
+    HTTP.send_starts(&traced);
+    let parent = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string()));
+    let mut response = response.map(|body| Body::new(HTTP.sending_body(traced, body)));
+    if let Some(Ok(value)) = parent {
         response.headers_mut().insert(HeaderName::from_static(TRACEPARENT), value);
     }
     response
-}
-
-/// A body on its way; dropped when the connection has taken it.
-struct Sending {
-    body: Body,
-    traced: Traced,
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        self.traced.stamp(Activity::HttpSendEnd, clock::now());
-    }
-}
-
-impl http_body::Body for Sending {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

@@ -18,35 +18,37 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::InferRequest;
+use pharos::service::{Endpoint, Route, Service};
 use serde_json::json;
 
 use super::generate::{check_encoding, read};
-use super::infer::{LONG, TRACEPARENT, forward, on_a_thread_if, text};
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
-use crate::engine::{Endpoint, Route};
+use crate::request_trace::{self, HTTP};
 
 /// What stands behind the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
 
 /// Adds the routes of v1.
-pub(super) fn routes(router: Router<Edge>) -> Router<Edge> {
+pub(super) fn routes<S: Service>(router: Router<Edge<S>>) -> Router<Edge<S>> {
     router
-        .route("/", get(alive))
-        .route("/v1/models", get(list))
-        .route("/v1/models/{model}", get(ready).post(predict))
-        .route("/v1/models/{model}/versions/{version}", get(ready).post(predict))
+        .route("/", get(alive::<S>))
+        .route("/v1/models", get(list::<S>))
+        .route("/v1/models/{model}", get(ready::<S>).post(predict::<S>))
+        .route("/v1/models/{model}/versions/{version}", get(ready::<S>).post(predict::<S>))
 }
 
 /// `GET /`: KServe's liveness of v1.
-async fn alive(State(edge): State<Edge>) -> Response {
+async fn alive<S: Service>(State(edge): State<Edge<S>>) -> Response {
     edge.pending(Route::Live).finish_as(answer::json(r#"{"status":"alive"}"#), None)
 }
 
 /// `GET /v1/models`: the models that have a version that is ready.
-async fn list(State(edge): State<Edge>) -> Response {
+async fn list<S: Service>(State(edge): State<Edge<S>>) -> Response {
     let pending = edge.pending(Route::RepositoryIndex);
-    let entries = edge.engine.repository_index(true).await;
+    let entries = edge.service.repository_index(true).await;
     pending.finish(entries.and_then(|entries| {
         let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
         answer::json_of(&json!({ "models": names }))
@@ -54,11 +56,11 @@ async fn list(State(edge): State<Edge>) -> Response {
 }
 
 /// 200 if the model is ready, 503 if it is not, 404 if it does not exist, as from KServe's model server.
-async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath) -> Response {
+async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Response {
     let pending = edge.pending(Route::ModelReady);
-    let failure = match edge.engine.model_ready(&model, &version).await {
+    let failure = match edge.service.model_ready(&model, &version).await {
         Ok(true) => return pending.finish(answer::json_of(&json!({ "name": model, "ready": true }))),
-        Ok(false) => match edge.engine.model_metadata(&model, &version) {
+        Ok(false) => match edge.service.model_metadata(&model, &version) {
             Err(error) if error.reason == Reason::UnknownModel => error,
             _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
         },
@@ -67,8 +69,8 @@ async fn ready(State(edge): State<Edge>, ModelPath { model, version }: ModelPath
     refuse(pending, &failure)
 }
 
-async fn predict(
-    State(edge): State<Edge>,
+async fn predict<S: Service>(
+    State(edge): State<Edge<S>>,
     ModelPath { model, version }: ModelPath,
     request: Request<Body>,
 ) -> Response {
@@ -78,27 +80,27 @@ async fn predict(
     };
     match named {
         Some(named) => answer_predict(&edge, named, request).await,
-        None => super::not_found_response(&edge.engine),
+        None => super::not_found_response(&edge.service),
     }
 }
 
-async fn answer_predict(edge: &Edge, model: (&str, &str), request: Request<Body>) -> Response {
+async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request: Request<Body>) -> Response {
     let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let traced = trace::begin(edge, model.0, &parts.headers);
-    let received = edge.engine.now();
+    let received = edge.service.now();
     let result = async {
         let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
         request.timeline.received = received;
-        trace::received(traced.as_ref(), &mut request);
-        request.timeline.request_start = edge.engine.now();
-        let response = edge.engine.infer(request, Endpoint::HttpInfer).await;
-        trace::complete(traced.as_ref());
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
+        request.timeline.request_start = edge.service.now();
+        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
+        request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
     };
-    let result = result.await.inspect_err(|error| trace::refused(traced.as_ref(), received, error));
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     let answer = match result {
         Ok(response) => pending.finish(Ok(response)),
         Err(error) => refuse(pending, &error),
@@ -107,14 +109,14 @@ async fn answer_predict(edge: &Edge, model: (&str, &str), request: Request<Body>
 }
 
 /// Reads a request, for the model that it names.
-async fn receive(
-    edge: &Edge,
+async fn receive<S: Service>(
+    edge: &Edge<S>,
     (model, version): (&str, &str),
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(InferRequest, request::Form), InferError> {
     check_encoding(headers)?;
-    let metadata = edge.engine.model_metadata(model, version)?;
+    let metadata = edge.service.model_metadata(model, version)?;
     let body = read(edge, body, headers.contains_key(EXPECT)).await?;
     let (inputs, form) =
         on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
@@ -130,7 +132,7 @@ async fn receive(
 }
 
 /// An error with the status that KServe's model server has for it.
-fn refuse(pending: answer::Pending, error: &InferError) -> Response {
+fn refuse<S: Service>(pending: answer::Pending<S>, error: &InferError) -> Response {
     let status = match error.reason {
         Reason::UnknownModel => StatusCode::NOT_FOUND,
         Reason::NotReady => StatusCode::SERVICE_UNAVAILABLE,

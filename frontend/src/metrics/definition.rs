@@ -87,7 +87,6 @@ fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> String {
 
 /// Performs `pharos metrics ...`.
 // `start`, who calls it, is not there in unit tests.
-#[cfg_attr(test, allow(dead_code))]
 pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
         MetricsCommand::Check { file } => read(Some(file)).map(|(_, catalog)| {

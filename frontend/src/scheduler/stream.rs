@@ -16,6 +16,7 @@ use pharos::id::{InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record::{self, ResponseKind};
 use pharos::model::Checked;
+use pharos::service::Streamed;
 use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
@@ -23,17 +24,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Answer, Driver, Request, State, lost, ticket, traced};
 use crate::clock;
 use crate::wire::{Part, SharedLink};
-
-/// One response of any number to a request.
-#[derive(Debug)]
-pub struct Streamed {
-    /// The response, or an error; after an error others may follow.
-    pub answer: Result<InferResponse, InferError>,
-    /// Nothing follows.
-    pub last: bool,
-    /// It has nothing to say but that it is the last.
-    pub empty: bool,
-}
 
 /// How far the responses of a request and their reader are, over all the batches that it is in, one after the other.
 #[derive(Default)]

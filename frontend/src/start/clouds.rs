@@ -9,6 +9,8 @@ use crate::store::Registered;
 pub(super) struct Clouds {
     sagemaker: Option<SageMaker>,
     vertex_ai: Option<VertexAi>,
+    /// The directories that requests register as models; `None` if models are not loaded by request.
+    registered: Option<Registered>,
 }
 
 impl Clouds {
@@ -26,18 +28,17 @@ impl Clouds {
             }
             allow && !torchserve
         };
-        let sagemaker = has_effect("--allow-sagemaker", sagemaker.allow).then(|| {
-            let explicit = options.models.control_mode == ControlMode::Explicit;
-            SageMaker::new(explicit.then(Registered::default), variable)
-        });
+        let sagemaker = has_effect("--allow-sagemaker", sagemaker.allow).then(|| SageMaker::new(variable));
+        let explicit = options.models.control_mode == ControlMode::Explicit;
+        let registered = (sagemaker.is_some() && explicit).then(Registered::default);
         let vertex_ai = has_effect("--allow-vertex-ai", vertex_ai.allow)
             .then(|| VertexAi::new(vertex_ai.default_model.clone(), variable));
-        Ok(Self { sagemaker: sagemaker.transpose()?, vertex_ai: vertex_ai.transpose()? })
+        Ok(Self { sagemaker: sagemaker.transpose()?, vertex_ai: vertex_ai.transpose()?, registered })
     }
 
-    /// What requests register as models.
+    /// The directories that requests register as models.
     pub(super) fn registered(&self) -> Option<Registered> {
-        self.sagemaker.as_ref()?.registered()
+        self.registered.clone()
     }
 
     /// What listeners are opened for.

@@ -3,20 +3,24 @@
 
 use std::sync::Arc;
 
+use pharos::service::Management as _;
 use tokio::task::JoinHandle;
 
+use crate::cli::Options;
 use crate::engine::Engine;
 use crate::listener::Life;
-use crate::log;
 use crate::receiving::Budget;
-use crate::torchserve::{self, Kind, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, snapshot};
+use crate::torchserve::{
+    self, Kind, Kserve, ModelProperties, Plan, Quiet, Registry, ServerAccess, Settings, Start, snapshot,
+};
+use crate::{grpc, http, log, request_log};
 
 /// What the endpoints show.
 pub(super) struct Home {
-    registry: Arc<Registry>,
+    registry: Arc<Registry<Engine>>,
     settings: Arc<Settings>,
     /// What [`Home::start`] opens the ports with; `None` once they are open.
-    start: Option<Start>,
+    start: Option<Start<Engine, grpc::Services<Engine>>>,
 }
 
 impl Home {
@@ -25,19 +29,24 @@ impl Home {
     /// # Errors
     /// An address cannot be used.
     pub(super) fn new(
-        plan: &Plan,
+        plan: &Plan<Options>,
         engine: &Engine,
         (life, server, budget): (Life, ServerAccess, Budget),
     ) -> Result<Self, String> {
-        plan.begin();
+        plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
+        engine.cache().count_by_name(plan.settings.initial_worker_port.into());
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
+        let service = engine.with_naming(registry.clone());
         let start = Start {
-            engine: engine.clone(),
+            kserve: kserve(&service, &plan.settings, &budget)?,
+            service,
+            quiet: engine.with_naming(Arc::new(Quiet)),
+            metrics: engine.cache().clone(),
             settings: plan.settings.clone(),
             registry: registry.clone(),
             life,
-            access: Some(Arc::new(log::answered_line)),
+            access: Some(Arc::new(request_log::answered_line)),
             server,
             budget,
         };
@@ -82,8 +91,28 @@ impl Home {
     }
 }
 
+/// The v2 protocol for the ports of TorchServe, with TorchServe's limits.
+fn kserve(service: &Engine, settings: &Settings, budget: &Budget) -> Result<Kserve<grpc::Services<Engine>>, String> {
+    let http = http::Settings {
+        max_input_size: settings.max_request_size,
+        budget: budget.clone(),
+        ..http::Settings::default()
+    };
+    let calls = grpc::Settings {
+        beside: Some(torchserve::inference_service()),
+        budget: budget.clone(),
+        limits: torchserve::message_limits(settings),
+        ..grpc::Settings::default()
+    };
+    Ok(Kserve {
+        http: http::router(service.clone(), http),
+        grpc: grpc::services(service.clone(), calls).map_err(|error| error.to_string())?,
+        with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
+    })
+}
+
 /// Writes a snapshot of what is registered, on a thread that may block.
-async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
+async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry<Engine>>) {
     let (settings, registry) = (settings.clone(), registry.clone());
     if let Err(error) = tokio::task::spawn_blocking(move || save(&settings, kind, &registry)).await {
         tracing::error!("no snapshot can be written: {error}");
@@ -91,7 +120,7 @@ async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry>) {
 }
 
 /// Writes a snapshot of what is registered.
-fn save(settings: &Settings, kind: Kind, registry: &Registry) {
+fn save(settings: &Settings, kind: Kind, registry: &Registry<Engine>) {
     let models: Vec<ModelProperties> =
         registry.deployments().iter().map(|(deployment, default)| deployment.properties(*default)).collect();
     if let Err(error) = snapshot::write(settings, kind, &models) {

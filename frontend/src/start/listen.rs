@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::http::cloud::Platform;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
+use crate::receiving::grpc::Limits as MessageLimits;
 use crate::reread::{self, Reread};
 use crate::torchserve::ServerAccess;
 use crate::{grpc, http, statsd};
@@ -124,7 +125,7 @@ impl Listeners<'_> {
             body_timeout: options.patience.body,
             compress: clients.compress(),
             budget: self.budget.clone(),
-            limits: grpc::Limits::new(options.grpc.max_input_size),
+            limits: MessageLimits::new(options.grpc.max_input_size),
             beside: None,
         };
         let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;

@@ -10,7 +10,7 @@ use crate::cli::{ControlMode, Options};
 use crate::torchserve::{Plan, ServerAccess, Settings};
 
 /// Warns if it is so.
-pub(super) fn warn(options: &Options, plan: Option<&Plan>, guards: &ServerAccess) {
+pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &ServerAccess) {
     if guards.tokens.guards(Scope::Management) {
         return;
     }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::configuration::Configuration;
+use super::options::Executable;
 use super::pid::{self, PidFile};
 use super::settings::Noted;
 use super::workplace::Workplace;
 use super::{Settings, options, snapshot};
-use crate::cli::{Options, TorchServe};
-use crate::system::{self, Devices, Roots};
+use crate::cli::TorchServe;
 
 /// The release whose behaviour this is.
 const VERSION: &str = "0.12.0";
@@ -25,9 +25,9 @@ const WATCHED: Duration = Duration::from_millis(500);
 
 /// What this process is to serve.
 #[derive(Debug)]
-pub struct Plan {
+pub struct Plan<O> {
     /// As if the command line of `pharos` had said so.
-    pub options: Options,
+    pub options: O,
     /// What TorchServe's configuration says.
     pub settings: Arc<Settings>,
     /// The repository of the engine.
@@ -39,15 +39,14 @@ pub struct Plan {
     _workplace: Workplace,
 }
 
-impl Plan {
-    /// Makes the files of the metric logs, which are there from the start in every mode; tells what was noticed in the
-    /// configuration.
-    pub fn begin(&self) {
-        let metrics = self.options.tslog.location(|_| None);
+impl<O> Plan<O> {
+    /// Creates the files of the metric logs in the directory `metrics`, which exist from the start in every mode; logs notes about
+    /// the configuration.
+    pub fn begin(&self, metrics: &Path) {
         for name in ["ts_metrics.log", "model_metrics.log"] {
             let path = metrics.join(name);
             let made =
-                fs::create_dir_all(&metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
+                fs::create_dir_all(metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
             if let Err(error) = made {
                 tracing::error!("'{}' cannot be made: {error}", path.display());
             }
@@ -60,18 +59,18 @@ impl Plan {
 
 /// What is left to do after the arguments were looked at.
 #[derive(Debug)]
-pub enum Step {
+pub enum Step<O> {
     /// Nothing.
     Done,
     /// To serve.
-    Serve(Box<Plan>),
+    Serve(Box<Plan<O>>),
 }
 
 /// Does what the arguments say.
 ///
 /// # Errors
 /// It cannot be done; the text says why.
-pub fn run(arguments: &TorchServe) -> Result<Step, String> {
+pub fn run<E: Executable>(arguments: &TorchServe, executable: &E) -> Result<Step<E::Options>, String> {
     if arguments.version {
         println!("TorchServe Version is {VERSION} (served by pharos {})", env!("CARGO_PKG_VERSION"));
         return Ok(Step::Done);
@@ -86,13 +85,13 @@ pub fn run(arguments: &TorchServe) -> Result<Step, String> {
     let variables = |name: &str| std::env::var_os(name);
     let configuration = Configuration::read(arguments, &variables)?;
     if arguments.foreground {
-        return plan(arguments, configuration).map(|plan| Step::Serve(Box::new(plan)));
+        return plan(arguments, configuration, executable).map(|plan| Step::Serve(Box::new(plan)));
     }
     // What is wrong is told here, where somebody reads it.
     let (settings, _) = Settings::new(configuration.properties, Vec::new(), PathBuf::new())?;
     check_store(&settings)?;
     snapshot::check(&settings)?;
-    options::options(&settings, &arguments.options)?;
+    options::options(&settings, &arguments.options, executable)?;
     background().map(|()| Step::Done)
 }
 
@@ -103,23 +102,30 @@ fn is_background() -> bool {
     std::env::var_os(BACKGROUND).is_some()
 }
 
-fn plan(arguments: &TorchServe, configuration: Configuration) -> Result<Plan, String> {
+fn plan<E: Executable>(
+    arguments: &TorchServe,
+    configuration: Configuration,
+    executable: &E,
+) -> Result<Plan<E::Options>, String> {
     let workplace = Workplace::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
     let Configuration { properties, mut notes } = configuration;
-    let (mut settings, more) = Settings::new(properties, gpus(&arguments.options), workplace.path().to_owned())?;
+    let wanted = options::with_repository(&arguments.options);
+    // Invalid options are reported later, with the options that the settings add.
+    let gpus = executable.gpus(executable.parse(wanted).ok().as_ref());
+    let (mut settings, more) = Settings::new(properties, gpus, workplace.path().to_owned())?;
     notes.extend(more);
     settings.snapshots = !arguments.no_config_snapshots;
     check_store(&settings)?;
     snapshot::check(&settings)?;
-    let (arguments, more) = options::options(&settings, &arguments.options)?;
+    let (arguments, more) = options::options(&settings, &arguments.options, executable)?;
     notes.extend(more);
     let mut given = vec![OsString::from("pharos")];
     given.push("--model-repository".into());
     given.push(workplace.repository().into_os_string());
     given.extend(arguments);
-    let options = Options::from_args(given).map_err(|error| error.to_string())?;
-    if let Some(python) = &options.workers.python {
-        settings.python.clone_from(python);
+    let options = executable.parse(given)?;
+    if let Some(python) = executable.python(&options) {
+        settings.python = python;
     }
     Ok(Plan {
         options,
@@ -139,19 +145,6 @@ fn check_store(settings: &Settings) -> Result<(), String> {
         Some(store) if !store.is_dir() => Err(format!("--model-store directory not found: {}", store.display())),
         Some(_) => Ok(()),
     }
-}
-
-/// The GPUs that can be used; their driver is asked in a runtime of its own, before there is a server. `given` are the
-/// server's own options.
-fn gpus(given: &[OsString]) -> Vec<u32> {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
-    let all = ["pharos", "--model-repository=none"].into_iter().map(OsString::from).chain(given.iter().cloned());
-    // What is wrong with them is said later, with all that follows from the settings.
-    let options = Options::from_args(all).ok();
-    let minimum = options.as_ref().map(|options| options.gpus.min_capability).unwrap_or_default();
-    let found = runtime.block_on(system::find_gpus(options.and_then(|options| options.metrics.nvml_library), minimum));
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    Devices::new(found, visible.as_deref(), [], &Roots::new(Path::new("/"))).usable().to_vec()
 }
 
 /// Starts this program again, apart from this terminal's signals.

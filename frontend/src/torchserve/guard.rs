@@ -10,12 +10,12 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use pharos::access::Restrictions;
 use pharos::access::tokens::Scope;
+use pharos::service::{Protocol, Route};
 
 use super::Refused;
 use super::token::{Purpose, Tokens};
 use crate::access::routes::Class;
 use crate::access::{self, Access, GRPC_PREFIX};
-use crate::engine::{Protocol, Route};
 
 /// What guards the ports.
 pub(super) struct Guard {

@@ -6,32 +6,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::access::Restrictions;
+use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::Listener;
+use pharos::service::{Management, Protocol, Route};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::registry::Quiet;
 use super::rest::{Port, Shared};
 use super::settings::Age;
 use super::token::Tokens;
 use super::ways::Doors;
-use super::{AccessSink, Address, Registry, Settings, grpc};
+use super::{AccessSink, Address, Registry, Settings};
 use crate::access::Access;
-use crate::engine::{Engine, Protocol, Route};
-use crate::http;
 use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
 
 /// What the endpoints are made of.
-pub struct Start {
-    /// The engine, which loads models by request only.
-    pub engine: Engine,
+pub struct Start<S: Management, D> {
+    /// The server for clients, which call models by TorchServe's names.
+    pub service: S,
+    /// The same server for requests of the endpoints themselves: by the repository's names, and not counted by name.
+    pub quiet: S,
+    /// The v2 protocol, which the ports serve too.
+    pub kserve: Kserve<D>,
+    /// Counts connections.
+    pub metrics: Arc<Cache>,
     /// What the configuration says.
     pub settings: Arc<Settings>,
     /// The models.
-    pub registry: Arc<Registry>,
+    pub registry: Arc<Registry<S>>,
     /// Says when to stop.
     pub life: Life,
     /// Where lines about requests go.
@@ -75,8 +81,8 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 ///
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
-pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { engine, settings, registry, life, access, server, budget } = start;
+pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
+    let Start { service, quiet, kserve, metrics, settings, registry, life, access, server, budget } = start;
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
@@ -86,9 +92,10 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
     let ServerAccess { tokens: files, http, grpc } = server;
     let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
     let shared = Arc::new(Shared {
-        engine: engine.with_aliases(registry.clone()),
-        quiet: engine.with_aliases(Arc::new(Quiet)),
+        service,
+        quiet,
         registry,
+        metrics,
         guard,
         budget,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
@@ -97,9 +104,10 @@ pub fn serve(start: Start) -> Result<Vec<JoinHandle<()>>, String> {
     });
     let mut tasks = Vec::new();
     for (address, doors) in doors(&settings) {
-        tasks.push(rest(&shared, (address, doors), &life)?);
+        let port = Port { shared: shared.clone(), doors, kserve: kserve.http.clone() };
+        tasks.push(rest(port, address, &life)?);
     }
-    tasks.extend(grpc_ports(&shared, &life)?);
+    tasks.extend(grpc_ports(&shared, kserve, &life)?);
     Ok(tasks)
 }
 
@@ -134,23 +142,21 @@ fn name_of(doors: Doors) -> &'static str {
     }
 }
 
-fn rest(shared: &Arc<Shared>, (address, doors): (Address, Doors), life: &Life) -> Result<JoinHandle<()>, String> {
-    let what = name_of(doors);
+fn rest<S: Management>(port: Port<S>, address: Address, life: &Life) -> Result<JoinHandle<()>, String> {
+    let what = name_of(port.doors);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
-    let connections = connections(shared, label, (address, Speaks::Http), Age::default())?;
+    let connections = connections(&port.shared, label, (address, Speaks::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
-    let settings = http::Settings {
-        max_input_size: shared.settings.max_request_size,
-        budget: shared.budget.clone(),
-        ..http::Settings::default()
-    };
-    let port = Port { shared: shared.clone(), doors, kserve: http::router(shared.engine.clone(), settings) };
-    let engine = shared.engine.clone();
-    let refused = move |status| engine.record_answered(Protocol::Http, Route::Unknown, status, None);
+    let service = port.shared.service.clone();
+    let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
     Ok(tokio::spawn(listener::serve(socket, (Speaks::Http, connections), port, refused, life.clone())))
 }
 
-fn grpc_ports(shared: &Arc<Shared>, life: &Life) -> Result<[JoinHandle<()>; 2], String> {
+fn grpc_ports<S: Management, D: KserveGrpc>(
+    shared: &Arc<Shared<S>>,
+    kserve: Kserve<D>,
+    life: &Life,
+) -> Result<[JoinHandle<()>; 2], String> {
     let settings = &shared.settings;
     let open = |what: &str, key: &str, address: Address, age: Age| {
         let connections = connections(shared, Listener::Grpc, (address, Speaks::Http2), age)?;
@@ -159,7 +165,7 @@ fn grpc_ports(shared: &Arc<Shared>, life: &Life) -> Result<[JoinHandle<()>; 2], 
     let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
     let management =
         open("management", "grpc_management_port", settings.grpc_management, settings.grpc_management_age)?;
-    let services = [grpc::inference(shared)?, grpc::management(shared)?];
+    let services = [grpc::inference(shared, kserve.grpc), grpc::management(shared, kserve.with_reflection)?];
     let [for_inference, for_management] = services;
     let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
         tokio::spawn(listener::serve(socket, (Speaks::Http2, connections), service, |_| {}, life.clone()))
@@ -168,8 +174,8 @@ fn grpc_ports(shared: &Arc<Shared>, life: &Life) -> Result<[JoinHandle<()>; 2], 
 }
 
 /// How a listener treats its connections.
-fn connections(
-    shared: &Shared,
+fn connections<S: Management>(
+    shared: &Shared<S>,
     listener: Listener,
     (address, speaks): (Address, Speaks),
     age: Age,
@@ -188,7 +194,7 @@ fn connections(
         (None, true) => return Err(format!("{} is to speak TLS, and there is no certificate", address.socket)),
         (_, false) => None,
     };
-    let cache = Some(shared.engine.cache().clone());
+    let cache = Some(shared.metrics.clone());
     Ok(listener::Settings { listener, limits, tls, cache, tells_peers: true })
 }
 

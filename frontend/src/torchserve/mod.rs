@@ -3,31 +3,21 @@
 
 pub mod archive;
 pub mod beside;
-// In unit tests nobody starts a server.
-#[cfg_attr(test, allow(dead_code))]
 mod command;
 mod configuration;
 pub mod deployment;
 pub mod failure;
 pub mod form;
-// The edges of the v2 protocol have another engine in unit tests (`fake_engine`).
-#[cfg(not(test))]
 mod grpc;
-#[cfg_attr(test, allow(dead_code))]
 mod guard;
 mod ids;
-#[cfg(not(test))]
 mod listen;
-#[cfg_attr(test, allow(dead_code))]
 mod options;
-#[cfg_attr(test, allow(dead_code))]
 mod pid;
 mod policy;
 pub mod properties;
 pub mod refused;
-#[cfg_attr(test, allow(dead_code))]
 pub mod registry;
-#[cfg(not(test))]
 mod rest;
 pub mod settings;
 pub mod snapshot;
@@ -41,11 +31,12 @@ use std::sync::Arc;
 pub use archive::{Archive, Unpacked, open};
 pub use command::{Plan, Step, run};
 pub use deployment::{Asked, Deployment, Device};
-#[cfg(not(test))]
+pub use grpc::{Kserve, KserveGrpc, inference_service, limits as message_limits};
 pub use listen::{ServerAccess, Start, check_addresses, serve};
+pub use options::Executable;
 pub use policy::{BACKEND, Policy};
 pub use refused::Refused;
-pub use registry::Registry;
+pub use registry::{Quiet, Registry};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;

@@ -6,11 +6,33 @@ use std::path::PathBuf;
 use super::Settings;
 use super::settings::Noted;
 
+/// The executable that this launcher is part of: its options, and the GPUs that it finds.
+pub trait Executable {
+    /// Its parsed options.
+    type Options;
+
+    /// Parses options. The first argument is the program's name.
+    ///
+    /// # Errors
+    /// They are invalid.
+    fn parse(&self, arguments: Vec<OsString>) -> Result<Self::Options, String>;
+
+    /// The Python interpreter that options name.
+    fn python(&self, options: &Self::Options) -> Option<PathBuf>;
+
+    /// The numbers of the GPUs that can be used with these options; `None`: with the default options.
+    fn gpus(&self, options: Option<&Self::Options>) -> Vec<u32>;
+}
+
 /// Options that say what the settings say, then `given`; and what is to be told about them.
 ///
 /// # Errors
 /// `given` cannot be used.
-pub(super) fn options(settings: &Settings, given: &[OsString]) -> Result<(Vec<OsString>, Vec<Noted>), String> {
+pub(super) fn options(
+    settings: &Settings,
+    given: &[OsString],
+    executable: &impl Executable,
+) -> Result<(Vec<OsString>, Vec<Noted>), String> {
     let mut notes = Vec::new();
     let names = |prefix: &str| given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(prefix)));
     let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
@@ -27,7 +49,7 @@ pub(super) fn options(settings: &Settings, given: &[OsString]) -> Result<(Vec<Os
     options.push("--log-access=true".into());
     options.push(joined("--metrics-location=", &location("METRICS_LOCATION")));
     options.extend(given.iter().cloned());
-    check(&options)?;
+    executable.parse(with_repository(&options))?;
     Ok((options, notes))
 }
 
@@ -56,10 +78,10 @@ fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
     options
 }
 
-/// Refuses what `pharos` would refuse.
-fn check(options: &[OsString]) -> Result<(), String> {
-    let all = ["pharos", "--model-repository=none"].into_iter().map(OsString::from).chain(options.iter().cloned());
-    crate::cli::Options::from_args(all).map(drop).map_err(|error| error.to_string())
+/// A command line of `pharos` with these options that can be parsed before the repository is known.
+pub(super) fn with_repository(options: &[OsString]) -> Vec<OsString> {
+    let program = ["pharos", "--model-repository=none"].into_iter().map(OsString::from);
+    program.chain(options.iter().cloned()).collect()
 }
 
 fn joined(option: &str, value: &std::path::Path) -> OsString {

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::service::{Management, Naming, Resolved};
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, Kept};
 use super::{Archive, Asked, Deployment, Refused, Settings};
-use crate::engine::{Aliases, Engine};
 
 pub use describe::{Listed, Listing, ModelDescription};
 pub use version::{InFlight, Version};
@@ -31,8 +31,8 @@ struct Model {
 }
 
 /// All models.
-pub struct Registry {
-    engine: Engine,
+pub struct Registry<S: Management> {
+    service: S,
     settings: Arc<Settings>,
     /// Where deployments are written.
     repository: PathBuf,
@@ -73,13 +73,12 @@ pub struct Scale {
     pub wait: bool,
 }
 
-impl Registry {
-    /// No models yet. From now on the engine counts requests by the names that clients use.
-    pub fn new(engine: Engine, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
-        engine.cache().count_by_name(settings.initial_worker_port.into());
+impl<S: Management> Registry<S> {
+    /// No models yet.
+    pub fn new(service: S, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
         let changes = watch::Sender::new(0);
         let (models, turn) = (RwLock::default(), Mutex::new(()));
-        Arc::new(Self { engine, settings, repository, models, turn, changes })
+        Arc::new(Self { service, settings, repository, models, turn, changes })
     }
 
     /// Changes whenever something was registered, scaled, unregistered, or made the default.
@@ -318,13 +317,13 @@ impl Registry {
     }
 }
 
-impl Aliases for Registry {
-    fn resolve(&self, name: &str, version: &str) -> Result<Option<(String, String)>, InferError> {
+impl<S: Management> Naming for Registry<S> {
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<Resolved>, InferError> {
         if !self.read().contains_key(name) {
             return Ok(None);
         }
         match self.find(name, version) {
-            Ok(found) => Ok(Some((found.called.clone(), found.text.clone()))),
+            Ok(found) => Ok(Some(Resolved { model: found.called.clone(), version: found.text.clone() })),
             Err(refused) => Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message)),
         }
     }
@@ -337,8 +336,8 @@ impl Aliases for Registry {
 /// Requests of the server's own: called by the engine's names, and counted by no name.
 pub struct Quiet;
 
-impl Aliases for Quiet {
-    fn resolve(&self, _: &str, _: &str) -> Result<Option<(String, String)>, InferError> {
+impl Naming for Quiet {
+    fn resolve(&self, _: &str, _: &str) -> Result<Option<Resolved>, InferError> {
         Ok(None)
     }
 

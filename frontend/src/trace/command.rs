@@ -10,7 +10,6 @@ use pharos::trace::{chrome, summary};
 use crate::cli::TraceCommand;
 
 /// Runs a command.
-#[cfg_attr(test, allow(dead_code))]
 pub(crate) fn run(command: &TraceCommand) -> ExitCode {
     match text(command) {
         Ok((text, output)) => match write(&text, output) {

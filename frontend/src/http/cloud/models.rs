@@ -12,15 +12,14 @@ use axum::response::Response;
 use http::{HeaderMap, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::check_model_name;
+use pharos::service::{Route, Service};
 use regex::Regex;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::engine::Route;
-use crate::http::body::{self, Read};
 use crate::http::json::{as_string, object, parse_error};
-use crate::http::{Edge, Engine, answer};
-use crate::store::Registered;
+use crate::http::{Edge, answer};
+use crate::receiving::body::{self, Read};
 
 /// The name of the archive that the model was unpacked from: the model's name.
 const TARGET: &str = "x-amzn-sagemaker-target-model";
@@ -44,8 +43,6 @@ object! {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Models {
     all: Arc<Mutex<BTreeMap<String, Model>>>,
-    /// `None`: models are not loaded by request.
-    registered: Option<Registered>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,26 +80,18 @@ impl From<InferError> for Failure {
 }
 
 impl Models {
-    pub(super) fn new(registered: Option<Registered>) -> Self {
-        Self { all: Arc::default(), registered }
-    }
-
-    pub(super) fn registered(&self) -> Option<Registered> {
-        self.registered.clone()
-    }
-
     /// The name of the model that has this identifier.
     pub(super) fn name(&self, id: &str) -> Option<String> {
         self.lock().get(id).map(|model| model.name.clone())
     }
 
     /// Lists the models that are ready.
-    pub(super) async fn list(&self, edge: &Edge) -> Response {
+    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Response {
         let pending = edge.pending(Route::RepositoryIndex);
         let all = self.lock().clone();
         let mut models = Vec::new();
         for (id, model) in &all {
-            if edge.engine.model_ready(&model.name, "").await == Ok(true) {
+            if edge.service.model_ready(&model.name, "").await == Ok(true) {
                 models.push(Entry { name: id, url: &model.url });
             }
         }
@@ -110,7 +99,7 @@ impl Models {
     }
 
     /// Describes a model.
-    pub(super) fn describe(&self, edge: &Edge, id: &str) -> Response {
+    pub(super) fn describe<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
         let pending = edge.pending(Route::RepositoryIndex);
         let model = self.lock().get(id).cloned();
         match model {
@@ -120,13 +109,13 @@ impl Models {
     }
 
     /// Loads the model that the body names. Goes on when the client goes away.
-    pub(super) async fn load(&self, edge: &Edge, headers: &HeaderMap, body: Body) -> Response {
+    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, headers: &HeaderMap, body: Body) -> Response {
         let pending = edge.pending(Route::RepositoryLoad);
         let asked = asked(edge, headers, body).await;
         let result = match asked {
             Ok((id, name, url)) => {
-                let (models, engine) = (self.clone(), edge.engine.clone());
-                let loading = tokio::spawn(async move { models.load_from(&engine, id, (name, &url)).await });
+                let (models, service) = (self.clone(), edge.service.clone());
+                let loading = tokio::spawn(async move { models.load_from(&service, id, (name, &url)).await });
                 loading
                     .await
                     .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}")).into()))
@@ -149,11 +138,11 @@ impl Models {
         }
     }
 
-    async fn load_from(&self, engine: &Engine, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
-        let Some(registered) = &self.registered else {
-            // Fails, and says why: models are not loaded by request.
-            return Ok(engine.load_model(&name, Vec::new()).await?);
-        };
+    async fn load_from<S: Service>(&self, service: &S, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
+        if !service.registers_directories() {
+            // Fails with the reason: models are not loaded by request.
+            return Ok(service.load_model(&name, Vec::new()).await?);
+        }
         check_model_name(&name).map_err(InferError::invalid)?;
         let (place, called) = (url.to_owned(), name.clone());
         let found = tokio::task::spawn_blocking(move || find(&place, &called)).await;
@@ -163,9 +152,9 @@ impl Models {
             return Err(Failure::Taken(format!("model '{id}' has already been loaded")));
         }
         let taken = |name| Failure::Taken(format!("a model '{name}' has already been registered"));
-        registered.add(&models).map_err(taken)?;
-        if let Err(error) = engine.load_model(&name, Vec::new()).await {
-            registered.remove(models.keys());
+        service.register_directories(&models).map_err(taken)?;
+        if let Err(error) = service.load_model(&name, Vec::new()).await {
+            service.unregister_directories(models.keys());
             return Err(error.into());
         }
         self.lock().insert(id, Model { name, url, names: models.into_keys().collect() });
@@ -173,15 +162,15 @@ impl Models {
     }
 
     /// Unloads a model and what only it needs. Goes on when the client goes away.
-    pub(super) async fn unload(&self, edge: &Edge, id: &str) -> Response {
+    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
         let Some(model) = self.lock().remove(id) else { return not_loaded(edge, Route::RepositoryUnload, id) };
         let pending = edge.pending(Route::RepositoryUnload);
-        let (models, engine, id) = (self.clone(), edge.engine.clone(), id.to_owned());
+        let (models, service, id) = (self.clone(), edge.service.clone(), id.to_owned());
         let unloading = tokio::spawn(async move {
-            let result = engine.unload_model(&model.name, true).await;
-            match (&result, &models.registered) {
-                (Ok(()), Some(registered)) => registered.remove(&model.names),
-                _ => drop(models.lock().insert(id, model)),
+            let result = service.unload_model(&model.name, true).await;
+            match &result {
+                Ok(()) => service.unregister_directories(&model.names),
+                Err(_) => drop(models.lock().insert(id, model)),
             }
             result
         });
@@ -196,13 +185,17 @@ impl Models {
 }
 
 /// The answer to a request for a model that is not loaded.
-pub(super) fn not_loaded(edge: &Edge, route: Route, id: &str) -> Response {
+pub(super) fn not_loaded<S: Service>(edge: &Edge<S>, route: Route, id: &str) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
     edge.pending(route).finish_as(response, Some(Reason::UnknownModel))
 }
 
 /// The identifier, the name and the directory of the model that a request asks for.
-async fn asked(edge: &Edge, headers: &HeaderMap, body: Body) -> Result<(String, String, String), InferError> {
+async fn asked<S: Service>(
+    edge: &Edge<S>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(String, String, String), InferError> {
     let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
         Read::Whole(body) => body.join(),
         Read::TooLarge(size) => {

@@ -4,13 +4,12 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::{Method, Request};
 use percent_encoding::percent_decode_str;
+use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
 use super::{BinaryForm, Dispatch, model_path, pass, unknown};
-use crate::engine::Route;
 use crate::http::dispatch::paced;
 use crate::http::restrict;
-use crate::store::Registered;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
@@ -29,12 +28,11 @@ pub struct SageMaker {
 }
 
 impl SageMaker {
-    /// The endpoints as the environment of the container has them. `registered` takes the models of `/models`; `None` where
-    /// models are not loaded by request.
+    /// The endpoints as the environment of the container configures them.
     ///
     /// # Errors
     /// A variable has a value that is not allowed.
-    pub fn new(registered: Option<Registered>, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+    pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let value = |name: &str, default: &str| variable(name).unwrap_or_else(|| default.to_owned());
         let health = match &*value("SAGEMAKER_TRITON_PING_MODE", "ready") {
             "ready" => "/v2/health/ready",
@@ -46,15 +44,10 @@ impl SageMaker {
             return Err(invalid("SAGEMAKER_TRITON_INFERENCE_TYPE", &verb, "infer, generate, generate_stream"));
         }
         let invocations = model_path(&value("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", NO_DEFAULT), &verb);
-        Ok(Self { health, invocations, models: Models::new(registered) })
+        Ok(Self { health, invocations, models: Models::default() })
     }
 
-    /// What takes the models of `/models`.
-    pub fn registered(&self) -> Option<Registered> {
-        self.models.registered()
-    }
-
-    pub(super) async fn answer<B>(&self, dispatch: Dispatch, request: Request<B>) -> Response
+    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -71,7 +64,7 @@ impl SageMaker {
     }
 
     /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
-    async fn manage<B>(&self, dispatch: Dispatch, request: Request<B>, rest: &str) -> Response
+    async fn manage<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>, rest: &str) -> Response
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -117,9 +110,8 @@ mod tests {
 
     #[test]
     fn the_environment_chooses_the_paths() {
-        let with = |name: &'static str, value: &'static str| {
-            SageMaker::new(None, |asked| (asked == name).then(|| value.to_owned()))
-        };
+        let with =
+            |name: &'static str, value: &'static str| SageMaker::new(|asked| (asked == name).then(|| value.to_owned()));
         let usual = with("", "").unwrap();
         assert_eq!((usual.health, usual.invocations), ("/v2/health/ready", model_path(NO_DEFAULT, "infer")));
         assert_eq!(with("SAGEMAKER_TRITON_PING_MODE", "live").unwrap().health, "/v2/health/live");

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, Uri};
 use pharos::error::{InferError, Reason};
 use pharos::id::bare_name;
-use tower::Service;
+use pharos::service::{Route, Service};
+use tower::Service as _;
 
-use super::{BinaryForm, Dispatch, Engine, fail, model_path, pass, unknown};
-use crate::engine::Route;
+use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
 use crate::http::{answer, metrics, restrict};
 
 const FORM: BinaryForm =
@@ -59,8 +59,8 @@ impl VertexAi {
     ///
     /// # Errors
     /// It is not ready; or none is named, and there is not exactly one. Triton's texts, and what helps.
-    pub async fn settle(&self, engine: &Engine) -> Result<(), String> {
-        let entries = engine.repository_index(true).await.map_err(|error| error.message)?;
+    pub async fn settle<S: Service>(&self, service: &S) -> Result<(), String> {
+        let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
         let model = match &self.wanted {
             Some(wanted) if names.iter().any(|name| name == wanted || bare_name(name) == wanted) => wanted.clone(),
@@ -75,7 +75,7 @@ impl VertexAi {
         Ok(())
     }
 
-    pub(super) async fn answer<B>(&self, dispatch: Dispatch, request: Request<B>) -> Response
+    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -106,7 +106,7 @@ impl VertexAi {
 }
 
 /// Answers a request that is redirected to a path of v2, which stands there without its first slash.
-async fn redirected<B>(dispatch: Dispatch, request: Request<B>, redirect: &str) -> Response
+async fn redirected<S: Service, B>(dispatch: Dispatch<S>, request: Request<B>, redirect: &str) -> Response
 where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -122,7 +122,7 @@ where
         }
         let mut scrape = Request::new(Body::empty());
         *scrape.uri_mut() = Uri::from_static("/metrics");
-        let Ok(response) = metrics::router(dispatch.edge.engine.clone()).call(scrape).await;
+        let Ok(response) = metrics::router(dispatch.edge.service.clone()).call(scrape).await;
         return response;
     }
     match method_of(redirect) {

@@ -10,33 +10,32 @@ use http::StatusCode;
 use http_body::Frame;
 use pharos::error::{InferError, Reason};
 use pharos::request_trace::Traced;
+use pharos::service::{Responses, Service, Streamed};
 
 use super::convert;
-use crate::engine::{Responses, Streamed};
-use crate::http::OpenStream;
 use crate::http::answer::Pending;
-use crate::http::trace;
+use crate::request_trace;
 
 /// The events of one request. Dropped before the last, because the client went away, it cancels the request.
-pub(super) struct Events {
-    responses: Responses,
+pub(super) struct Events<S: Service> {
+    responses: S::Responses,
     /// The first response, which came before the body began.
     first: Option<Streamed>,
     /// Counts the request when its last response is there.
-    counting: Option<(Pending, StatusCode)>,
+    counting: Option<(Pending<S>, StatusCode)>,
     /// Why the request failed, or one of its responses.
     reason: Option<Reason>,
     traced: Option<Traced>,
     ended: bool,
-    _open: OpenStream,
+    _open: S::OpenStream,
 }
 
-impl Events {
+impl<S: Service> Events<S> {
     pub(super) fn new(
-        (responses, traced): (Responses, Option<Traced>),
+        (responses, traced): (S::Responses, Option<Traced>),
         first: Option<Streamed>,
-        counting: (Pending, StatusCode),
-        open: OpenStream,
+        counting: (Pending<S>, StatusCode),
+        open: S::OpenStream,
     ) -> Self {
         Self { responses, first, counting: Some(counting), reason: None, traced, ended: false, _open: open }
     }
@@ -57,7 +56,7 @@ impl Events {
 
     fn end(&mut self) {
         self.ended = true;
-        trace::complete(self.traced.take().as_ref());
+        request_trace::complete(self.traced.take().as_ref());
         if let Some((pending, status)) = self.counting.take() {
             pending.note(status.as_u16(), self.reason);
         }
@@ -69,7 +68,7 @@ fn error_json(error: &InferError) -> Vec<u8> {
     format!("{{\"error\":{text}}}").into_bytes()
 }
 
-impl http_body::Body for Events {
+impl<S: Service> http_body::Body for Events<S> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -1,5 +1,6 @@
 //! `ManagementAPIsService`: the registry's verbs, answered with what REST says.
 
+use pharos::service::Management;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,11 +18,11 @@ use crate::torchserve::registry::{Done, Scale};
 use crate::torchserve::rest::{Registration, Shared, descriptions};
 
 /// The service.
-pub(super) struct Management(pub(super) Arc<Shared>);
+pub(super) struct ManagementService<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Answer = Result<Response<ManagementResponse>, Status>;
 
-impl Management {
+impl<S: Management> ManagementService<S> {
     /// Refuses where models are not to be registered and unregistered.
     fn allowed(&self) -> Result<(), Status> {
         match self.0.settings.model_api {
@@ -53,7 +54,7 @@ fn text(text: String) -> Option<String> {
 }
 
 #[tonic::async_trait]
-impl ManagementApIsService for Management {
+impl<S: Management> ManagementApIsService for ManagementService<S> {
     async fn describe_model(self: Arc<Self>, request: Request<DescribeModelRequest>) -> Answer {
         let headers = beside::headers(request.metadata().as_ref());
         let DescribeModelRequest { model_name, model_version, customized } = request.into_inner();

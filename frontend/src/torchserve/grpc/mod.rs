@@ -1,8 +1,10 @@
 //! TorchServe's gRPC: predictions beside the v2 protocol on one port, the management of models on another.
 
+mod call;
 mod failure;
 mod inference;
 mod management;
+mod routes;
 mod sequences;
 
 use std::convert::Infallible;
@@ -12,26 +14,27 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::uri::PathAndQuery;
-use http::{Request, Response, Uri};
+use axum::Router;
+use http::{Request, Response};
+use hyper::body::Incoming;
 use pharos::error::Reason;
+use pharos::service::{Management, Protocol, Route};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic::{Code, Status};
-use tower::Service;
 
 use self::inference::Inference;
-use self::management::Management;
+use self::management::ManagementService;
+use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
 use super::rest::Shared;
 use super::token::{FAILED, Purpose};
-use crate::access::routes::{class, of_grpc};
-use crate::engine::{Protocol, Route};
-use crate::grpc::Limits;
+use crate::access::DeniedAnswer;
+use crate::access::routes::class;
+use crate::clock;
 use crate::listener::Peer;
-use crate::{clock, grpc};
+use crate::receiving::grpc::{Limits, received as bounded};
 
 /// The generated messages and services.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -56,62 +59,97 @@ pub struct RpcStatus {
     pub message: String,
 }
 
-const OWN_INFERENCE: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/";
-const OWN_MANAGEMENT: &str = "/org.pytorch.serve.grpc.management.ManagementAPIsService/";
-/// The v2 protocol's service in the package where TorchServe has it, and where everybody else does.
-const ALIAS: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
-const STANDARD: &str = "/inference.GRPCInferenceService/";
-
-type InferenceServer = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference>;
-type ManagementServer = proto::management::management_ap_is_service_server::ManagementApIsServiceServer<Management>;
+type InferenceServer<S> = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference<S>>;
+type ManagementServer<S> =
+    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService<S>>;
+/// The answer to a call.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
+/// The v2 protocol, which TorchServe's ports serve too.
+pub struct Kserve<D> {
+    /// Over HTTP.
+    pub http: Router,
+    /// Over gRPC, in the standard package, with health and reflection.
+    pub grpc: D,
+    /// Adds reflection to services, which lists the services of these names.
+    pub with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+}
+
+/// The services of the v2 protocol over gRPC.
+pub trait KserveGrpc:
+    tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<D> KserveGrpc for D where
+    D: tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
 /// What a port serves.
-#[derive(Clone)]
-enum Services {
-    Inference(Box<(InferenceServer, grpc::Services)>),
+enum Services<S: Management, D> {
+    Inference(Box<(InferenceServer<S>, D)>),
     Management(Routes),
 }
 
+// Derived, it would ask for `S: Clone` of the servers, which have it in any case.
+impl<S: Management, D: Clone> Clone for Services<S, D> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Inference(both) => Self::Inference(both.clone()),
+            Self::Management(routes) => Self::Management(routes.clone()),
+        }
+    }
+}
+
 /// One port's service.
-#[derive(Clone)]
-pub(super) struct Port {
-    shared: Arc<Shared>,
-    services: Services,
+pub(super) struct Port<S: Management, D> {
+    shared: Arc<Shared<S>>,
+    services: Services<S, D>,
+}
+
+impl<S: Management, D: Clone> Clone for Port<S, D> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone(), services: self.services.clone() }
+    }
 }
 
 /// Predictions, the v2 protocol, health and reflection.
-///
-/// # Errors
-/// Reflection cannot be offered.
-pub(super) fn inference(shared: &Arc<Shared>) -> Result<Port, String> {
-    let most = limits(shared).received;
+pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, kserve: D) -> Port<S, D> {
+    let most = limits(&shared.settings).received;
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
         .max_decoding_message_size(most)
         .max_encoding_message_size(usize::MAX);
-    let settings = grpc::Settings {
-        beside: Some(service_of(OWN_INFERENCE)),
-        budget: shared.budget.clone(),
-        limits: limits(shared),
-        ..grpc::Settings::default()
-    };
-    let others = grpc::service(shared.engine.clone(), settings).map_err(|error| error.to_string())?;
-    Ok(Port { shared: shared.clone(), services: Services::Inference(Box::new((own, others))) })
+    Port { shared: shared.clone(), services: Services::Inference(Box::new((own, kserve))) }
 }
 
 /// The management of models, and reflection.
 ///
 /// # Errors
 /// Reflection cannot be offered.
-pub(super) fn management(shared: &Arc<Shared>) -> Result<Port, String> {
-    let own = Routes::new(ManagementServer::from_arc(Arc::new(Management(shared.clone()))));
-    let own = grpc::with_reflection(own, &[service_of(OWN_MANAGEMENT)]).map_err(|error| error.to_string())?;
+pub(super) fn management<S: Management, D: KserveGrpc>(
+    shared: &Arc<Shared<S>>,
+    with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+) -> Result<Port<S, D>, String> {
+    let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
+    let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
 }
 
 /// The most bytes of a message.
-fn limits(shared: &Shared) -> Limits {
-    Limits { setting: "max_request_size", ..Limits::new(Some(shared.settings.max_request_size)) }
+pub fn limits(settings: &Settings) -> Limits {
+    Limits { setting: "max_request_size", ..Limits::new(Some(settings.max_request_size)) }
+}
+
+/// The name of the service of predictions.
+pub fn inference_service() -> &'static str {
+    service_of(routes::INFERENCE)
 }
 
 /// The name of the service whose methods have paths that begin so.
@@ -119,11 +157,7 @@ fn service_of(path: &'static str) -> &'static str {
     path.trim_matches('/')
 }
 
-impl<B> Service<Request<B>> for Port
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
+impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S, D> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
@@ -132,23 +166,23 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         let path = request.uri().path().to_owned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let (shared, received) = (self.shared.clone(), clock::now());
-        let bounds = (&shared.budget, limits(&shared));
-        let is_own = path.starts_with(OWN_INFERENCE) || path.starts_with(OWN_MANAGEMENT);
-        let route = of_grpc(&path);
+        let bounds = (&shared.budget, limits(&shared.settings));
+        let is_own = routes::is_own(&path);
+        let route = routes::of_path(&path);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
-            (None, Services::Inference(both)) if is_own => both.0.call(grpc::received(request, bounds)),
-            (None, Services::Management(own)) => Box::pin(own.call(grpc::received(request, bounds))),
+            (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds)),
+            (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds))),
             (None, Services::Inference(both)) => {
                 let others = &mut both.1;
-                if let Some(method) = path.strip_prefix(ALIAS) {
-                    *request.uri_mut() = standard(request.uri(), method);
+                if let Some(standard) = routes::standard(request.uri()) {
+                    *request.uri_mut() = standard;
                 }
                 others.call(request)
             }
@@ -159,7 +193,7 @@ where
             // The v2 protocol's edge counts its answers itself.
             if is_own || refused.is_some() {
                 let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
-                shared.engine.record_answered(Protocol::Grpc, route, code as u16, reason);
+                shared.service.record_answered(Protocol::Grpc, route, code as u16, reason);
             }
             tell(&shared, (peer, &path), code, received);
             Ok(response)
@@ -167,7 +201,7 @@ where
     }
 }
 
-impl Port {
+impl<S: Management, D> Port<S, D> {
     /// The refusal of a call that may not have its route, or whose route is not known.
     fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
         let class = class(route);
@@ -179,16 +213,12 @@ impl Port {
         Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
             Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
             Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
-            Denied::Server(denied) => grpc::denied_status(&denied),
+            Denied::Server(denied) => {
+                let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
+                (Status::new(Code::from_i32(code.into()), text), reason)
+            }
         })
     }
-}
-
-/// The same call in the package where everybody else has the service.
-fn standard(uri: &Uri, method: &str) -> Uri {
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = PathAndQuery::try_from(format!("{STANDARD}{method}")).ok();
-    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 fn code(response: &Response<Body>) -> Code {
@@ -206,7 +236,7 @@ fn reason(code: Code) -> Reason {
     }
 }
 
-fn tell(shared: &Shared, (peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
+fn tell<S: Management>(shared: &Shared<S>, (peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
     let Some(sink) = &shared.access else { return };
     let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
     let ms = (clock::now() - received).as_millis();

@@ -1,6 +1,7 @@
 //! `StreamPredictions2`: requests of any number of sequences in one stream. Those of different sequences are executed
 //! together, those of one sequence one after the other. Errors are answers.
 
+use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::RpcStatus;
-use super::inference::Call;
+use super::call::Call;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::torchserve::rest::Shared;
 
@@ -21,8 +22,8 @@ const MOST_AHEAD: usize = 64;
 const MOST_BEGUN: usize = 1024;
 
 /// The answers to a stream of requests.
-pub(super) fn answers(
-    shared: Arc<Shared>,
+pub(super) fn answers<S: Management>(
+    shared: Arc<Shared<S>>,
     requests: Streaming<PredictionsRequest>,
 ) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
     let sequences = Sequences {
@@ -47,8 +48,8 @@ enum Part {
     Over(String),
 }
 
-struct Sequences {
-    shared: Arc<Shared>,
+struct Sequences<S: Management> {
+    shared: Arc<Shared<S>>,
     /// `None` when all have come.
     requests: Option<Streaming<PredictionsRequest>>,
     /// What is executed: at most one request of each sequence.
@@ -63,7 +64,7 @@ struct Sequences {
     begun: VecDeque<String>,
 }
 
-impl Sequences {
+impl<S: Management> Sequences<S> {
     async fn next(&mut self) -> Option<Result<PredictionResponse, Status>> {
         loop {
             if let Some(answer) = self.answers.pop_front() {
@@ -145,7 +146,7 @@ async fn message(
     Some(requests.as_mut()?.message().await)
 }
 
-fn parts(call: Call, id: String) -> impl Stream<Item = Part> + Send {
+fn parts<S: Management>(call: Call<S>, id: String) -> impl Stream<Item = Part> + Send {
     let sequence_id = call.sequence_id();
     let answer = move |part: Result<PredictionResponse, Status>| {
         Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))

@@ -2,12 +2,11 @@
 
 use jiff::Timestamp;
 use pharos::metrics::labels::InstanceState;
+use pharos::service::{GpuUsage, Management, WorkerStatus};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Registry, Version};
-use crate::engine::WorkerShown;
-use crate::system::GpuReading;
 use crate::torchserve::{Deployment, Device};
 
 /// One model of a list.
@@ -90,7 +89,7 @@ struct JobQueueStatus {
     pending_requests: u64,
 }
 
-impl Registry {
+impl<S: Management> Registry<S> {
     /// The models by name, at most `limit` of them from `page` on.
     pub fn list(&self, limit: i64, page: i64) -> Listing {
         let limit = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);
@@ -113,7 +112,7 @@ impl Registry {
     pub fn describe(&self, version: &Version) -> ModelDescription {
         let deployment = version.deployment();
         let yaml = &deployment.archive.yaml;
-        let waiting = self.engine.waiting(&version.called) + version.waiting();
+        let waiting = self.service.waiting(&version.called) + version.waiting();
         let sequence = deployment.sequence;
         ModelDescription {
             model_name: version.name.clone(),
@@ -153,11 +152,11 @@ impl Registry {
     /// The workers of a version; while the engine has none, those that are wanted.
     fn shown_workers(&self, version: &Version, deployment: &Deployment) -> Vec<Worker> {
         let first = u32::from(self.settings.initial_worker_port);
-        let worker = |shown: WorkerShown| {
-            let usage = |number| gpu_usage(number, self.engine.gpu(number).as_ref());
+        let worker = |shown: WorkerStatus| {
+            let usage = |number| gpu_usage(number, self.service.gpu_usage(number).as_ref());
             worker(&shown, first, shown.gpu.map(usage))
         };
-        let mut workers: Vec<Worker> = self.engine.workers(&version.called).into_iter().map(worker).collect();
+        let mut workers: Vec<Worker> = self.service.workers(&version.called).into_iter().map(worker).collect();
         if workers.is_empty() {
             let on_gpu = deployment.device != Device::Cpu;
             workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
@@ -180,7 +179,7 @@ fn coming(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     }
 }
 
-fn worker(shown: &WorkerShown, first: u32, gpu_usage: Option<String>) -> Worker {
+fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>) -> Worker {
     let started = shown.started.map(|seconds| (seconds * 1000.0) as i64);
     let started = Timestamp::from_millisecond(started.unwrap_or(0)).unwrap_or_default();
     Worker {
@@ -197,11 +196,11 @@ fn worker(shown: &WorkerShown, first: u32, gpu_usage: Option<String>) -> Worker 
 
 /// What TorchServe tells of a worker's GPU: what `nvidia-smi -i NUMBER --format=csv
 /// --query-gpu=utilization.gpu,utilization.memory,memory.used` prints, in one line, or its words for what cannot be read.
-fn gpu_usage(number: u32, reading: Option<&GpuReading>) -> String {
+fn gpu_usage(number: u32, reading: Option<&GpuUsage>) -> String {
     let Some(reading) = reading else { return "failed to obtained gpu usage".to_owned() };
     let told = |text: Option<String>| text.unwrap_or_else(|| "[N/A]".to_owned());
     let percent = |share: Option<f64>| told(share.map(|share| format!("{:.0} %", share * 100.0)));
-    let used = reading.memory.map(|memory| format!("{} MiB", memory.used >> 20));
+    let used = reading.memory_used.map(|used| format!("{} MiB", used >> 20));
     format!(
         "gpuId::{number} utilization.gpu [%]::{} utilization.memory [%]::{} memory.used [MiB]::{}",
         percent(reading.utilization),
@@ -216,9 +215,9 @@ mod tests {
 
     #[test]
     fn a_gpu_is_told_in_the_words_of_nvidia_smi() {
-        let check = |reading: Option<&GpuReading>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
+        let check = |reading: Option<&GpuUsage>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
         check(None, "failed to obtained gpu usage");
-        let mut reading = GpuReading { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuReading::default() };
+        let mut reading = GpuUsage { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuUsage::default() };
         check(
             Some(&reading),
             "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used [MiB]::[N/A]",

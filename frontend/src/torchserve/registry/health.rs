@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use pharos::metrics::labels::InstanceState;
+use pharos::service::{Management, WorkerHealth};
 use pharos::timeline::Instant;
 
 use super::{Registry, Version};
@@ -34,10 +35,7 @@ impl Health {
     }
 }
 
-/// What a worker is doing, and since when it has been lost.
-type Seen = (Option<InstanceState>, Option<Instant>);
-
-impl Registry {
+impl<S: Management> Registry<S> {
     /// TorchServe's rule: the default version of each model has as many workers as it should.
     pub fn is_healthy(&self) -> bool {
         let defaults: Vec<_> = {
@@ -50,7 +48,7 @@ impl Registry {
     fn has_workers(&self, version: &Version) -> bool {
         let deployment = version.deployment();
         let wanted = deployment.min_workers as usize;
-        let workers = self.engine.worker_states(&version.called);
+        let workers = self.service.worker_health(&version.called);
         if workers.is_empty() {
             // A model that was loaded and has no workers was unloaded behind the registry's back, by the v2 protocol.
             let health = version.health();
@@ -63,8 +61,8 @@ impl Registry {
 }
 
 /// Workers that count.
-fn counting(workers: &[Seen], patience: Duration, now: Instant) -> usize {
-    let counts = |(state, lost): &&Seen| {
+fn counting(workers: &[WorkerHealth], patience: Duration, now: Instant) -> usize {
+    let counts = |(state, lost): &&WorkerHealth| {
         *state != Some(InstanceState::Failed) && lost.is_none_or(|since| now - since < patience)
     };
     workers.iter().filter(counts).count()

@@ -1,6 +1,7 @@
 //! What is registered when the server starts: all models of a snapshot, else the models that the settings name. Of the latter
 //! an archive that cannot be used hides no other.
 
+use pharos::service::Management;
 use std::sync::Arc;
 
 use super::{Asked, Registry};
@@ -9,7 +10,7 @@ use crate::torchserve::{LoadModels, ModelProperties, snapshot};
 /// What an archive's file may end with.
 const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
-impl Registry {
+impl<S: Management> Registry<S> {
     /// Registers what is to be there at the start. The workers start in the background.
     ///
     /// # Errors

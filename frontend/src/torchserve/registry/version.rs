@@ -1,5 +1,6 @@
 //! One version of a model: what it is to be, and what its workers are kept like.
 
+use pharos::service::Management;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -116,7 +117,7 @@ impl Version {
     ///
     /// # Errors
     /// Why the model cannot be loaded.
-    pub(super) async fn start(&self, registry: &Registry) -> Result<(), String> {
+    pub(super) async fn start<S: Management>(&self, registry: &Registry<S>) -> Result<(), String> {
         let wish = self.wish_to_start();
         let started = self.try_to_start(registry, wish).await.unwrap_or(Ok(()));
         if started.is_err() {
@@ -126,7 +127,7 @@ impl Version {
     }
 
     /// The same without waiting for it; a model that cannot be loaded is tried again, for as long as its configuration says.
-    pub(super) fn keep_starting(self: &Arc<Self>, registry: &Arc<Registry>) {
+    pub(super) fn keep_starting<S: Management>(self: &Arc<Self>, registry: &Arc<Registry<S>>) {
         let (wish, version, registry) = (self.wish_to_start(), self.clone(), registry.clone());
         tokio::spawn(async move {
             let began = clock::now();
@@ -148,7 +149,7 @@ impl Version {
     }
 
     /// `None` if another wish has come meanwhile.
-    async fn try_to_start(&self, registry: &Registry, wish: u64) -> Option<Result<(), String>> {
+    async fn try_to_start<S: Management>(&self, registry: &Registry<S>, wish: u64) -> Option<Result<(), String>> {
         let _turn = self.turn.lock().await;
         if self.wishes.load(Ordering::Acquire) != wish {
             return None;
@@ -170,7 +171,7 @@ impl Version {
         if let Err(error) = written {
             return Some(Err(format!("its configuration cannot be written: {error}")));
         }
-        let loaded = registry.engine.load_model(&self.called, Vec::new()).await;
+        let loaded = registry.service.load_model(&self.called, Vec::new()).await;
         if loaded.is_ok() {
             self.progress.set(Phase::Loaded);
             self.health().loaded();
@@ -179,13 +180,13 @@ impl Version {
     }
 
     /// Starting workers is not tried again. Those that were there before go on.
-    fn given_up(&self, registry: &Registry) {
-        let serves = !registry.engine.worker_states(&self.called).is_empty();
+    fn given_up<S: Management>(&self, registry: &Registry<S>) {
+        let serves = !registry.service.worker_health(&self.called).is_empty();
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
     /// Ends all workers, and removes what was written of it.
-    pub(super) async fn stop(&self, registry: &Registry) {
+    pub(super) async fn stop<S: Management>(&self, registry: &Registry<S>) {
         self.wish();
         self.stop_waiting();
         let _turn = self.turn.lock().await;
@@ -216,8 +217,8 @@ impl Version {
     }
 }
 
-async fn unload(registry: &Registry, called: &str) -> Result<(), String> {
-    registry.engine.unload_model(called, false).await.map_err(|error| error.message)
+async fn unload<S: Management>(registry: &Registry<S>, called: &str) -> Result<(), String> {
+    registry.service.unload_model(called, false).await.map_err(|error| error.message)
 }
 
 fn remove(place: &Path) -> std::io::Result<()> {

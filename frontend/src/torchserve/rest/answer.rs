@@ -4,13 +4,14 @@ use axum::body::Body;
 use axum::response::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONNECTION,
-    CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA,
+    CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA, WWW_AUTHENTICATE,
 };
 use http::{StatusCode, Version};
 use pharos::error::Reason;
 use serde::Serialize;
 
 use super::Asked;
+use crate::access::DeniedAnswer;
 use crate::torchserve::Refused;
 use crate::torchserve::registry::Done;
 use crate::torchserve::settings::Cors;
@@ -61,6 +62,25 @@ pub(super) fn refusal(refused: &Refused) -> Response {
     let Refused { status, kind, message } = refused;
     let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
+}
+
+/// An error in the form of the v2 protocol, which restrictions of the server have on every port.
+pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
+    let text = serde_json::to_string(text).unwrap_or_default();
+    let mut response = Response::new(Body::from(format!("{{\"error\":{text}}}")));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The answer to a client that the server denies a route, and the reason for the metrics.
+pub(super) fn denied(denied: DeniedAnswer) -> (Response, Reason) {
+    let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
+    let mut response = kserve_error(status, &denied.text);
+    if let Some(challenge) = denied.challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
+    (response, denied.reason)
 }
 
 /// Why something was refused, for the metrics.

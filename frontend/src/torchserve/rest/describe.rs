@@ -2,6 +2,7 @@
 
 use axum::response::Response;
 use pharos::error::InferError;
+use pharos::service::{Management, Responses as _};
 use serde_json::Value;
 
 use super::predict::{end_of, loaded};
@@ -12,7 +13,11 @@ use crate::torchserve::registry::{ModelDescription, Version};
 use crate::torchserve::{Refused, failure};
 
 /// `GET /models/M[/V|/all]`.
-pub(super) async fn describe(shared: &Shared, asked: &Asked, named: (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn describe<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    named: (&str, &str),
+) -> Result<Response, Refused> {
     let customized = asked.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let headers = customized.then(|| beside::headers(&asked.headers));
     let asked = headers.map(|headers| (asked.id.as_str(), headers));
@@ -20,8 +25,8 @@ pub(super) async fn describe(shared: &Shared, asked: &Asked, named: (&str, &str)
 }
 
 /// What is told of a version (empty: the default one), or of `all`; with an id and headers the handler is asked as well.
-pub(in crate::torchserve) async fn descriptions(
-    shared: &Shared,
+pub(in crate::torchserve) async fn descriptions<S: Management>(
+    shared: &Shared<S>,
     (model, version): (&str, &str),
     asked: Option<(&str, serde_json::Map<String, Value>)>,
 ) -> Result<Vec<ModelDescription>, Refused> {
@@ -38,8 +43,8 @@ pub(in crate::torchserve) async fn descriptions(
 }
 
 /// What a handler says of itself.
-async fn own_words(
-    shared: &Shared,
+async fn own_words<S: Management>(
+    shared: &Shared<S>,
     (model, version): (&str, &Version),
     id: &str,
     mut headers: serde_json::Map<String, Value>,

@@ -3,12 +3,13 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::header::EXPECT;
+use pharos::service::Management;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Asked, Shared, answer};
-use crate::http::body::{self, Read};
+use crate::receiving::body::{self, Read};
 use crate::torchserve::failure::{self, End};
 use crate::torchserve::registry::Scale;
 use crate::torchserve::{Asked as Wanted, Refused};
@@ -17,7 +18,7 @@ use crate::torchserve::{Asked as Wanted, Refused};
 const MOST_JSON: u64 = 1 << 20;
 
 /// `GET /models`.
-pub(super) fn list(shared: &Shared, asked: &Asked) -> Response {
+pub(super) fn list<S: Management>(shared: &Shared<S>, asked: &Asked) -> Response {
     let (limit, page) = (asked.number("limit").unwrap_or(100), asked.number("next_page_token").unwrap_or(0));
     answer::json(&shared.registry.list(limit, page))
 }
@@ -101,7 +102,11 @@ impl Registration {
 }
 
 /// `POST /models`.
-pub(super) async fn register(shared: &Shared, asked: &Asked, body: Body) -> Result<Response, Refused> {
+pub(super) async fn register<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    body: Body,
+) -> Result<Response, Refused> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -113,7 +118,7 @@ pub(super) async fn register(shared: &Shared, asked: &Asked, body: Body) -> Resu
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json(shared: &Shared, asked: &Asked, body: Body) -> Result<Registration, Refused> {
+async fn from_json<S: Management>(shared: &Shared<S>, asked: &Asked, body: Body) -> Result<Registration, Refused> {
     let read = body::read(&shared.budget, body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
@@ -152,7 +157,11 @@ fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::E
 }
 
 /// `PUT /models/M[/V]`.
-pub(super) async fn scale(shared: &Shared, asked: &Asked, named: (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn scale<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    named: (&str, &str),
+) -> Result<Response, Refused> {
     let min = asked.number("min_worker").unwrap_or(1);
     let max = asked.number("max_worker").unwrap_or(min);
     let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -170,7 +179,10 @@ pub(super) async fn scale(shared: &Shared, asked: &Asked, named: (&str, &str)) -
 }
 
 /// `DELETE /models/M[/V]`.
-pub(super) async fn unregister(shared: &Shared, (model, version): (&str, &str)) -> Result<Response, Refused> {
+pub(super) async fn unregister<S: Management>(
+    shared: &Shared<S>,
+    (model, version): (&str, &str),
+) -> Result<Response, Refused> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
@@ -184,14 +196,14 @@ struct Readiness<'a> {
 }
 
 /// `GET /v1/models/M`.
-pub(super) fn ready(shared: &Shared, model: &str) -> Result<Response, Refused> {
+pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Response, Refused> {
     let version = shared.registry.find(model, "")?;
-    let ready = !shared.quiet.worker_states(&version.called).is_empty();
+    let ready = !shared.quiet.worker_health(&version.called).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 
 /// `GET /token`.
-pub(super) async fn token(shared: &Shared, asked: &Asked) -> Result<Response, Refused> {
+pub(super) async fn token<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
     let kind = asked.query("type").unwrap_or_default();
     match tokens.renew(&kind) {

@@ -3,19 +3,21 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use pharos::metrics::exposition::Names;
+use pharos::metrics::exposition::{Names, torchserve};
+use pharos::service::Management;
 
 use super::{Asked, Shared};
 use crate::torchserve::{Refused, form};
 
 /// The metrics that the query asks for.
-pub(super) async fn metrics(shared: &Shared, asked: &Asked) -> Result<Response, Refused> {
+pub(super) async fn metrics<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let pairs = form::pairs(asked.uri.query().unwrap_or_default());
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
-    let engine = shared.engine.clone();
+    let service = shared.service.clone();
     // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
-    let rendered = tokio::task::spawn_blocking(move || engine.torchserve_metrics_text(&names)).await;
+    let rendered =
+        tokio::task::spawn_blocking(move || service.render_metrics(|cache| torchserve::render(cache, &names))).await;
     let rendered =
         rendered.map_err(|error| Refused::internal(format!("The metrics could not be rendered: {error}")))?;
     let mut response = Response::new(Body::from(rendered));

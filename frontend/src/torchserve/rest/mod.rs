@@ -24,8 +24,10 @@ use bytes::Bytes;
 use http::header::{HeaderMap, TRANSFER_ENCODING};
 use http::{Method, Request, StatusCode, Uri, Version};
 use pharos::error::Reason;
+use pharos::metrics::cache::Cache;
+use pharos::service::{Management, Protocol};
 use pharos::timeline::Instant;
-use tower::Service;
+use tower::Service as _;
 
 use super::guard::{Denied, Guard, NO_MODEL_API, Wanted};
 use super::ids::Ids;
@@ -33,8 +35,6 @@ use super::ways::{Doors, Way, way};
 use super::{AccessSink, Refused, Registry, Settings};
 use crate::access::{self, routes};
 use crate::clock;
-use crate::engine::{Engine, Protocol};
-use crate::http::{denied_response, error_response};
 use crate::listener::Peer;
 use crate::receiving::Budget;
 use crate::slow::{Pace, Paced};
@@ -50,12 +50,14 @@ const BINARY: &str = "inference-header-content-length";
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What all listeners share.
-pub(super) struct Shared {
+pub(super) struct Shared<S: Management> {
     /// Its clients call models by TorchServe's names.
-    pub(super) engine: Engine,
+    pub(super) service: S,
     /// The same, without counting by name.
-    pub(super) quiet: Engine,
-    pub(super) registry: Arc<Registry>,
+    pub(super) quiet: S,
+    pub(super) registry: Arc<Registry<S>>,
+    /// Counts connections.
+    pub(super) metrics: Arc<Cache>,
     pub(super) settings: Arc<Settings>,
     pub(super) guard: Guard,
     pub(super) budget: Budget,
@@ -65,8 +67,8 @@ pub(super) struct Shared {
 
 /// One listener's service.
 #[derive(Clone)]
-pub(super) struct Port {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct Port<S: Management> {
+    pub(super) shared: Arc<Shared<S>>,
     pub(super) doors: Doors,
     /// The v2 protocol.
     pub(super) kserve: Router,
@@ -101,7 +103,7 @@ impl Asked {
     }
 }
 
-impl<B> Service<Request<B>> for Port
+impl<S: Management, B> tower::Service<Request<B>> for Port<S>
 where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -136,7 +138,7 @@ where
     }
 }
 
-impl Port {
+impl<S: Management> Port<S> {
     async fn serve(&self, asked: Asked, body: Body) -> Response {
         let way = match way(self.doors, &asked.method, asked.uri.path()) {
             // Tensors behind the JSON are no body for a handler.
@@ -157,7 +159,7 @@ impl Port {
         let status = response.status().as_u16();
         // The v2 protocol's edge counts its answers itself.
         if !is_counted || reason.is_some() {
-            self.shared.engine.record_answered(Protocol::Http, route, status, reason);
+            self.shared.service.record_answered(Protocol::Http, route, status, reason);
         }
         self.tell(&asked, status);
         response
@@ -172,10 +174,10 @@ impl Port {
             (Way::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
             (Way::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
             (_, Denied::ModelApi) => {
-                let response = error_response(StatusCode::FORBIDDEN, NO_MODEL_API);
+                let response = answer::kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API);
                 return Some((response, Reason::Restricted));
             }
-            (_, Denied::Server(denied)) => return Some(denied_response(&denied)),
+            (_, Denied::Server(denied)) => return Some(answer::denied(denied.over_http())),
         };
         Some((answer::refusal(&refused), answer::reason(&refused)))
     }

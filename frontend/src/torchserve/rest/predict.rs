@@ -5,21 +5,20 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
 use http::header::EXPECT;
 use http::{Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{CorrelationId, TraceId};
 use pharos::infer::InferRequest;
+use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::Instant;
 use serde_json::Value;
 
-use super::streaming::Parts;
+use super::streaming::{Parts, check_size};
 use super::{Asked, Port, Shared, answer, openapi};
 use crate::clock;
-use crate::engine::{Responses, Streamed};
-use crate::http::body::{self, Read};
+use crate::receiving::body::{self, Read};
 use crate::torchserve::Refused;
 use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::failure::{self, End};
@@ -31,7 +30,12 @@ use crate::torchserve::ways::Target;
 const END_KNOWN: Duration = Duration::from_millis(100);
 
 /// Answers a prediction.
-pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Body) -> Result<Response, Refused> {
+pub(super) async fn predict<S: Management>(
+    port: &Port<S>,
+    asked: &Asked,
+    target: Target,
+    body: Body,
+) -> Result<Response, Refused> {
     let shared = &*port.shared;
     let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
@@ -51,7 +55,7 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
     loaded(shared, called, (&version, asked.received)).await?;
     let request = request(shared, asked, called, (&parts, wish(asked, &target)), &version)?;
     let answered = async {
-        let mut responses = shared.engine.stream(request)?;
+        let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, asked.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
         respond(first, (responses, entered), shared.settings.max_response_size)
@@ -70,7 +74,7 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
 /// # Errors
 /// There is none within the model's `clientTimeoutInMills`.
 pub(in crate::torchserve) async fn first_of(
-    responses: &mut Responses,
+    responses: &mut impl Responses,
     version: &Version,
     received: Instant,
 ) -> Result<Option<Streamed>, InferError> {
@@ -86,13 +90,13 @@ pub(in crate::torchserve) async fn first_of(
 ///
 /// # Errors
 /// There are to be none, or all are busy and the model wants none to wait.
-pub(in crate::torchserve) fn enter(
-    shared: &Shared,
+pub(in crate::torchserve) fn enter<S: Management>(
+    shared: &Shared<S>,
     (model, version): (&str, &str),
     found: &Arc<Version>,
 ) -> Result<InFlight, Refused> {
     let refuse = |more: &str| {
-        shared.engine.refused_by_name(model, version);
+        shared.service.record_refused(model, version);
         failure::no_worker(model, version, more)
     };
     if found.deployment().min_workers == 0 {
@@ -106,8 +110,8 @@ pub(in crate::torchserve) fn enter(
 ///
 /// # Errors
 /// As many requests wait as may, or the time is over.
-pub(in crate::torchserve) async fn loaded(
-    shared: &Shared,
+pub(in crate::torchserve) async fn loaded<S: Management>(
+    shared: &Shared<S>,
     (model, version): (&str, &str),
     (found, received): (&Version, Instant),
 ) -> Result<(), Refused> {
@@ -124,7 +128,7 @@ pub(in crate::torchserve) async fn loaded(
         }
     };
     waited.ok_or_else(|| {
-        shared.engine.refused_by_name(model, version);
+        shared.service.record_refused(model, version);
         failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
     })
 }
@@ -135,7 +139,11 @@ fn too_late(limit: Duration) -> InferError {
 }
 
 /// The parts of a request.
-async fn parts(shared: &Shared, asked: &Asked, (target, body): (&Target, Body)) -> Result<Vec<Part>, Refused> {
+async fn parts<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    (target, body): (&Target, Body),
+) -> Result<Vec<Part>, Refused> {
     let limit = shared.settings.max_request_size;
     let waits = asked.headers.contains_key(EXPECT);
     let whole = match body::read(&shared.budget, body, limit, waits).await {
@@ -168,8 +176,8 @@ fn wish(asked: &Asked, target: &Target) -> Wish {
     Wish { headers, describe: false, explain: target.explain == Some(true) }
 }
 
-fn request(
-    shared: &Shared,
+fn request<S: Management>(
+    shared: &Shared<S>,
     asked: &Asked,
     (model, version): (&str, &str),
     (parts, mut wish): (&[Part], Wish),
@@ -189,7 +197,7 @@ fn request(
 }
 
 /// The sequence of a request, and whether it begins and ends it. Without an id it begins one of its own.
-fn sequence(shared: &Shared, asked: &Asked, wish: &mut Wish) -> (String, bool, bool) {
+fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, wish: &mut Wish) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
     let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
     let given = asked.header(id);
@@ -203,7 +211,11 @@ fn sequence(shared: &Shared, asked: &Asked, wish: &mut Wish) -> (String, bool, b
 }
 
 /// The answer to a client: whole, or in parts if more are to come.
-fn respond(first: Streamed, (responses, entered): (Responses, InFlight), most: u64) -> Result<Response, InferError> {
+fn respond(
+    first: Streamed,
+    (responses, entered): (impl Responses, InFlight),
+    most: u64,
+) -> Result<Response, InferError> {
     let last = first.last || !responses.is_decoupled();
     let answer = beside::answer(first.answer?)?;
     check_size(&answer.body, most)?;
@@ -223,18 +235,9 @@ fn respond(first: Streamed, (responses, entered): (Responses, InFlight), most: u
     Ok(response)
 }
 
-/// Refuses a body that is longer than allowed.
-pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
-    if body.len() as u64 <= most {
-        return Ok(());
-    }
-    let size = body.len();
-    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
-}
-
 /// How the worker of a failed request ended, if it did. That is known a moment after its connection is gone.
-pub(in crate::torchserve) async fn end_of(
-    shared: &Shared,
+pub(in crate::torchserve) async fn end_of<S: Management>(
+    shared: &Shared<S>,
     error: &InferError,
     version: &Version,
     since: Instant,

@@ -6,25 +6,24 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::Frame;
 use pharos::error::InferError;
+use pharos::service::{Responses, Streamed};
 
-use super::predict::check_size;
-use crate::engine::{Responses, Streamed};
 use crate::torchserve::beside;
 use crate::torchserve::registry::InFlight;
 
 /// The body of a response with parts.
-pub(super) struct Parts {
+pub(super) struct Parts<R> {
     first: Option<Bytes>,
-    responses: Responses,
+    responses: R,
     ended: bool,
     /// The most bytes of a part.
     most: u64,
     _entered: InFlight,
 }
 
-impl Parts {
+impl<R: Responses> Parts<R> {
     /// This part, and all that follow.
-    pub(super) fn new(first: Bytes, responses: Responses, (entered, most): (InFlight, u64)) -> Self {
+    pub(super) fn new(first: Bytes, responses: R, (entered, most): (InFlight, u64)) -> Self {
         Self { first: Some(first), responses, ended: false, most, _entered: entered }
     }
 
@@ -36,7 +35,7 @@ impl Parts {
     }
 }
 
-impl http_body::Body for Parts {
+impl<R: Responses> http_body::Body for Parts<R> {
     type Data = Bytes;
     type Error = InferError;
 
@@ -61,4 +60,13 @@ impl http_body::Body for Parts {
             }
         }
     }
+}
+
+/// Refuses a body that is longer than allowed.
+pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
+    if body.len() as u64 <= most {
+        return Ok(());
+    }
+    let size = body.len();
+    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
 }

@@ -7,9 +7,9 @@ use pharos::error::{InferError, Reason};
 use pharos::id::TraceId;
 use pharos::model::TensorMetadata;
 use pharos::region::Kind;
+use pharos::service::{Endpoint, Service};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Engine;
 use super::apart;
 use super::codec::{self, decode_for as decode};
 use super::deadline;
@@ -23,7 +23,7 @@ use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
-use crate::engine::Endpoint;
+use crate::request_trace::{self, GRPC};
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -43,19 +43,19 @@ const EXTENSIONS: [&str; 13] = [
 ];
 
 /// The service.
-pub(super) struct Service(pub(super) Engine);
+pub(super) struct Inference<S: Service>(pub(super) S);
 
 type Answer<T> = Result<Response<T>, Status>;
 
-impl Service {
+impl<S: Service> Inference<S> {
     /// Answers with what `verb` gives, and notes why if it fails.
-    fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&Engine, Q) -> Result<A, InferError>) -> Answer<A> {
+    fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&S, Q) -> Result<A, InferError>) -> Answer<A> {
         let seen = Seen::of(&request, &self.0);
         verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| seen.fail(error))
     }
 
-    /// As [`Service::answer`] for a verb that takes its time.
-    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(Engine, Q) -> F) -> Answer<A>
+    /// As [`Inference::answer`] for a verb that takes its time.
+    async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(S, Q) -> F) -> Answer<A>
     where
         F: Future<Output = Result<A, InferError>>,
     {
@@ -85,27 +85,27 @@ fn tensors(tensors: Vec<TensorMetadata>) -> Vec<model_metadata_response::TensorM
 }
 
 #[tonic::async_trait]
-impl GrpcInferenceService for Service {
+impl<S: Service> GrpcInferenceService for Inference<S> {
     async fn server_live(
         self: Arc<Self>,
         request: Request<proto::ServerLiveRequest>,
     ) -> Answer<proto::ServerLiveResponse> {
-        self.answer(request, |engine, _| Ok(proto::ServerLiveResponse { live: engine.live() }))
+        self.answer(request, |service, _| Ok(proto::ServerLiveResponse { live: service.live() }))
     }
 
     async fn server_ready(
         self: Arc<Self>,
         request: Request<proto::ServerReadyRequest>,
     ) -> Answer<proto::ServerReadyResponse> {
-        self.answer(request, |engine, _| Ok(proto::ServerReadyResponse { ready: engine.ready() }))
+        self.answer(request, |service, _| Ok(proto::ServerReadyResponse { ready: service.ready() }))
     }
 
     async fn model_ready(
         self: Arc<Self>,
         request: Request<proto::ModelReadyRequest>,
     ) -> Answer<proto::ModelReadyResponse> {
-        self.answer_later(request, |engine, asked| async move {
-            let ready = engine.model_ready(&asked.name, &asked.version).await.or_else(ready_error)?;
+        self.answer_later(request, |service, asked| async move {
+            let ready = service.model_ready(&asked.name, &asked.version).await.or_else(ready_error)?;
             Ok(proto::ModelReadyResponse { ready })
         })
         .await
@@ -115,9 +115,9 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::ServerMetadataRequest>,
     ) -> Answer<proto::ServerMetadataResponse> {
-        self.answer(request, |engine, _| {
+        self.answer(request, |service, _| {
             Ok(proto::ServerMetadataResponse {
-                name: engine.server_name().to_owned(),
+                name: service.server_name().to_owned(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 extensions: EXTENSIONS.map(str::to_owned).to_vec(),
             })
@@ -128,8 +128,8 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::ModelMetadataRequest>,
     ) -> Answer<proto::ModelMetadataResponse> {
-        self.answer(request, |engine, asked| {
-            let metadata = engine.model_metadata(&asked.name, &asked.version)?;
+        self.answer(request, |service, asked| {
+            let metadata = service.model_metadata(&asked.name, &asked.version)?;
             Ok(proto::ModelMetadataResponse {
                 name: metadata.name,
                 versions: metadata.versions,
@@ -158,24 +158,24 @@ impl GrpcInferenceService for Service {
             request.trace = trace;
             forwarded.add_to(&mut request);
             request.timeline.received = seen.received;
-            trace::received(traced.as_ref(), read, &mut request);
+            GRPC.received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
             let response = self.0.infer(request, Endpoint::GrpcInfer).await;
-            trace::complete(traced.as_ref());
+            request_trace::complete(traced.as_ref());
             response
         };
         let answer = deadline::within(limit, infer).await;
-        let answer = answer.inspect_err(|error| trace::refused(traced.as_ref(), seen.received, error));
+        let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), seen.received, error));
         let answer = answer.map(|response| codec::encode_for(response, may_be_apart)).map_err(|error| seen.fail(error));
         trace::carry(traced, answer)
     }
 
-    type ModelStreamInferStream = Answers;
+    type ModelStreamInferStream = Answers<S>;
 
     async fn model_stream_infer(
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
-    ) -> Answer<Answers> {
+    ) -> Answer<Answers<S>> {
         Seen::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
@@ -188,8 +188,8 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::ModelConfigRequest>,
     ) -> Answer<proto::ModelConfigResponse> {
-        self.answer(request, |engine, asked| {
-            let config = engine.model_config_proto(&asked.name, &asked.version)?;
+        self.answer(request, |service, asked| {
+            let config = service.model_config_proto(&asked.name, &asked.version)?;
             Ok(proto::ModelConfigResponse { config: Some(RawModelConfig(config.into())) })
         })
     }
@@ -198,8 +198,8 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::ModelStatisticsRequest>,
     ) -> Answer<proto::ModelStatisticsResponse> {
-        self.answer(request, |engine, asked| {
-            let models = engine.statistics(&asked.name, &asked.version)?;
+        self.answer(request, |service, asked| {
+            let models = service.statistics(&asked.name, &asked.version)?;
             Ok(proto::ModelStatisticsResponse { model_stats: models.into_iter().map(statistics::message).collect() })
         })
     }
@@ -229,15 +229,15 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryStatusRequest>,
     ) -> Answer<proto::SystemSharedMemoryStatusResponse> {
-        self.answer(request, |engine, asked| shared_memory::system_status(engine, &asked.name))
+        self.answer(request, |service, asked| shared_memory::system_status(service, &asked.name))
     }
 
     async fn system_shared_memory_register(
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryRegisterRequest>,
     ) -> Answer<proto::SystemSharedMemoryRegisterResponse> {
-        self.answer(request, |engine, asked| {
-            shared_memory::system_register(engine, &asked)?;
+        self.answer(request, |service, asked| {
+            shared_memory::system_register(service, &asked)?;
             Ok(proto::SystemSharedMemoryRegisterResponse {})
         })
     }
@@ -246,8 +246,8 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::SystemSharedMemoryUnregisterRequest>,
     ) -> Answer<proto::SystemSharedMemoryUnregisterResponse> {
-        self.answer(request, |engine, asked| {
-            shared_memory::unregister(engine, Kind::System, &asked.name)?;
+        self.answer(request, |service, asked| {
+            shared_memory::unregister(service, Kind::System, &asked.name)?;
             Ok(proto::SystemSharedMemoryUnregisterResponse {})
         })
     }
@@ -256,7 +256,7 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryStatusRequest>,
     ) -> Answer<proto::CudaSharedMemoryStatusResponse> {
-        self.answer(request, |engine, asked| shared_memory::cuda_status(engine, &asked.name))
+        self.answer(request, |service, asked| shared_memory::cuda_status(service, &asked.name))
     }
 
     async fn cuda_shared_memory_register(
@@ -272,8 +272,8 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryUnregisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryUnregisterResponse> {
-        self.answer(request, |engine, asked| {
-            shared_memory::unregister(engine, Kind::Cuda, &asked.name)?;
+        self.answer(request, |service, asked| {
+            shared_memory::unregister(service, Kind::Cuda, &asked.name)?;
             Ok(proto::CudaSharedMemoryUnregisterResponse {})
         })
     }
@@ -289,6 +289,6 @@ impl GrpcInferenceService for Service {
         self: Arc<Self>,
         request: Request<proto::LogSettingsRequest>,
     ) -> Answer<proto::LogSettingsResponse> {
-        self.answer(request, |_, settings| logging::settings(settings))
+        self.answer(request, logging::settings)
     }
 }

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use proptest::prelude::*;
 use tonic::Code;
 
-use super::super::messages::PREFIX;
+use super::messages::PREFIX;
 use super::*;
 use crate::receiving::coding::deflate;
 

@@ -1,19 +1,14 @@
-//! Bodies: requests are read whole, with a limit; responses leave as their JSON and then each tensor's own bytes.
+//! Reads the body of an HTTP request whole, with a limit.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use pharos::data::{Collector, Data};
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use crate::receiving::{Budget, Full};
+use super::{Budget, Full};
 use crate::slow::Fault;
 
 /// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
@@ -117,39 +112,4 @@ async fn drain(body: &mut Body, most: u64) -> u64 {
     };
     let _ = tokio::time::timeout(DRAIN_TIME, all).await;
     drained
-}
-
-/// A response's body made of pieces that are sent as they are: tensor bytes go to the socket from where they lie.
-pub(super) struct Pieces {
-    pieces: VecDeque<Bytes>,
-    left: u64,
-}
-
-impl Pieces {
-    pub(super) fn new(head: Bytes, blobs: Vec<Bytes>) -> Self {
-        let mut pieces = VecDeque::with_capacity(blobs.len() + 1);
-        pieces.push_back(head);
-        pieces.extend(blobs);
-        let left = pieces.iter().map(|piece| piece.len() as u64).sum();
-        Self { pieces, left }
-    }
-}
-
-impl http_body::Body for Pieces {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let piece = self.pieces.pop_front();
-        self.left -= piece.as_ref().map_or(0, |piece| piece.len() as u64);
-        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
-    }
 }

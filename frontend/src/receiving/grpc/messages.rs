@@ -5,27 +5,27 @@ use bytes::{Buf, Bytes};
 use pharos::data::{Collector, Data};
 
 /// A message's head: whether it is compressed, and its length.
-pub(super) const PREFIX: usize = 5;
+pub(crate) const PREFIX: usize = 5;
 
 /// A message's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// 0: plain; 1: compressed; others are not defined.
-    pub(super) flag: u8,
+    pub(crate) flag: u8,
     /// Bytes of the message behind the head.
-    pub(super) length: usize,
+    pub(crate) length: usize,
 }
 
 impl Head {
     /// The head at the beginning of `bytes`, if it is all there.
-    pub(super) fn at(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn at(bytes: &[u8]) -> Option<Self> {
         let (prefix, _) = bytes.split_first_chunk::<PREFIX>()?;
         let [flag, a, b, c, d] = *prefix;
         Some(Self { flag, length: u32::from_be_bytes([a, b, c, d]) as usize })
     }
 
     /// Its bytes.
-    pub(super) fn bytes(self) -> Bytes {
+    pub(crate) fn bytes(self) -> Bytes {
         let [a, b, c, d] = u32::try_from(self.length).unwrap_or(u32::MAX).to_be_bytes();
         Bytes::copy_from_slice(&[self.flag, a, b, c, d])
     }
@@ -33,7 +33,7 @@ impl Head {
 
 /// A message of which not everything is here.
 #[derive(Default)]
-pub(super) struct Partial {
+pub(crate) struct Partial {
     prefix: Vec<u8>,
     head: Option<Head>,
     came: Collector,
@@ -41,29 +41,29 @@ pub(super) struct Partial {
 
 impl Partial {
     /// Whether nothing of a message is here.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.prefix.is_empty()
     }
 
     /// The head of the message, once it is here.
-    pub(super) fn head(&self) -> Option<Head> {
+    pub(crate) fn head(&self) -> Option<Head> {
         self.head
     }
 
     /// Takes the bytes of the head off `data`.
-    pub(super) fn take_head(&mut self, data: &mut Bytes) {
+    pub(crate) fn take_head(&mut self, data: &mut Bytes) {
         let missing = (PREFIX - self.prefix.len()).min(data.len());
         self.prefix.extend_from_slice(&data.split_to(missing));
         self.head = Head::at(&self.prefix);
     }
 
     /// How many of `available` bytes belong to the message.
-    pub(super) fn wants(&self, available: usize) -> usize {
+    pub(crate) fn wants(&self, available: usize) -> usize {
         self.head.map_or(0, |head| (head.length - self.came.len()).min(available))
     }
 
     /// Takes bytes of the message off `data`, and gives the message if that was the last of them.
-    pub(super) fn take(&mut self, data: &mut Bytes) -> Option<(Head, Data)> {
+    pub(crate) fn take(&mut self, data: &mut Bytes) -> Option<(Head, Data)> {
         let head = self.head?;
         let wanted = self.wants(data.len());
         if wanted > 0 {
@@ -77,7 +77,7 @@ impl Partial {
 ///
 /// # Errors
 /// The first that `check` gives.
-pub(super) fn whole<E>(data: &Bytes, mut check: impl FnMut(Head) -> Result<bool, E>) -> Result<usize, E> {
+pub(crate) fn whole<E>(data: &Bytes, mut check: impl FnMut(Head) -> Result<bool, E>) -> Result<usize, E> {
     let mut rest = &data[..];
     while let Some(head) = Head::at(rest) {
         let length = PREFIX + head.length;

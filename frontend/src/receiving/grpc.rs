@@ -1,6 +1,8 @@
-//! The messages of a call on their way in. The library reserves as much memory as a message's head promises, so it is given a
+//! The messages of a gRPC call on their way in. The library reserves as much memory as a message's head promises, so it is given a
 //! message only when all of it is here. A message is bounded by [`Limits`], all that is being received by the
 //! [`Budget`](crate::receiving::Budget), and compressed messages are decompressed here, on threads that serve no sockets.
+
+pub(crate) mod messages;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -8,14 +10,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Request};
 use http_body::Frame;
 use pharos::data::Data;
 use tonic::Status;
 
-use super::messages::{Head, Partial, whole};
-use crate::receiving::coding::{Format, InflateError, inflate};
-use crate::receiving::{Budget, Full, Reservation};
+use self::messages::{Head, Partial, whole};
+use super::coding::{Format, InflateError, inflate};
+use super::{Budget, Full, Reservation};
 use crate::slow::BoxError;
 
 /// The most bytes of a message.
@@ -27,6 +29,34 @@ pub struct Limits {
     pub inflated: usize,
     /// The setting that raises them.
     pub setting: &'static str,
+}
+
+/// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
+pub(crate) const MAX_MESSAGE: usize = i32::MAX as usize;
+
+/// The most bytes of a decompressed message, unless `--grpc-max-input-size` says more.
+const MAX_INFLATED: usize = 64 << 20;
+
+impl Limits {
+    /// The limits of `--grpc-max-input-size`.
+    pub fn new(most: Option<u64>) -> Self {
+        let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
+        let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
+        Self { received, inflated, setting: "--grpc-max-input-size" }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+/// A call whose messages are bounded.
+pub(crate) fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
+    let (parts, body) = request.into_parts();
+    let body = Received::new(body, &parts.headers, bounds);
+    Request::from_parts(parts, body)
 }
 
 /// The format of a call's compressed messages; `None` if it has none, or one that the library refuses.
@@ -235,5 +265,5 @@ where
 }
 
 #[cfg(test)]
-#[path = "receive_tests.rs"]
+#[path = "grpc_tests.rs"]
 mod tests;

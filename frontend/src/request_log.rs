@@ -1,0 +1,31 @@
+//! Lines about single requests in the server's log, if they are enabled (`--log-access`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The target of these lines.
+pub(crate) const TARGET: &str = "access";
+
+/// Whether single requests are logged. The log sets it at start, for the whole process.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether single requests are logged.
+pub(crate) fn is_enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// Turns the lines on or off.
+pub(crate) fn enable(on: bool) {
+    ENABLED.store(on, Ordering::Relaxed);
+}
+
+/// Logs an answered request: protocol, method and path, status, and its duration.
+pub(crate) fn answered(protocol: &'static str, request: &str, status: u16, ns: u64) {
+    let ms = Duration::from_nanos(ns).as_secs_f64() * 1e3;
+    tracing::info!(target: TARGET, protocol, request, status, ms = format_args!("{ms:.3}"), "answered");
+}
+
+/// Logs an answered request as a line that is formatted already.
+pub(crate) fn answered_line(line: &str) {
+    tracing::info!(target: TARGET, "{line}");
+}

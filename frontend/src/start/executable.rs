@@ -1,0 +1,34 @@
+//! This executable, as the launcher of TorchServe's command line sees it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::cli::Options;
+use crate::system::{self, Devices, Roots};
+use crate::torchserve;
+
+/// The options of `pharos`, and the GPUs of this machine.
+pub(super) struct Executable;
+
+impl torchserve::Executable for Executable {
+    type Options = Options;
+
+    fn parse(&self, arguments: Vec<OsString>) -> Result<Options, String> {
+        Options::from_args(arguments).map_err(|error| error.to_string())
+    }
+
+    fn python(&self, options: &Options) -> Option<PathBuf> {
+        options.workers.python.clone()
+    }
+
+    fn gpus(&self, options: Option<&Options>) -> Vec<u32> {
+        // The server's runtime does not exist yet.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return Vec::new() };
+        let minimum = options.map(|options| options.gpus.min_capability).unwrap_or_default();
+        let library = options.and_then(|options| options.metrics.nvml_library.clone());
+        let found = runtime.block_on(system::find_gpus(library, minimum));
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        Devices::new(found, visible.as_deref(), [], &Roots::new(Path::new("/"))).usable().to_vec()
+    }
+}

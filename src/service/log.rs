@@ -1,0 +1,88 @@
+//! Log settings as clients see and change them.
+
+use crate::error::InferError;
+
+/// The format of a log line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LogFormat {
+    /// Time with microseconds, level, message, fields.
+    #[default]
+    Default,
+    /// Triton's: time to the second, a letter for the level, process, module, message, fields.
+    Iso8601,
+    /// A JSON object.
+    Json,
+}
+
+impl LogFormat {
+    /// Every format, in order.
+    pub const ALL: [Self; 3] = [Self::Default, Self::Iso8601, Self::Json];
+
+    /// Its name in options and in the protocol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Iso8601 => "ISO8601",
+            Self::Json => "json",
+        }
+    }
+
+    /// The format of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+}
+
+/// What the server logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// The file; empty for standard error.
+    pub file: String,
+    /// Whether information is logged.
+    pub info: bool,
+    /// Whether warnings are logged.
+    pub warning: bool,
+    /// Whether errors are logged.
+    pub error: bool,
+    /// The verbose level; 0 logs no details.
+    pub verbose: u32,
+    /// The format of lines.
+    pub format: LogFormat,
+}
+
+/// A change of the log settings; `None` leaves a setting as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogUpdate {
+    /// Whether to log information.
+    pub info: Option<bool>,
+    /// Whether to log warnings.
+    pub warning: Option<bool>,
+    /// Whether to log errors.
+    pub error: Option<bool>,
+    /// The verbose level.
+    pub verbose: Option<u32>,
+    /// The format of lines.
+    pub format: Option<LogFormat>,
+}
+
+/// The beginning of the error for an unknown format.
+pub const WRONG_LOG_FORMAT: &str = "invalid argument for --log_format";
+
+/// The format that a client names.
+///
+/// # Errors
+/// INVALID_ARG with Triton's text.
+pub fn log_format(name: &str) -> Result<LogFormat, InferError> {
+    LogFormat::from_name(name).ok_or_else(|| InferError::invalid(format!("{WRONG_LOG_FORMAT}, got: {name}")))
+}
+
+/// The error for a log setting that clients cannot change: the file, or an unknown one.
+pub fn unchangeable_log_setting(name: &str) -> InferError {
+    match name {
+        "log_file" => InferError::unsupported("log file location can not be updated through network protocol"),
+        _ => InferError::invalid(format!(
+            "unknown log setting '{name}'; there are log_info, log_warning, log_error, log_verbose_level, log_format"
+        )),
+    }
+}

@@ -1,0 +1,275 @@
+//! A test double of [`pharos::service::Service`], for unit tests of protocol edges: it echoes, and remembers what was recorded.
+//!
+//! It has the models `echo`, `slow` (never responds) and `many` (decoupled).
+
+mod responses;
+mod settings;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::metrics::exposition::{Format, Names};
+use pharos::metrics::statistics::ModelStatistics;
+use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::region::{CUDA_HANDLE, Kind};
+use pharos::repository::{IndexEntry, State};
+use pharos::request_trace::Traced;
+use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Route, Service, TraceSettings};
+use pharos::shared_memory::{Registry, Status, cannot_open, not_a_handle, object_name, refusal};
+use pharos::timeline::Instant;
+use pharos::trace::settings::Update;
+
+pub use responses::EchoResponses;
+use settings::Settings;
+
+/// A recorded answer: protocol, route, code and reason.
+pub type Record = (Protocol, Route, u16, Option<Reason>);
+
+/// The most regions of shared memory.
+const MOST_REGIONS: usize = 16;
+
+/// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT. Clones share what was recorded.
+#[derive(Clone, Debug)]
+pub struct EchoService(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    records: Mutex<Vec<Record>>,
+    regions: Mutex<Registry>,
+    settings: Mutex<Settings>,
+    /// Goes on by a microsecond each time it is read.
+    clock: AtomicU64,
+}
+
+impl Default for EchoService {
+    fn default() -> Self {
+        let regions = Mutex::new(Registry::new(MOST_REGIONS));
+        let (records, settings, clock) = (Mutex::default(), Mutex::default(), AtomicU64::new(1));
+        Self(Arc::new(Inner { records, regions, settings, clock }))
+    }
+}
+
+impl EchoService {
+    /// The answers that were recorded.
+    pub fn records(&self) -> Vec<Record> {
+        locked(&self.0.records).clone()
+    }
+
+    fn known(&self, model: &str) -> Result<(), InferError> {
+        if matches!(model, "echo" | "slow" | "many") {
+            return Ok(());
+        }
+        let message = format!("Request for unknown model: '{model}' is not found");
+        Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
+    }
+
+    /// Finds the shared memory regions that a request names.
+    fn lend(&self, request: &mut InferRequest) -> Result<(), InferError> {
+        let regions = locked(&self.0.regions);
+        for input in &mut request.inputs {
+            if let Some(slice) = input.tensor.data.region_mut() {
+                regions.lend(slice)?;
+            }
+        }
+        request.outputs.iter_mut().filter_map(|output| output.region.as_mut()).try_for_each(|slice| {
+            regions.lend(slice)?;
+            Ok(())
+        })
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Service for EchoService {
+    type Responses = EchoResponses;
+    type OpenStream = ();
+
+    fn live(&self) -> bool {
+        true
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+
+    fn exiting(&self) -> bool {
+        false
+    }
+
+    fn server_name(&self) -> &str {
+        "triton"
+    }
+
+    fn now(&self) -> Instant {
+        Instant(self.0.clock.fetch_add(1000, Ordering::Relaxed))
+    }
+
+    async fn model_ready(&self, model: &str, _: &str) -> Result<bool, InferError> {
+        self.known(model).map(|()| true)
+    }
+
+    fn why_not_ready(&self, _: &str, _: &str) -> Option<String> {
+        None
+    }
+
+    fn model_metadata(&self, model: &str, _: &str) -> Result<ModelMetadata, InferError> {
+        self.known(model)?;
+        let tensor = |name: &str| TensorMetadata { name: name.into(), datatype: "FP32", shape: vec![-1] };
+        Ok(ModelMetadata {
+            name: model.into(),
+            versions: vec!["1".into()],
+            platform: "builtin".into(),
+            inputs: vec![tensor("INPUT0")],
+            outputs: vec![tensor("OUTPUT0")],
+        })
+    }
+
+    fn model_config_json(&self, model: &str, _: &str) -> Result<String, InferError> {
+        self.known(model).map(|()| format!("{{\"name\":\"{model}\"}}"))
+    }
+
+    fn model_config_proto(&self, model: &str, _: &str) -> Result<Vec<u8>, InferError> {
+        self.known(model)?;
+        let mut bytes = vec![0x0a, model.len() as u8];
+        bytes.extend_from_slice(model.as_bytes());
+        Ok(bytes)
+    }
+
+    /// The id `fail` makes a request fail. A request without timestamps is an error of the edge.
+    async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
+        self.known(&request.model_name)?;
+        self.lend(&mut request)?;
+        if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
+            return Err(InferError::internal("the request was not stamped"));
+        }
+        if request.model_name == "slow" {
+            std::future::pending::<()>().await;
+        }
+        if request.id == "fail" {
+            return Err(InferError::invalid("asked to fail").with_request_id(&request.id));
+        }
+        let inputs = request.inputs.into_iter();
+        let outputs = inputs.map(|i| InferOutput { name: i.name.replace("INPUT", "OUTPUT"), tensor: i.tensor });
+        Ok(InferResponse {
+            model_name: request.model_name,
+            model_version: "1".into(),
+            id: request.id,
+            parameters: request.parameters,
+            outputs: outputs.collect(),
+            timeline: request.timeline,
+        })
+    }
+
+    /// The model `many` responds as often as its first input has elements, with the element as a byte; 255 is an error.
+    fn stream(&self, request: InferRequest) -> Result<EchoResponses, InferError> {
+        if request.model_name != "many" {
+            let service = self.clone();
+            return Ok(EchoResponses::one(async move { service.infer(request, Endpoint::GrpcInfer).await }));
+        }
+        EchoResponses::many(&request)
+    }
+
+    fn stream_open(&self, _: Protocol) {}
+
+    fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+        locked(&self.0.records).push((protocol, route, code, reason));
+    }
+
+    fn statistics(&self, model: &str, _: &str) -> Result<Vec<ModelStatistics>, InferError> {
+        if !model.is_empty() {
+            self.known(model)?;
+        }
+        Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
+    }
+
+    fn metrics_text(&self, format: Format, names: &Names) -> String {
+        if !names.is_all() {
+            return String::new();
+        }
+        if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+    }
+
+    async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
+        let ready =
+            IndexEntry { name: "echo".into(), version: Some(1), state: Some(State::Ready), reason: String::new() };
+        let never = IndexEntry { name: "never".into(), version: None, state: None, reason: String::new() };
+        Ok(if ready_only { vec![ready] } else { vec![ready, never] })
+    }
+
+    /// Only `echo` can be loaded; the error for other models shows the parameters.
+    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {
+        let given: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", value.len())).collect();
+        if model == "echo" { Ok(()) } else { Err(InferError::internal(format!("{model} with {}", given.join(" ")))) }
+    }
+
+    async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
+        if model == "echo" { Ok(()) } else { Err(InferError::internal(format!("{model} {dependents}"))) }
+    }
+
+    fn registers_directories(&self) -> bool {
+        false
+    }
+
+    fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
+        models.keys().next().map_or(Ok(()), |name| Err(name.clone()))
+    }
+
+    fn unregister_directories<'a>(&self, _: impl IntoIterator<Item = &'a String>) {}
+
+    /// Checks the names, and opens nothing.
+    fn register_system_memory(&self, region: &str, key: &str, _: u64, _: u64) -> Result<(), InferError> {
+        locked(&self.0.regions).check_new(region)?;
+        object_name(region, key)?;
+        Err(cannot_open(key))
+    }
+
+    /// Checks the handle; there is no GPU.
+    async fn register_cuda_memory(&self, region: &str, handle: &[u8], _: i64, _: u64) -> Result<(), InferError> {
+        locked(&self.0.regions).check_new(region)?;
+        if handle.len() != CUDA_HANDLE {
+            return Err(not_a_handle());
+        }
+        let text = format!("failed to register CUDA shared memory region: '{region}', GPUs not supported");
+        Err(refusal(ErrorCode::InvalidArg, text))
+    }
+
+    fn unregister_memory(&self, kind: Kind, region: Option<&str>) -> Result<(), InferError> {
+        locked(&self.0.regions).unregister(kind, region);
+        Ok(())
+    }
+
+    fn memory_status(&self, kind: Kind, region: Option<&str>) -> Result<Vec<Status>, InferError> {
+        locked(&self.0.regions).status(kind, region)
+    }
+
+    /// Never samples; settings can be changed all the same.
+    fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+        None
+    }
+
+    fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {
+        self.update_trace_settings(model, &Update::default())
+    }
+
+    fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
+        if !model.is_empty() {
+            self.known(model)?;
+        }
+        locked(&self.0.settings).update_trace(model, update)
+    }
+
+    fn log_settings(&self) -> LogSettings {
+        locked(&self.0.settings).log.clone()
+    }
+
+    fn update_log_settings(&self, update: LogUpdate) -> LogSettings {
+        locked(&self.0.settings).update_log(&update)
+    }
+}
