@@ -1,6 +1,7 @@
 //! The frontend: protocols in, worker processes out.
 
 mod access;
+mod body_timeout;
 mod cache;
 mod calls;
 pub mod cli;
@@ -9,6 +10,7 @@ mod clock;
 mod descriptors;
 mod directories;
 pub mod engine;
+mod file_watch;
 pub mod grpc;
 pub mod http;
 mod launch;
@@ -23,10 +25,8 @@ pub mod receiving;
 mod repository;
 mod request_log;
 mod request_trace;
-mod reread;
 mod scheduler;
 pub mod shared_memory;
-mod slow;
 pub mod start;
 mod statsd;
 mod supervisor;

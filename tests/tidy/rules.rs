@@ -69,7 +69,7 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["process", "statsd", "cache"]),
             apart(&["wire"]),
             apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "receiving"]),
-            apart(&["memory", "system", "onnxruntime", "launch", "log", "reread", "slow", "request_trace"]),
+            apart(&["memory", "system", "onnxruntime", "launch", "log", "body_timeout", "file_watch", "request_trace"]),
             apart(&["clock", "cli", "client", "descriptors", "directories", "request_log"]),
         ],
     },
@@ -186,28 +186,10 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "an edge is generic over pharos::service::Service: add a verb there, and implement it in the engine",
     },
     Ban {
-        within: &["frontend/src/http"],
-        except: &[],
-        paths: &["crate::grpc", "crate::torchserve"],
-        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
-    },
-    Ban {
-        within: &["frontend/src/grpc"],
-        except: &[],
-        paths: &["crate::http", "crate::torchserve"],
-        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
-    },
-    Ban {
         within: &["frontend/src/torchserve"],
         except: &[],
         paths: &["crate::http", "crate::grpc"],
         advice: "edges know nothing of each other: start passes the v2 protocol in (torchserve::Kserve)",
-    },
-    Ban {
-        within: &["frontend/src/engine", "frontend/src/repository"],
-        except: &[],
-        paths: &["crate::http", "crate::grpc", "crate::torchserve", "crate::start"],
-        advice: "the engine knows no protocol: give it a policy of pharos::service",
     },
     Ban {
         within: &["frontend/src/", "worker/src/"],
