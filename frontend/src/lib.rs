@@ -1,6 +1,7 @@
 //! The frontend: protocols in, worker processes out.
 
 mod access;
+mod body_timeout;
 mod cache;
 mod calls;
 pub mod cli;
@@ -10,6 +11,7 @@ mod descriptors;
 mod directories;
 pub mod engine;
 mod ensemble;
+mod file_watch;
 pub mod grpc;
 pub mod http;
 mod launch;
@@ -24,11 +26,9 @@ mod process;
 pub mod receiving;
 mod request_log;
 mod request_trace;
-mod reread;
 mod scheduler;
 mod serving;
 pub mod shared_memory;
-mod slow;
 pub mod start;
 mod statsd;
 mod store;

@@ -7,13 +7,13 @@
 mod bind;
 mod certificates;
 mod connection;
-mod gate;
-mod meter;
-mod refuse;
+mod connection_limit;
+mod connection_metrics;
+mod refusal;
+mod timeouts;
 mod tls;
 mod traffic;
-mod unread;
-mod watch;
+mod unread_responses;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -35,10 +35,10 @@ pub use self::bind::{bind, check};
 pub use self::tls::{Tls, TlsFiles};
 
 use self::connection::Accepted;
-use self::gate::Gate;
-use self::meter::Meter;
-use self::refuse::Speaker;
-use self::watch::{Patience, Watch};
+use self::connection_limit::Gate;
+use self::connection_metrics::Meter;
+use self::refusal::Speaker;
+use self::timeouts::{Patience, Watch};
 
 /// Bytes that one HTTP/2 stream may send ahead. The protocol's 64 KiB would make a tensor of 1 MiB wait 16 round trips.
 const STREAM_WINDOW: u32 = 4 << 20;

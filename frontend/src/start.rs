@@ -119,11 +119,11 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     let (engine, system) = engine(options, metrics, (descriptors, clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
-    let reread = Arc::new(Notify::new());
-    tokio::spawn(reload(hangup, reread.clone(), engine.clone(), source));
+    let hung_up = Arc::new(Notify::new());
+    tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, life) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners = Listeners { options, engine: &engine, life: life.clone(), reread, budget: budget.clone() };
+    let listeners = Listeners { options, engine: &engine, life: life.clone(), hangup: hung_up, budget: budget.clone() };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
@@ -182,10 +182,10 @@ async fn load(
 }
 
 /// Reads the definition of the metrics, certificates and tokens again at every SIGHUP. A bad one changes nothing.
-async fn reload(mut hangup: Signal, reread: Arc<Notify>, engine: Engine, source: Source) {
+async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
         log::reopen();
-        reread.notify_waiters();
+        hung_up.notify_waiters();
         let (engine, read) = (engine.clone(), source.clone());
         let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {

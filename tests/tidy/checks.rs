@@ -128,7 +128,7 @@ fn swapped_in_tests(file: &File, code: &str) -> Vec<String> {
     let mut before = "";
     for (number, (line, text)) in (1..).zip(code.lines().zip(file.text.lines())) {
         let hides = line.contains("cfg(not(test))") || line.contains("cfg_attr(test, allow(dead_code))");
-        if hides && !before.trim_start().starts_with("//") {
+        if hides && !before.trim_start().starts_with("// ") {
             let advice =
                 "make it generic over a trait of the core and test it with a double, or say in a comment why not";
             found.push(violation(&file.path, number, "unit tests compile all code", advice));

@@ -84,7 +84,17 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["log"]),
             // Reads the command line into the settings of the modules below.
             apart(&["cli"]),
-            apart(&["memory", "system", "onnxruntime", "launch", "reread", "slow", "store", "cache", "request_trace"]),
+            apart(&[
+                "memory",
+                "system",
+                "onnxruntime",
+                "launch",
+                "file_watch",
+                "body_timeout",
+                "store",
+                "cache",
+                "request_trace",
+            ]),
             apart(&["clock", "client", "descriptors", "directories", "request_log"]),
         ],
     },
@@ -229,28 +239,10 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "an edge is generic over pharos::service::Service: add a verb there, and implement it in the engine",
     },
     Ban {
-        within: &["frontend/src/http"],
-        except: &[],
-        paths: &["crate::grpc", "crate::torchserve"],
-        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
-    },
-    Ban {
-        within: &["frontend/src/grpc"],
-        except: &[],
-        paths: &["crate::http", "crate::torchserve"],
-        advice: "edges know nothing of each other: move what they share to a room below (access, listener, receiving)",
-    },
-    Ban {
         within: &["frontend/src/torchserve"],
         except: &[],
         paths: &["crate::http", "crate::grpc"],
         advice: "edges know nothing of each other: start passes the v2 protocol in (torchserve::Kserve)",
-    },
-    Ban {
-        within: &["frontend/src/engine"],
-        except: &[],
-        paths: &["crate::http", "crate::grpc", "crate::torchserve", "crate::start"],
-        advice: "the engine knows no protocol: give it a policy of pharos::service",
     },
     Ban {
         within: ENGINE_ROOMS,

@@ -9,8 +9,8 @@ use pharos::region::Slice;
 use pharos::service::Service;
 use pharos::tensor::{DataType, Tensor};
 
-use super::apart::{Inputs, Outputs};
 use super::contents::{self, Of};
+use super::large_tensors::{Inputs, Outputs};
 use super::proto::infer_parameter::ParameterChoice;
 use super::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use super::proto::model_infer_response::InferOutputTensor;
@@ -24,11 +24,11 @@ pub(super) const FINAL_RESPONSE: &str = "triton_final_response";
 /// # Errors
 /// INVALID_ARG with the texts of spec 2.2 and 2.5.
 pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
-    decode_apart(message, Inputs::default())
+    decode_with_inputs(message, Inputs::default())
 }
 
 /// As [`decode`], of a message some of whose inputs came apart from it.
-fn decode_apart(message: ModelInferRequest, inputs: Inputs) -> Result<InferRequest, InferError> {
+fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         model_name: message.model_name,
         model_version: message.model_version,
@@ -57,7 +57,7 @@ pub(super) fn decode_for<S: Service>(
     service: &S,
 ) -> Result<InferRequest, InferError> {
     let (model, version) = (message.model_name.clone(), message.model_version.clone());
-    decode_apart(message, inputs).map_err(|error| service.model_metadata(&model, &version).err().unwrap_or(error))
+    decode_with_inputs(message, inputs).map_err(|error| service.model_metadata(&model, &version).err().unwrap_or(error))
 }
 
 fn wrong_type(key: &str, expected: &str) -> InferError {
@@ -228,8 +228,8 @@ pub fn encode(response: InferResponse) -> ModelInferResponse {
 }
 
 /// As [`encode`]; large outputs travel apart from the message if they may.
-pub(super) fn encode_for(response: InferResponse, may_be_apart: bool) -> tonic::Response<ModelInferResponse> {
-    if !may_be_apart {
+pub(super) fn encode_for(response: InferResponse, allows_large_outputs: bool) -> tonic::Response<ModelInferResponse> {
+    if !allows_large_outputs {
         return tonic::Response::new(encode(response));
     }
     let (mut message, raw) = encode_apart(response);

@@ -10,15 +10,15 @@ use pharos::region::Kind;
 use pharos::service::{Endpoint, Service};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::apart;
+use super::call_accounting::{CallAccount, Forwarded};
 use super::codec::{self, decode_for as decode};
 use super::deadline;
+use super::large_tensors;
 use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response};
 use super::raw::RawModelConfig;
 use super::repository;
-use super::seen::{Forwarded, Seen};
 use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
@@ -50,8 +50,8 @@ type Answer<T> = Result<Response<T>, Status>;
 impl<S: Service> Inference<S> {
     /// Answers with what `verb` gives, and notes why if it fails.
     fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&S, Q) -> Result<A, InferError>) -> Answer<A> {
-        let seen = Seen::of(&request, &self.0);
-        verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| seen.fail(error))
+        let account = CallAccount::of(&request, &self.0);
+        verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| account.fail(error))
     }
 
     /// As [`Inference::answer`] for a verb that takes its time.
@@ -59,9 +59,9 @@ impl<S: Service> Inference<S> {
     where
         F: Future<Output = Result<A, InferError>>,
     {
-        let seen = Seen::of(&request, &self.0);
+        let account = CallAccount::of(&request, &self.0);
         let answer = verb(self.0.clone(), request.into_inner()).await;
-        answer.map(Response::new).map_err(|error| seen.fail(error))
+        answer.map(Response::new).map_err(|error| account.fail(error))
     }
 }
 
@@ -144,20 +144,20 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
-        let seen = Seen::of(&request, &self.0);
+        let account = CallAccount::of(&request, &self.0);
         let limit = deadline::of(request.metadata());
         let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
         let read = self.0.now();
         let forwarded = Forwarded::of(&request);
-        let inputs = request.extensions_mut().remove::<apart::Inputs>().unwrap_or_default();
-        let may_be_apart = request.extensions().get::<apart::MayBeApart>().is_some();
+        let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
+        let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
             let mut request = decode((request.into_inner(), inputs), &self.0)?;
             request.trace = trace;
             forwarded.add_to(&mut request);
-            request.timeline.received = seen.received;
+            request.timeline.received = account.received;
             GRPC.received(traced.as_ref(), read, &mut request);
             request.timeline.request_start = self.0.now();
             let response = self.0.infer(request, Endpoint::GrpcInfer).await;
@@ -165,8 +165,10 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
             response
         };
         let answer = deadline::within(limit, infer).await;
-        let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), seen.received, error));
-        let answer = answer.map(|response| codec::encode_for(response, may_be_apart)).map_err(|error| seen.fail(error));
+        let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), account.received, error));
+        let answer = answer
+            .map(|response| codec::encode_for(response, allows_large_outputs))
+            .map_err(|error| account.fail(error));
         trace::carry(traced, answer)
     }
 
@@ -176,7 +178,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers<S>> {
-        Seen::of(&request, &self.0).counts_itself();
+        CallAccount::of(&request, &self.0).counts_itself();
         let limit = deadline::of(request.metadata());
         let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();
@@ -263,9 +265,9 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<proto::CudaSharedMemoryRegisterRequest>,
     ) -> Answer<proto::CudaSharedMemoryRegisterResponse> {
-        let seen = Seen::of(&request, &self.0);
+        let account = CallAccount::of(&request, &self.0);
         let done = shared_memory::cuda_register(&self.0, request.get_ref()).await;
-        done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(|error| seen.fail(error))
+        done.map(|()| Response::new(proto::CudaSharedMemoryRegisterResponse {})).map_err(|error| account.fail(error))
     }
 
     async fn cuda_shared_memory_unregister(

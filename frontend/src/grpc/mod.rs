@@ -1,19 +1,19 @@
 //! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
 //!
 //! Handlers translate between messages and the verbs of a `pharos::service::Service`, and decide nothing else. Every answer is counted once, by
-//! `seen::Counted`.
+//! `call_accounting::Counted`.
 
-mod apart;
+mod call_accounting;
 pub mod codec;
 mod compress;
 mod contents;
 mod deadline;
 mod health;
 mod inference;
+mod large_tensors;
 mod logging;
 pub mod raw;
 mod repository;
-mod seen;
 mod shared_memory;
 mod statistics;
 mod stream;
@@ -38,15 +38,15 @@ use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
+use self::call_accounting::Counted;
 use self::health::HealthService;
 use self::inference::Inference;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
-use self::seen::Counted;
 use crate::access::{Access, Forward};
+use crate::body_timeout::{Pace, Paced};
 use crate::listener::{self, Life, Speaks};
 use crate::receiving::Budget;
 use crate::receiving::grpc::{Limits, MAX_MESSAGE, received};
-use crate::slow::{Pace, Paced};
 
 /// The generated messages and service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -202,7 +202,7 @@ where
         let (mut plain, budget) = (self.plain.clone(), self.budget.clone());
         Box::pin(async move {
             let response = match is_infer {
-                true => plain.call(apart::take(request).await).await.map(apart::put_together),
+                true => plain.call(large_tensors::take(request).await).await.map(large_tensors::reassemble),
                 false => plain.call(request).await,
             }?;
             Ok(match answer_format {

@@ -19,11 +19,11 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::apart::Inputs;
+use super::call_accounting::{Forwarded, status};
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
+use super::large_tensors::Inputs;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use super::seen::{Forwarded, status};
 use super::trace;
 use super::window::{Place, Window};
 use crate::request_trace::{self, GRPC, Sending};

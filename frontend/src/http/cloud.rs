@@ -25,7 +25,7 @@ use tower::Service as _;
 
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Settings, answer, refused, restrict, routes};
+use super::{Edge, Settings, access_check, answer, refused, routes};
 use crate::access::routes::of_http;
 use crate::listener::{self, Life, Speaks};
 
@@ -160,7 +160,7 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
 
 /// The answer to a request for a path of v2 that fails before it gets there: a refusal, if access is refused.
 fn fail<S: Service>(edge: &Edge<S>, (path, headers): (&str, &HeaderMap), error: InferError) -> Response {
-    restrict::refusal(edge, path, headers).unwrap_or_else(|| edge.pending(of_http(path)).finish(Err(error)))
+    access_check::refusal(edge, path, headers).unwrap_or_else(|| edge.pending(of_http(path)).finish(Err(error)))
 }
 
 /// The answer to a path that the platform does not have, with Triton's status.

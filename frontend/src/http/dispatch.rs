@@ -16,9 +16,9 @@ use http::{Method, Request};
 use tower::Service as _;
 
 use super::model::ModelPath;
-use super::{Edge, infer, restrict};
+use super::{Edge, access_check, infer};
+use crate::body_timeout::{Pace, Paced};
 use crate::request_log;
-use crate::slow::{Pace, Paced};
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
@@ -74,7 +74,7 @@ impl<S: Service> Dispatch<S> {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
-        if let Some(refused) = restrict::refusal(&self.edge, request.uri().path(), request.headers()) {
+        if let Some(refused) = access_check::refusal(&self.edge, request.uri().path(), request.headers()) {
             return Box::pin(std::future::ready(Ok(refused)));
         }
         let request = paced(&self.edge, request);

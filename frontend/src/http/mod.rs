@@ -3,6 +3,7 @@
 //! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and decide nothing else. Query strings are accepted and
 //! ignored. Every answer is counted once, by `answer::Pending`.
 
+mod access_check;
 mod answer;
 pub mod cloud;
 pub mod codec;
@@ -23,7 +24,6 @@ mod parse;
 mod pieces;
 mod render;
 mod repository;
-mod restrict;
 mod server;
 mod shared_memory;
 mod trace;

@@ -15,8 +15,8 @@ use pharos::metrics::labels::Refused;
 use tokio::net::TcpStream;
 use tower::Service;
 
+use super::timeouts::{Activity, Watched};
 use super::traffic::{Sluice, Stream, Traffic};
-use super::watch::{Activity, Watched};
 use super::{Shared, Speaks};
 
 /// The first byte of a TLS record with a handshake in it (RFC 8446, 5.1).

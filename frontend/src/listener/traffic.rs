@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-use super::watch::Activity;
+use super::timeouts::Activity;
 
 /// Bytes that are held back at most: eight times fewer system calls, and what is copied for that stays in a core's cache.
 const HELD: usize = 128 << 10;

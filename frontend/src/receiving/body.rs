@@ -9,7 +9,7 @@ use pharos::data::{Collector, Data};
 use pharos::error::{ErrorCode, InferError, Reason};
 
 use super::{Budget, Full};
-use crate::slow::Fault;
+use crate::body_timeout::Fault;
 
 /// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
 const DRAIN_TIME: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use tonic::Status;
 use self::messages::{Head, Partial, whole};
 use super::coding::{Format, InflateError, inflate};
 use super::{Budget, Full, Reservation};
-use crate::slow::BoxError;
+use crate::body_timeout::BoxError;
 
 /// The most bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,9 @@ use crate::engine::Engine;
 use crate::listener::Life;
 use crate::receiving::Budget;
 use crate::torchserve::{
-    self, Kind, Kserve, ModelProperties, Plan, Quiet, Registry, ServerAccess, Settings, Start, snapshot,
+    self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
-use crate::{grpc, http, log, request_log};
+use crate::{grpc, http, log};
 
 /// What the endpoints show.
 pub(super) struct Home {
@@ -41,12 +41,11 @@ impl Home {
         let start = Start {
             kserve: kserve(&service, &plan.settings, &budget)?,
             service,
-            quiet: engine.with_naming(Arc::new(Quiet)),
+            uncounted: engine.with_naming(Arc::new(Uncounted)),
             metrics: engine.cache().clone(),
             settings: plan.settings.clone(),
             registry: registry.clone(),
             life,
-            access: Some(Arc::new(request_log::answered_line)),
             server,
             budget,
         };

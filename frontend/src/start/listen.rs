@@ -15,11 +15,11 @@ use crate::access::{Access, Forward};
 use crate::cli::{Options, TlsOptions};
 use crate::descriptors;
 use crate::engine::Engine;
+use crate::file_watch::{self, WatchedFiles};
 use crate::http::cloud::Platform;
 use crate::listener::{self, Life, Limits, Phase, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
 use crate::receiving::grpc::Limits as MessageLimits;
-use crate::reread::{self, Reread};
 use crate::torchserve::ServerAccess;
 use crate::{grpc, http, statsd};
 
@@ -32,7 +32,7 @@ pub(super) struct Listeners<'a> {
     pub(super) engine: &'a Engine,
     pub(super) life: Life,
     /// Notified when files are to be read again.
-    pub(super) reread: Arc<Notify>,
+    pub(super) hangup: Arc<Notify>,
     /// The memory of what is being received.
     pub(super) budget: Budget,
 }
@@ -203,8 +203,8 @@ impl Listeners<'_> {
         paths: Vec<PathBuf>,
         read: impl Fn() -> Result<String, String> + Send + Sync + 'static,
     ) {
-        let files = Reread { what, paths, read: Box::new(read) };
-        tokio::spawn(reread::watch(files, self.reread.clone(), self.engine.cache().clone()));
+        let files = WatchedFiles { what, paths, read: Box::new(read) };
+        tokio::spawn(file_watch::watch(files, self.hangup.clone(), self.engine.cache().clone()));
     }
 }
 

@@ -263,11 +263,11 @@ fn within(directory: &Path) -> PathBuf {
     }
 }
 
-/// A directory of its own in the server's workplace.
+/// A directory of its own in the server's work_directory.
 fn new_directory(settings: &Settings) -> Result<Unpacked, Refused> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = settings.workplace.join("models").join(number.to_string());
+    let path = settings.work_directory.join("models").join(number.to_string());
     fs::create_dir_all(&path)
         .map_err(|error| Refused::internal(format!("The directory '{}' cannot be made: {error}", path.display())))?;
     Ok(Unpacked { root: path.clone(), own: Some(path) })

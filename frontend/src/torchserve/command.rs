@@ -13,7 +13,7 @@ use super::configuration::Configuration;
 use super::options::Executable;
 use super::pid::{self, PidFile};
 use super::settings::Noted;
-use super::workplace::Workplace;
+use super::work_directory::WorkDirectory;
 use super::{Settings, options, snapshot};
 use crate::cli::TorchServe;
 
@@ -36,7 +36,7 @@ pub struct Plan<O> {
     pub logs: PathBuf,
     notes: Vec<Noted>,
     _pid: PidFile,
-    _workplace: Workplace,
+    _workplace: WorkDirectory,
 }
 
 impl<O> Plan<O> {
@@ -107,12 +107,13 @@ fn plan<E: Executable>(
     configuration: Configuration,
     executable: &E,
 ) -> Result<Plan<E::Options>, String> {
-    let workplace = Workplace::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
+    let work_directory =
+        WorkDirectory::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
     let Configuration { properties, mut notes } = configuration;
     let wanted = options::with_repository(&arguments.options);
     // Invalid options are reported later, with the options that the settings add.
     let gpus = executable.gpus(executable.parse(wanted).ok().as_ref());
-    let (mut settings, more) = Settings::new(properties, gpus, workplace.path().to_owned())?;
+    let (mut settings, more) = Settings::new(properties, gpus, work_directory.path().to_owned())?;
     notes.extend(more);
     settings.snapshots = !arguments.no_config_snapshots;
     check_store(&settings)?;
@@ -121,7 +122,7 @@ fn plan<E: Executable>(
     notes.extend(more);
     let mut given = vec![OsString::from("pharos")];
     given.push("--model-repository".into());
-    given.push(workplace.repository().into_os_string());
+    given.push(work_directory.repository().into_os_string());
     given.extend(arguments);
     let options = executable.parse(given)?;
     if let Some(python) = executable.python(&options) {
@@ -130,11 +131,11 @@ fn plan<E: Executable>(
     Ok(Plan {
         options,
         settings: Arc::new(settings),
-        repository: workplace.repository(),
+        repository: work_directory.repository(),
         logs: options::logs(),
         notes,
         _pid: PidFile::write(std::process::id())?,
-        _workplace: workplace,
+        _workplace: work_directory,
     })
 }
 

@@ -16,10 +16,10 @@ use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
 use super::rest::{Port, Shared};
+use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
-use super::ways::Doors;
-use super::{AccessSink, Address, Registry, Settings};
+use super::{Address, Registry, Settings};
 use crate::access::Access;
 use crate::listener::{self, Life, Limits, Speaks, Tls, TlsFiles};
 use crate::receiving::Budget;
@@ -29,7 +29,7 @@ pub struct Start<S: Management, D> {
     /// The server for clients, which call models by TorchServe's names.
     pub service: S,
     /// The same server for requests of the endpoints themselves: by the repository's names, and not counted by name.
-    pub quiet: S,
+    pub uncounted: S,
     /// The v2 protocol, which the ports serve too.
     pub kserve: Kserve<D>,
     /// Counts connections.
@@ -40,8 +40,6 @@ pub struct Start<S: Management, D> {
     pub registry: Arc<Registry<S>>,
     /// Says when to stop.
     pub life: Life,
-    /// Where lines about requests go.
-    pub access: Option<AccessSink>,
     /// What guards the server's own ports.
     pub server: ServerAccess,
     /// The memory of what is being received.
@@ -64,8 +62,8 @@ pub struct ServerAccess {
 /// # Errors
 /// An address cannot be bound; the text names it and the key that chooses another.
 pub fn check_addresses(settings: &Settings) -> Result<(), String> {
-    let rest = doors(settings).into_iter().map(|(address, doors)| {
-        let what = name_of(doors);
+    let rest = apis(settings).into_iter().map(|(address, apis)| {
+        let what = name_of(apis);
         (format!("the {what} API"), format!("{what}_address"), address)
     });
     let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
@@ -82,7 +80,7 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the file of tokens cannot be used.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, quiet, kserve, metrics, settings, registry, life, access, server, budget } = start;
+    let Start { service, uncounted, kserve, metrics, settings, registry, life, server, budget } = start;
     let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
@@ -93,18 +91,17 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
     let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
     let shared = Arc::new(Shared {
         service,
-        quiet,
+        uncounted,
         registry,
         metrics,
         guard,
         budget,
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
-        access,
     });
     let mut tasks = Vec::new();
-    for (address, doors) in doors(&settings) {
-        let port = Port { shared: shared.clone(), doors, kserve: kserve.http.clone() };
+    for (address, apis) in apis(&settings) {
+        let port = Port { shared: shared.clone(), apis, kserve: kserve.http.clone() };
         tasks.push(rest(port, address, &life)?);
     }
     tasks.extend(grpc_ports(&shared, kserve, &life)?);
@@ -112,38 +109,38 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
 }
 
 /// Each address once, with all that it serves.
-fn doors(settings: &Settings) -> Vec<(Address, Doors)> {
-    let open = Doors::default();
+fn apis(settings: &Settings) -> Vec<(Address, Apis)> {
+    let open = Apis::default();
     let wanted = [
-        (Some(settings.inference), Doors { inference: true, ..open }),
-        (Some(settings.management), Doors { management: true, ..open }),
-        (settings.metrics, Doors { metrics: true, ..open }),
+        (Some(settings.inference), Apis { inference: true, ..open }),
+        (Some(settings.management), Apis { management: true, ..open }),
+        (settings.metrics, Apis { metrics: true, ..open }),
     ];
-    let mut all: Vec<(Address, Doors)> = Vec::new();
-    for (address, doors) in wanted.into_iter().filter_map(|(address, doors)| Some((address?, doors))) {
+    let mut all: Vec<(Address, Apis)> = Vec::new();
+    for (address, apis) in wanted.into_iter().filter_map(|(address, apis)| Some((address?, apis))) {
         match all.iter_mut().find(|(known, _)| known.socket == address.socket && address.socket.port() != 0) {
             Some((_, known)) => {
-                known.inference |= doors.inference;
-                known.management |= doors.management;
-                known.metrics |= doors.metrics;
+                known.inference |= apis.inference;
+                known.management |= apis.management;
+                known.metrics |= apis.metrics;
             }
-            None => all.push((address, doors)),
+            None => all.push((address, apis)),
         }
     }
     all
 }
 
 /// What a listener is called in messages and keys.
-fn name_of(doors: Doors) -> &'static str {
-    match doors {
-        Doors { inference: true, .. } => "inference",
-        Doors { management: true, .. } => "management",
+fn name_of(apis: Apis) -> &'static str {
+    match apis {
+        Apis { inference: true, .. } => "inference",
+        Apis { management: true, .. } => "management",
         _ => "metrics",
     }
 }
 
 fn rest<S: Management>(port: Port<S>, address: Address, life: &Life) -> Result<JoinHandle<()>, String> {
-    let what = name_of(port.doors);
+    let what = name_of(port.apis);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
     let connections = connections(&port.shared, label, (address, Speaks::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;

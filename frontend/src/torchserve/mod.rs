@@ -2,7 +2,6 @@
 //! forms; models run on the ordinary engine, from a private repository that this module writes.
 
 pub mod archive;
-pub mod beside;
 mod command;
 mod configuration;
 pub mod deployment;
@@ -10,6 +9,7 @@ pub mod failure;
 pub mod form;
 mod grpc;
 mod guard;
+pub mod handler_call;
 mod ids;
 mod listen;
 mod options;
@@ -19,14 +19,12 @@ pub mod properties;
 pub mod refused;
 pub mod registry;
 mod rest;
+pub mod routes;
 pub mod settings;
 pub mod snapshot;
 pub mod token;
-pub mod ways;
-mod workplace;
+mod work_directory;
 pub mod yaml;
-
-use std::sync::Arc;
 
 pub use archive::{Archive, Unpacked, open};
 pub use command::{Plan, Step, run};
@@ -36,13 +34,10 @@ pub use listen::{ServerAccess, Start, check_addresses, serve};
 pub use options::Executable;
 pub use policy::{BACKEND, Policy};
 pub use refused::Refused;
-pub use registry::{Quiet, Registry};
+pub use registry::{Registry, Uncounted};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;
 #[cfg(not(test))]
 pub(crate) use workplace::DIRECTORY;
 pub use yaml::ModelYaml;
-
-/// Where lines about requests go, each without its time: `/127.0.0.1:1 "GET /ping HTTP/1.1" 200 3`.
-pub type AccessSink = Arc<dyn Fn(&str) + Send + Sync>;

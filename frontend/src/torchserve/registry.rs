@@ -334,9 +334,9 @@ impl<S: Management> Naming for Registry<S> {
 }
 
 /// Requests of the server's own: called by the engine's names, and counted by no name.
-pub struct Quiet;
+pub struct Uncounted;
 
-impl Naming for Quiet {
+impl Naming for Uncounted {
     fn resolve(&self, _: &str, _: &str) -> Result<Option<Resolved>, InferError> {
         Ok(None)
     }

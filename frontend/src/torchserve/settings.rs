@@ -63,7 +63,7 @@ pub struct Age {
     pub grace: Option<Duration>,
 }
 
-/// Everything that TorchServe's ways of configuration say.
+/// Everything that TorchServe's routes of configuration say.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Predictions.
@@ -152,7 +152,7 @@ pub struct Settings {
     /// The configuration as it was read, for snapshots.
     pub properties: Vec<(String, String)>,
     /// A private directory of this server: archives are unpacked in it, and the repository is in it.
-    pub workplace: PathBuf,
+    pub work_directory: PathBuf,
 }
 
 impl Settings {

@@ -8,8 +8,8 @@ use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
 use super::{BinaryForm, Dispatch, model_path, pass, unknown};
+use crate::http::access_check;
 use crate::http::dispatch::paced;
-use crate::http::restrict;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
@@ -79,7 +79,7 @@ impl SageMaker {
             (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => ("/v2/models/m/infer", *id),
             _ => return unknown(edge),
         };
-        if let Some(refused) = restrict::refusal(edge, counterpart, request.headers()) {
+        if let Some(refused) = access_check::refusal(edge, counterpart, request.headers()) {
             return refused;
         }
         let id = percent_decode_str(id).decode_utf8_lossy();

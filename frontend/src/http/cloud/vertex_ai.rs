@@ -14,7 +14,7 @@ use pharos::service::{Route, Service};
 use tower::Service as _;
 
 use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
-use crate::http::{answer, metrics, restrict};
+use crate::http::{access_check, answer, metrics};
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -117,7 +117,7 @@ where
     }
     if redirect == "metrics" {
         // The listener is open to clients of the platform: metrics need what the statistics of models need.
-        if let Some(refused) = restrict::refusal(&dispatch.edge, "/v2/models/stats", request.headers()) {
+        if let Some(refused) = access_check::refusal(&dispatch.edge, "/v2/models/stats", request.headers()) {
             return refused;
         }
         let mut scrape = Request::new(Body::empty());

@@ -14,8 +14,8 @@ use tonic::{Code, Status};
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::clock;
-use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::form::Part;
+use crate::torchserve::handler_call::{self, HandlerCall};
 use crate::torchserve::registry::{InFlight, Version};
 use crate::torchserve::rest::{Shared, end_of, enter, first_of, loaded};
 use crate::torchserve::{Refused, failure as prediction};
@@ -61,20 +61,20 @@ impl<S: Management> Call<S> {
         let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
         let received = clock::now();
         let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
-        let mut wish = Wish::default();
+        let mut call = HandlerCall::default();
         let sequence = version.deployment().sequence.is_some().then(|| {
             let made = || format!("ts-seq-{}", shared.ids.next());
             let id = sequence_id.clone().filter(|id| !id.is_empty()).unwrap_or_else(made);
             let [name, start, _] = &shared.settings.sequence_headers;
-            wish.headers.insert(name.clone(), id.as_str().into());
+            call.headers.insert(name.clone(), id.as_str().into());
             if starts {
-                wish.headers.insert(start.clone(), "true".into());
+                call.headers.insert(start.clone(), "true".into());
             }
             id
         });
         let id = shared.ids.next();
         let too_long = || Status::resource_exhausted("the parts of the request are too long for one element");
-        let request = beside::request((&model_name, &model_version, &id), &parts, wish);
+        let request = handler_call::request((&model_name, &model_version, &id), &parts, call);
         let mut request = request.ok_or_else(too_long)?;
         if let Some(id) = sequence {
             request.correlation_id = CorrelationId::String(id);
@@ -140,7 +140,7 @@ impl<S: Management> Call<S> {
         if empty && answer.is_ok() {
             return None;
         }
-        let part = match answer.and_then(beside::answer) {
+        let part = match answer.and_then(handler_call::answer) {
             Ok(answer) => {
                 Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
             }

@@ -13,7 +13,7 @@ use super::proto::management::{
     SetDefaultRequest, UnregisterModelRequest,
 };
 use crate::torchserve::Refused;
-use crate::torchserve::beside;
+use crate::torchserve::handler_call;
 use crate::torchserve::registry::{Done, Scale};
 use crate::torchserve::rest::{Registration, Shared, descriptions};
 
@@ -56,7 +56,7 @@ fn text(text: String) -> Option<String> {
 #[tonic::async_trait]
 impl<S: Management> ManagementApIsService for ManagementService<S> {
     async fn describe_model(self: Arc<Self>, request: Request<DescribeModelRequest>) -> Answer {
-        let headers = beside::headers(request.metadata().as_ref());
+        let headers = handler_call::headers(request.metadata().as_ref());
         let DescribeModelRequest { model_name, model_version, customized } = request.into_inner();
         let id = self.0.ids.next();
         let asked = customized.then_some((id.as_str(), headers));

@@ -35,6 +35,7 @@ use crate::access::routes::class;
 use crate::clock;
 use crate::listener::Peer;
 use crate::receiving::grpc::{Limits, received as bounded};
+use crate::request_log;
 
 /// The generated messages and services.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -195,7 +196,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
                 let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
                 shared.service.record_answered(Protocol::Grpc, route, code as u16, reason);
             }
-            tell(&shared, (peer, &path), code, received);
+            log((peer, &path), code, received);
             Ok(response)
         })
     }
@@ -236,10 +237,12 @@ fn reason(code: Code) -> Reason {
     }
 }
 
-fn tell<S: Management>(shared: &Shared<S>, (peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
-    let Some(sink) = &shared.access else { return };
+fn log((peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
+    if !request_log::is_enabled() {
+        return;
+    }
     let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
     let ms = (clock::now() - received).as_millis();
     let method = path.strip_prefix('/').unwrap_or(path);
-    sink(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
+    request_log::answered_line(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::predict::{end_of, loaded};
 use super::{Asked, Shared, answer};
 use crate::clock;
-use crate::torchserve::beside::{self, Wish};
+use crate::torchserve::handler_call::{self, HandlerCall};
 use crate::torchserve::registry::{ModelDescription, Version};
 use crate::torchserve::{Refused, failure};
 
@@ -19,7 +19,7 @@ pub(super) async fn describe<S: Management>(
     named: (&str, &str),
 ) -> Result<Response, Refused> {
     let customized = asked.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let headers = customized.then(|| beside::headers(&asked.headers));
+    let headers = customized.then(|| handler_call::headers(&asked.headers));
     let asked = headers.map(|headers| (asked.id.as_str(), headers));
     Ok(answer::json(&descriptions(shared, named, asked).await?))
 }
@@ -58,15 +58,15 @@ async fn own_words<S: Management>(
     let since = clock::now();
     loaded(shared, (model, ""), (version, since)).await?;
     headers.insert("describe".to_owned(), Value::from("True"));
-    let wish = Wish { headers, describe: true, explain: false };
+    let call = HandlerCall { headers, describe: true, explain: false };
     let answered = async {
         let too_long = || InferError::internal("the request to describe is too long");
-        let mut request = beside::request((&version.called, "", id), &[], wish).ok_or_else(too_long)?;
+        let mut request = handler_call::request((&version.called, "", id), &[], call).ok_or_else(too_long)?;
         request.timeline.received = since;
         request.timeline.request_start = since;
-        let mut responses = shared.quiet.stream(request)?;
+        let mut responses = shared.uncounted.stream(request)?;
         let first = responses.next().await.ok_or_else(|| InferError::internal("the handler said nothing"))?;
-        beside::answer(first.answer?)
+        handler_call::answer(first.answer?)
     };
     match answered.await {
         Ok(answer) => {

@@ -198,7 +198,7 @@ struct Readiness<'a> {
 /// `GET /v1/models/M`.
 pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Response, Refused> {
     let version = shared.registry.find(model, "")?;
-    let ready = !shared.quiet.worker_health(&version.called).is_empty();
+    let ready = !shared.uncounted.worker_health(&version.called).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 

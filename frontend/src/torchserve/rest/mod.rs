@@ -31,13 +31,14 @@ use tower::Service as _;
 
 use super::guard::{Denied, Guard, NO_MODEL_API, Wanted};
 use super::ids::Ids;
-use super::ways::{Doors, Way, way};
-use super::{AccessSink, Refused, Registry, Settings};
+use super::routes::{Apis, Endpoint, endpoint};
+use super::{Refused, Registry, Settings};
 use crate::access::{self, routes};
+use crate::body_timeout::{Pace, Paced};
 use crate::clock;
 use crate::listener::Peer;
 use crate::receiving::Budget;
-use crate::slow::{Pace, Paced};
+use crate::request_log;
 
 pub(super) use describe::descriptions;
 pub(super) use manage::Registration;
@@ -54,7 +55,7 @@ pub(super) struct Shared<S: Management> {
     /// Its clients call models by TorchServe's names.
     pub(super) service: S,
     /// The same, without counting by name.
-    pub(super) quiet: S,
+    pub(super) uncounted: S,
     pub(super) registry: Arc<Registry<S>>,
     /// Counts connections.
     pub(super) metrics: Arc<Cache>,
@@ -62,14 +63,13 @@ pub(super) struct Shared<S: Management> {
     pub(super) guard: Guard,
     pub(super) budget: Budget,
     pub(super) ids: Ids,
-    pub(super) access: Option<AccessSink>,
 }
 
 /// One listener's service.
 #[derive(Clone)]
 pub(super) struct Port<S: Management> {
     pub(super) shared: Arc<Shared<S>>,
-    pub(super) doors: Doors,
+    pub(super) apis: Apis,
     /// The v2 protocol.
     pub(super) kserve: Router,
 }
@@ -140,17 +140,17 @@ where
 
 impl<S: Management> Port<S> {
     async fn serve(&self, asked: Asked, body: Body) -> Response {
-        let way = match way(self.doors, &asked.method, asked.uri.path()) {
+        let endpoint = match endpoint(self.apis, &asked.method, asked.uri.path()) {
             // Tensors behind the JSON are no body for a handler.
-            Way::Predict(_) if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") => {
-                Way::Kserve(routes::of_http(asked.uri.path()))
+            Endpoint::Predict(_) if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") => {
+                Endpoint::Kserve(routes::of_http(asked.uri.path()))
             }
-            way => way,
+            endpoint => endpoint,
         };
-        let (route, is_counted) = (way.route(), matches!(way, Way::Kserve(_)));
-        let (mut response, reason) = match self.denied(&way, &asked) {
+        let (route, is_counted) = (endpoint.route(), matches!(endpoint, Endpoint::Kserve(_)));
+        let (mut response, reason) = match self.denied(&endpoint, &asked) {
             Some((response, reason)) => (response, Some(reason)),
-            None => match self.answer(way, &asked, body).await {
+            None => match self.answer(endpoint, &asked, body).await {
                 Ok(response) => (response, None),
                 Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
             },
@@ -161,18 +161,18 @@ impl<S: Management> Port<S> {
         if !is_counted || reason.is_some() {
             self.shared.service.record_answered(Protocol::Http, route, status, reason);
         }
-        self.tell(&asked, status);
+        Self::log(&asked, status);
         response
     }
 
     /// The refusal of a request that may not have what it asks for, or asks for nothing that is there.
-    fn denied(&self, way: &Way, asked: &Asked) -> Option<(Response, Reason)> {
-        let wanted = Wanted { route: way.route(), class: way.class(), purpose: way.purpose(self.doors) };
+    fn denied(&self, endpoint: &Endpoint, asked: &Asked) -> Option<(Response, Reason)> {
+        let wanted = Wanted { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
         let denied = self.shared.guard.check(Protocol::Http, wanted, &asked.headers).err()?;
-        let refused = match (way, denied) {
+        let refused = match (endpoint, denied) {
             (_, Denied::Key(refused)) => refused,
-            (Way::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
-            (Way::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
+            (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
+            (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
             (_, Denied::ModelApi) => {
                 let response = answer::kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API);
                 return Some((response, Reason::Restricted));
@@ -182,30 +182,30 @@ impl<S: Management> Port<S> {
         Some((answer::refusal(&refused), answer::reason(&refused)))
     }
 
-    async fn answer(&self, way: Way, asked: &Asked, body: Body) -> Result<Response, Refused> {
+    async fn answer(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Result<Response, Refused> {
         let shared = &self.shared;
-        match way {
-            Way::ApiDescription => Ok(answer::json(&openapi::description(self.doors))),
-            Way::Ping => Ok(answer::health(shared.registry.is_healthy())),
-            Way::Predict(target) => predict::predict(self, asked, target, body).await,
-            Way::Kserve(_) => Ok(self.kserve(asked, body).await),
-            Way::List => Ok(manage::list(shared, asked)),
-            Way::Register => manage::register(shared, asked, body).await,
-            Way::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,
-            Way::ManagementApi(model, version) => {
+        match endpoint {
+            Endpoint::ApiDescription => Ok(answer::json(&openapi::description(self.apis))),
+            Endpoint::Ping => Ok(answer::health(shared.registry.is_healthy())),
+            Endpoint::Predict(target) => predict::predict(self, asked, target, body).await,
+            Endpoint::Kserve(_) => Ok(self.kserve(asked, body).await),
+            Endpoint::List => Ok(manage::list(shared, asked)),
+            Endpoint::Register => manage::register(shared, asked, body).await,
+            Endpoint::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,
+            Endpoint::ManagementApi(model, version) => {
                 shared.registry.find(&model, &version)?;
                 Ok(answer::json(&openapi::of_management(&model)))
             }
-            Way::Scale(model, version) => manage::scale(shared, asked, (&model, &version)).await,
-            Way::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
-            Way::Unregister(model, version) => manage::unregister(shared, (&model, &version)).await,
-            Way::V1Ready(model) => manage::ready(shared, &model),
-            Way::Token => manage::token(shared, asked).await,
-            Way::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
-            Way::Workflow(name) => Err(answer::no_workflow(&name)),
-            Way::Metrics => metrics::metrics(shared, asked).await,
-            Way::NotFound => Err(answer::not_found()),
-            Way::WrongMethod => Err(answer::wrong_method()),
+            Endpoint::Scale(model, version) => manage::scale(shared, asked, (&model, &version)).await,
+            Endpoint::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
+            Endpoint::Unregister(model, version) => manage::unregister(shared, (&model, &version)).await,
+            Endpoint::V1Ready(model) => manage::ready(shared, &model),
+            Endpoint::Token => manage::token(shared, asked).await,
+            Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
+            Endpoint::Workflow(name) => Err(answer::no_workflow(&name)),
+            Endpoint::Metrics => metrics::metrics(shared, asked).await,
+            Endpoint::NotFound => Err(answer::not_found()),
+            Endpoint::WrongMethod => Err(answer::wrong_method()),
         }
     }
 
@@ -220,11 +220,13 @@ impl<S: Management> Port<S> {
         response
     }
 
-    fn tell(&self, asked: &Asked, status: u16) {
-        let Some(sink) = &self.shared.access else { return };
+    fn log(asked: &Asked, status: u16) {
+        if !request_log::is_enabled() {
+            return;
+        }
         let Asked { method, uri, version, received, .. } = asked;
         let peer = asked.peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
         let ms = (clock::now() - *received).as_millis();
-        sink(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
+        request_log::answered_line(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
     }
 }

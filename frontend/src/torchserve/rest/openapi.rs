@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::torchserve::ways::Doors;
+use crate::torchserve::routes::Apis;
 
 /// An endpoint: path, method, operation, what it does, parameters of the query.
 type Endpoint = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]);
@@ -64,10 +64,10 @@ const METRICS: [Endpoint; 1] =
     [("/metrics", "get", "metrics", "The metrics, in Prometheus' text format.", &["name[]"])];
 
 /// What a listener serves.
-pub(super) fn description(doors: Doors) -> Value {
+pub(super) fn description(apis: Apis) -> Value {
     let mut endpoints = EVERYWHERE.to_vec();
     for (open, part) in
-        [(doors.inference, &INFERENCE[..]), (doors.management, &MANAGEMENT[..]), (doors.metrics, &METRICS[..])]
+        [(apis.inference, &INFERENCE[..]), (apis.management, &MANAGEMENT[..]), (apis.metrics, &METRICS[..])]
     {
         endpoints.extend(part.iter().filter(|_| open));
     }

@@ -20,11 +20,11 @@ use super::{Asked, Port, Shared, answer, openapi};
 use crate::clock;
 use crate::receiving::body::{self, Read};
 use crate::torchserve::Refused;
-use crate::torchserve::beside::{self, Wish};
 use crate::torchserve::failure::{self, End};
 use crate::torchserve::form::{self, Part};
+use crate::torchserve::handler_call::{self, HandlerCall};
 use crate::torchserve::registry::{InFlight, Version};
-use crate::torchserve::ways::Target;
+use crate::torchserve::routes::Target;
 
 /// How long it may take to know how a process ended whose connection is gone.
 const END_KNOWN: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ pub(super) async fn predict<S: Management>(
     let called = (model.as_str(), target.version.as_str());
     let entered = enter(shared, called, &version)?;
     loaded(shared, called, (&version, asked.received)).await?;
-    let request = request(shared, asked, called, (&parts, wish(asked, &target)), &version)?;
+    let request = request(shared, asked, called, (&parts, call(asked, &target)), &version)?;
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, asked.received).await?;
@@ -165,27 +165,27 @@ fn model_of(parts: &[Part]) -> Option<String> {
     Some(String::from_utf8_lossy(&named.data).into_owned())
 }
 
-fn wish(asked: &Asked, target: &Target) -> Wish {
-    let mut headers = beside::headers(&asked.headers);
+fn call(asked: &Asked, target: &Target) -> HandlerCall {
+    let mut headers = handler_call::headers(&asked.headers);
     if let Some(explain) = target.explain {
         headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
     }
     if let Some(url_path) = &target.url_path {
         headers.insert("url_path".to_owned(), Value::from(url_path.as_str()));
     }
-    Wish { headers, describe: false, explain: target.explain == Some(true) }
+    HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
 }
 
 fn request<S: Management>(
     shared: &Shared<S>,
     asked: &Asked,
     (model, version): (&str, &str),
-    (parts, mut wish): (&[Part], Wish),
+    (parts, mut call): (&[Part], HandlerCall),
     found: &Version,
 ) -> Result<InferRequest, Refused> {
-    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut wish));
+    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut call));
     let too_long = || Refused::bad_request("The parts of the request are too long for one element");
-    let mut request = beside::request((model, version, &asked.id), parts, wish).ok_or_else(too_long)?;
+    let mut request = handler_call::request((model, version, &asked.id), parts, call).ok_or_else(too_long)?;
     if let Some((id, start, end)) = sequence {
         request.correlation_id = CorrelationId::String(id);
         (request.sequence_start, request.sequence_end) = (start, end);
@@ -197,7 +197,7 @@ fn request<S: Management>(
 }
 
 /// The sequence of a request, and whether it begins and ends it. Without an id it begins one of its own.
-fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, wish: &mut Wish) -> (String, bool, bool) {
+fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut HandlerCall) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
     let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
     let given = asked.header(id);
@@ -205,8 +205,8 @@ fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, wish: &mut Wish) -
         return (given.to_owned(), says(start), says(end));
     }
     let made = format!("ts-seq-{}", shared.ids.next());
-    wish.headers.insert(id.clone(), Value::from(made.as_str()));
-    wish.headers.insert(start.clone(), Value::from("true"));
+    call.headers.insert(id.clone(), Value::from(made.as_str()));
+    call.headers.insert(start.clone(), Value::from("true"));
     (made, true, says(end))
 }
 
@@ -217,7 +217,7 @@ fn respond(
     most: u64,
 ) -> Result<Response, InferError> {
     let last = first.last || !responses.is_decoupled();
-    let answer = beside::answer(first.answer?)?;
+    let answer = handler_call::answer(first.answer?)?;
     check_size(&answer.body, most)?;
     let body = match last {
         true => Body::from(answer.body),
@@ -247,7 +247,7 @@ pub(in crate::torchserve) async fn end_of<S: Management>(
     }
     let until = clock::now() + END_KNOWN;
     while clock::now() < until {
-        if shared.quiet.killed_since(&version.called, since) {
+        if shared.uncounted.killed_since(&version.called, since) {
             return End::Killed;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -8,7 +8,7 @@ use http_body::Frame;
 use pharos::error::InferError;
 use pharos::service::{Responses, Streamed};
 
-use crate::torchserve::beside;
+use crate::torchserve::handler_call;
 use crate::torchserve::registry::InFlight;
 
 /// The body of a response with parts.
@@ -29,7 +29,7 @@ impl<R: Responses> Parts<R> {
 
     fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
         self.ended = streamed.last;
-        let body = beside::answer(streamed.answer?)?.body;
+        let body = handler_call::answer(streamed.answer?)?.body;
         check_size(&body, self.most)?;
         Ok(body)
     }

@@ -28,19 +28,19 @@ struct Reader<'a> {
 
 impl Settings {
     /// Reads properties (expanded, with what the environment and the command line say already in them). `gpus` are those
-    /// that can be used; `workplace` is a private directory that is there.
+    /// that can be used; `work_directory` is a private directory that is there.
     ///
     /// # Errors
     /// A value cannot be used; the text names the key, the value and what is allowed.
     pub fn new(
         properties: Vec<(String, String)>,
         mut gpus: Vec<u32>,
-        workplace: PathBuf,
+        work_directory: PathBuf,
     ) -> Result<(Self, Vec<Noted>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
         read.look_at_keys();
         gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
-        let mut settings = read.settings(gpus, workplace)?;
+        let mut settings = read.settings(gpus, work_directory)?;
         let mut notes = read.notes;
         notes.sort_by_key(|noted| !noted.warning);
         settings.properties = properties;
@@ -49,7 +49,7 @@ impl Settings {
 }
 
 impl Reader<'_> {
-    fn settings(&mut self, gpus: Vec<u32>, workplace: PathBuf) -> Result<Settings, String> {
+    fn settings(&mut self, gpus: Vec<u32>, work_directory: PathBuf) -> Result<Settings, String> {
         let inference = self.address("inference_address", "http://127.0.0.1:8080", (8080, 8443))?;
         let management = self.address("management_address", "http://127.0.0.1:8081", (8081, 8444))?;
         let metrics = self.metrics_address()?;
@@ -91,7 +91,7 @@ impl Reader<'_> {
             python: PathBuf::from("python3"),
             snapshots: true,
             properties: Vec::new(),
-            workplace,
+            work_directory,
             inference,
             management,
             metrics,

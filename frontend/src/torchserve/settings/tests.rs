@@ -6,7 +6,7 @@ use super::*;
 
 fn read(text: &str) -> Result<(Settings, Vec<Noted>), String> {
     let properties = crate::torchserve::properties::parse(text).unwrap();
-    Settings::new(properties, vec![0, 3], PathBuf::from("workplace"))
+    Settings::new(properties, vec![0, 3], PathBuf::from("work_directory"))
 }
 
 fn at(socket: &str, tls: bool) -> Address {

@@ -1,4 +1,4 @@
-//! Last words to connections that are not served, in the protocol that their clients speak.
+//! Refusals of connections that are not served, in the protocol of the client.
 
 use std::sync::Arc;
 use std::time::Duration;

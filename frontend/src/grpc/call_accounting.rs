@@ -1,5 +1,5 @@
-//! A call from its first sight to its end: when it came, and that its answer is counted once, also when the message could
-//! not even be decoded, when the method does not exist, and when the client goes away.
+//! The account of a call: when it was received, and that its answer is counted once, also when the message cannot be decoded, the
+//! method does not exist, or the client goes away.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::request_log;
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
 #[derive(Clone)]
-pub(super) struct Seen {
+pub(super) struct CallAccount {
     /// When the call's head was here.
     pub(super) received: Instant,
     ending: Arc<Ending>,
@@ -54,11 +54,11 @@ struct Ending {
     counts_itself: AtomicU8,
 }
 
-impl Seen {
-    /// What travelled with `request`; for a call that came some other way, as if first seen now.
+impl CallAccount {
+    /// The account in the extensions of `request`; without one, a new one that starts now.
     pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
-        let seen = request.extensions().get::<Self>().cloned();
-        seen.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
+        let account = request.extensions().get::<Self>().cloned();
+        account.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
     }
 
     /// Notes why the call fails and gives the status that says so.
@@ -125,7 +125,7 @@ pub(crate) struct Counted<S: Service, D> {
 struct Running<S: Service> {
     service: S,
     route: Route,
-    seen: Seen,
+    account: CallAccount,
     ended: bool,
 }
 
@@ -139,11 +139,11 @@ impl<S: Service> Running<S> {
             None if !response.status().is_success() => Code::Internal,
             None => Code::Ok,
         };
-        if self.seen.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+        if self.account.ending.counts_itself.load(Ordering::Relaxed) == 1 {
             return code;
         }
         let failed = code != Code::Ok;
-        let reason = self.seen.ending.reason.get().copied();
+        let reason = self.account.ending.reason.get().copied();
         let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
         self.service.record_answered(Protocol::Grpc, self.route, code as u16, reason);
         code
@@ -174,11 +174,11 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let seen = Seen { received: self.service.now(), ending: Arc::default() };
+        let account = CallAccount { received: self.service.now(), ending: Arc::default() };
         let route = of_grpc(request.uri().path());
-        request.extensions_mut().insert(seen.clone());
+        request.extensions_mut().insert(account.clone());
         let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
-        let mut running = Running { service: self.service.clone(), route, seen, ended: false };
+        let mut running = Running { service: self.service.clone(), route, account, ended: false };
         let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
@@ -193,7 +193,7 @@ where
                     "grpc",
                     &path,
                     code as u16,
-                    running.service.now().ns_since(running.seen.received),
+                    running.service.now().ns_since(running.account.received),
                 );
             }
             Ok(response)
@@ -212,7 +212,7 @@ impl<S: Service, D> Counted<S, D> {
                 request.extensions_mut().insert(Forwarded(parameters));
                 None
             }
-            Err(text) => Some(running.seen.fail(InferError::invalid(text)).into_http()),
+            Err(text) => Some(running.account.fail(InferError::invalid(text)).into_http()),
         }
     }
 
@@ -224,7 +224,7 @@ impl<S: Service, D> Counted<S, D> {
         }
         let denied = guard.check(running.route, request.headers()).err()?;
         let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
-        let _ = running.seen.ending.reason.set(reason);
+        let _ = running.account.ending.reason.set(reason);
         Some(Status::new(Code::from_i32(code.into()), text).into_http())
     }
 }

@@ -1,4 +1,4 @@
-//! Which path means what. A path is decoded and then cut at `/`; empty segments at its end do not count, as in Java.
+//! Maps paths to endpoints. A path is decoded and then split at `/`; trailing empty segments are ignored, as in Java.
 
 use http::Method;
 use percent_encoding::percent_decode_str;
@@ -8,9 +8,9 @@ use super::token::Purpose;
 use crate::access::routes::{self, Class};
 use pharos::access::Api;
 
-/// What a listener serves.
+/// The APIs that a listener serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Doors {
+pub struct Apis {
     /// Predictions and health.
     pub inference: bool,
     /// Models.
@@ -34,9 +34,9 @@ pub struct Target {
     pub query: bool,
 }
 
-/// What is asked for.
+/// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Endpoint {
     /// What the API is.
     ApiDescription,
     /// Health.
@@ -75,7 +75,7 @@ pub enum Way {
     WrongMethod,
 }
 
-impl Way {
+impl Endpoint {
     /// How answers are counted.
     pub fn route(&self) -> Route {
         match self {
@@ -103,100 +103,100 @@ impl Way {
             // These have no route of their own, or one that inference needs too.
             Self::ManagementApi(..) | Self::Workflows | Self::V1Ready(_) => Class::Part(Api::ModelRepository),
             Self::Workflow(_) => Class::Part(Api::Inference),
-            way => routes::class(way.route()),
+            endpoint => routes::class(endpoint.route()),
         }
     }
 
     /// The key that it needs; `None` if none.
-    pub fn purpose(&self, doors: Doors) -> Option<Purpose> {
-        let otherwise = match doors {
-            Doors { inference: true, .. } => Some(Purpose::Inference),
-            Doors { metrics: true, .. } => None,
+    pub fn purpose(&self, apis: Apis) -> Option<Purpose> {
+        let otherwise = match apis {
+            Apis { inference: true, .. } => Some(Purpose::Inference),
+            Apis { metrics: true, .. } => None,
             _ => Some(Purpose::Management),
         };
         if *self == Self::Token { Some(Purpose::Renewal) } else { super::guard::purpose(self.class(), otherwise) }
     }
 }
 
-/// What a request asks a listener for.
-pub fn way(doors: Doors, method: &Method, path: &str) -> Way {
+/// The endpoint of a request on a listener with these APIs.
+pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
     let mut segments: Vec<&str> = decoded.strip_prefix('/').unwrap_or(&decoded).split('/').collect();
     while segments.last().is_some_and(|segment| segment.is_empty()) {
         segments.pop();
     }
     match segments.as_slice() {
-        [] if *method == Method::OPTIONS => Way::ApiDescription,
-        [] => Way::WrongMethod,
-        ["api-description", ..] => Way::ApiDescription,
-        ["metrics", ..] if doors.metrics => Way::Metrics,
+        [] if *method == Method::OPTIONS => Endpoint::ApiDescription,
+        [] => Endpoint::WrongMethod,
+        ["api-description", ..] => Endpoint::ApiDescription,
+        ["metrics", ..] if apis.metrics => Endpoint::Metrics,
         segments => {
-            let found = doors.inference.then(|| inference(segments, path)).flatten();
-            let found = found.or_else(|| doors.management.then(|| management(method, segments)).flatten());
-            found.unwrap_or(Way::NotFound)
+            let found = apis.inference.then(|| inference(segments, path)).flatten();
+            let found = found.or_else(|| apis.management.then(|| management(method, segments)).flatten());
+            found.unwrap_or(Endpoint::NotFound)
         }
     }
 }
 
-fn inference(segments: &[&str], path: &str) -> Option<Way> {
+fn inference(segments: &[&str], path: &str) -> Option<Endpoint> {
     let target = |model: &str, version: &str| Target {
         model: Some(model.to_owned()),
         version: version.to_owned(),
         ..Target::default()
     };
-    let with_query = |target: Target| Way::Predict(Target { query: true, ..target });
+    let with_query = |target: Target| Endpoint::Predict(Target { query: true, ..target });
     Some(match segments {
-        ["ping", ..] => Way::Ping,
+        ["ping", ..] => Endpoint::Ping,
         ["predictions" | "explanations", model, rest @ ..] => {
             let (version, extra) = rest.split_first().map_or(("", rest), |(version, extra)| (*version, extra));
             let explain = Some(segments.first() == Some(&"explanations"));
-            Way::Predict(Target { explain, url_path: Some(extra.join("/")), ..target(model, version) })
+            Endpoint::Predict(Target { explain, url_path: Some(extra.join("/")), ..target(model, version) })
         }
         ["invocations"] => with_query(Target::default()),
         ["models", model, "invoke"] => with_query(target(model, "")),
         ["v1", "models", call] if call.contains(":predict") || call.contains(":explain") => {
             let model = call.split(':').next().unwrap_or_default();
-            Way::Predict(Target { explain: Some(call.contains(":explain")), ..target(model, "") })
+            Endpoint::Predict(Target { explain: Some(call.contains(":explain")), ..target(model, "") })
         }
         ["v2", "models", model, verb @ ("infer" | "explain")] => {
-            Way::Predict(Target { explain: Some(*verb == "explain"), ..target(model, "") })
+            Endpoint::Predict(Target { explain: Some(*verb == "explain"), ..target(model, "") })
         }
         // The v2 protocol's edge matches the path as it came, so that is what is classified.
-        ["v2", ..] => Way::Kserve(routes::of_http(path)),
-        ["wfpredict", workflow, ..] => Way::Workflow((*workflow).to_owned()),
+        ["v2", ..] => Endpoint::Kserve(routes::of_http(path)),
+        ["wfpredict", workflow, ..] => Endpoint::Workflow((*workflow).to_owned()),
         [model, "predict"] => with_query(target(model, "")),
         [model, version, "predict"] => with_query(target(model, version)),
         _ => return None,
     })
 }
 
-fn management(method: &Method, segments: &[&str]) -> Option<Way> {
+fn management(method: &Method, segments: &[&str]) -> Option<Endpoint> {
     let get = *method == Method::GET;
     Some(match segments {
         ["models"] => match *method {
-            Method::GET => Way::List,
-            Method::POST => Way::Register,
-            _ => Way::WrongMethod,
+            Method::GET => Endpoint::List,
+            Method::POST => Endpoint::Register,
+            _ => Endpoint::WrongMethod,
         },
         ["models", model, version, "set-default"] if *method == Method::PUT => {
-            Way::SetDefault((*model).to_owned(), (*version).to_owned())
+            Endpoint::SetDefault((*model).to_owned(), (*version).to_owned())
         }
         ["models", model] | ["models", model, _] | ["models", model, _, "set-default"] => {
             let (model, version) = ((*model).to_owned(), segments.get(2).copied().unwrap_or_default().to_owned());
             match *method {
-                Method::GET => Way::Describe(model, version),
-                Method::PUT => Way::Scale(model, version),
-                Method::DELETE => Way::Unregister(model, version),
-                Method::OPTIONS => Way::ManagementApi(model, version),
-                _ => Way::WrongMethod,
+                Method::GET => Endpoint::Describe(model, version),
+                Method::PUT => Endpoint::Scale(model, version),
+                Method::DELETE => Endpoint::Unregister(model, version),
+                Method::OPTIONS => Endpoint::ManagementApi(model, version),
+                _ => Endpoint::WrongMethod,
             }
         }
-        ["v1", "models", model] if get => Way::V1Ready(model.split(':').next().unwrap_or_default().to_owned()),
-        ["v1", "models", _] => Way::WrongMethod,
-        ["token"] if get => Way::Token,
-        ["workflows"] if get => Way::Workflows,
-        ["workflows"] => Way::WrongMethod,
-        ["workflows", workflow] => Way::Workflow((*workflow).to_owned()),
+        ["v1", "models", model] if get => Endpoint::V1Ready(model.split(':').next().unwrap_or_default().to_owned()),
+        ["v1", "models", _] => Endpoint::WrongMethod,
+        ["token"] if get => Endpoint::Token,
+        ["workflows"] if get => Endpoint::Workflows,
+        ["workflows"] => Endpoint::WrongMethod,
+        ["workflows", workflow] => Endpoint::Workflow((*workflow).to_owned()),
         _ => return None,
     })
 }
@@ -205,21 +205,27 @@ fn management(method: &Method, segments: &[&str]) -> Option<Way> {
 mod tests {
     use super::*;
 
-    const INFERENCE: Doors = Doors { inference: true, management: false, metrics: false };
-    const MANAGEMENT: Doors = Doors { inference: false, management: true, metrics: false };
-    const METRICS: Doors = Doors { inference: false, management: false, metrics: true };
+    const INFERENCE: Apis = Apis { inference: true, management: false, metrics: false };
+    const MANAGEMENT: Apis = Apis { inference: false, management: true, metrics: false };
+    const METRICS: Apis = Apis { inference: false, management: false, metrics: true };
 
-    fn predict(model: &str, version: &str, rest: (Option<bool>, Option<&str>, bool)) -> Way {
+    fn predict(model: &str, version: &str, rest: (Option<bool>, Option<&str>, bool)) -> Endpoint {
         let model = Some(model).filter(|model| !model.is_empty()).map(str::to_owned);
         let (explain, url_path, query) = rest;
-        Way::Predict(Target { model, version: version.into(), explain, url_path: url_path.map(str::to_owned), query })
+        Endpoint::Predict(Target {
+            model,
+            version: version.into(),
+            explain,
+            url_path: url_path.map(str::to_owned),
+            query,
+        })
     }
 
     #[test]
     fn predictions_have_many_ways() {
         for (path, expected) in [
-            ("/ping", Way::Ping),
-            ("/ping/x", Way::Ping),
+            ("/ping", Endpoint::Ping),
+            ("/ping/x", Endpoint::Ping),
             ("/predictions/m", predict("m", "", (Some(false), Some(""), false))),
             ("/predictions/m/1.0/a/b", predict("m", "1.0", (Some(false), Some("a/b"), false))),
             ("/predictions/a%20b/", predict("a b", "", (Some(false), Some(""), false))),
@@ -232,65 +238,65 @@ mod tests {
             ("/v1/models/m:explain", predict("m", "", (Some(true), None, false))),
             ("/v2/models/m/infer", predict("m", "", (Some(false), None, false))),
             ("/v2/models/m/explain", predict("m", "", (Some(true), None, false))),
-            ("/v2/models/m/ready", Way::Kserve(Route::ModelReady)),
-            ("/v2", Way::Kserve(Route::ServerMetadata)),
-            ("/v2/repository/index", Way::Kserve(Route::RepositoryIndex)),
-            ("/%762/repository/index", Way::Kserve(Route::Unknown)),
-            ("/v2/repository/index/", Way::Kserve(Route::Unknown)),
-            ("/wfpredict/w", Way::Workflow("w".into())),
-            ("/predictions", Way::NotFound),
-            ("/models/m/invokes", Way::NotFound),
-            ("/models", Way::NotFound),
-            ("/v1/models/m", Way::NotFound),
-            ("/metrics", Way::NotFound),
-            ("/", Way::WrongMethod),
-            ("/api-description", Way::ApiDescription),
+            ("/v2/models/m/ready", Endpoint::Kserve(Route::ModelReady)),
+            ("/v2", Endpoint::Kserve(Route::ServerMetadata)),
+            ("/v2/repository/index", Endpoint::Kserve(Route::RepositoryIndex)),
+            ("/%762/repository/index", Endpoint::Kserve(Route::Unknown)),
+            ("/v2/repository/index/", Endpoint::Kserve(Route::Unknown)),
+            ("/wfpredict/w", Endpoint::Workflow("w".into())),
+            ("/predictions", Endpoint::NotFound),
+            ("/models/m/invokes", Endpoint::NotFound),
+            ("/models", Endpoint::NotFound),
+            ("/v1/models/m", Endpoint::NotFound),
+            ("/metrics", Endpoint::NotFound),
+            ("/", Endpoint::WrongMethod),
+            ("/api-description", Endpoint::ApiDescription),
         ] {
-            assert_eq!(way(INFERENCE, &Method::GET, path), expected, "{path}");
+            assert_eq!(endpoint(INFERENCE, &Method::GET, path), expected, "{path}");
         }
-        assert_eq!(way(INFERENCE, &Method::OPTIONS, "/"), Way::ApiDescription);
+        assert_eq!(endpoint(INFERENCE, &Method::OPTIONS, "/"), Endpoint::ApiDescription);
     }
 
     #[test]
     fn models_are_managed() {
         let m = || "m".to_owned();
         for (method, path, expected) in [
-            (Method::GET, "/models", Way::List),
-            (Method::POST, "/models", Way::Register),
-            (Method::DELETE, "/models", Way::WrongMethod),
-            (Method::GET, "/models/m", Way::Describe(m(), String::new())),
-            (Method::GET, "/models/m/all", Way::Describe(m(), "all".into())),
-            (Method::GET, "/models/m/1/set-default", Way::Describe(m(), "1".into())),
-            (Method::PUT, "/models/m/1/set-default", Way::SetDefault(m(), "1".into())),
-            (Method::PUT, "/models/m/1", Way::Scale(m(), "1".into())),
-            (Method::DELETE, "/models/m", Way::Unregister(m(), String::new())),
-            (Method::OPTIONS, "/models/m", Way::ManagementApi(m(), String::new())),
-            (Method::PATCH, "/models/m", Way::WrongMethod),
-            (Method::GET, "/models/m/1/x", Way::NotFound),
-            (Method::GET, "/v1/models/m", Way::V1Ready(m())),
-            (Method::POST, "/v1/models/m", Way::WrongMethod),
-            (Method::GET, "/token", Way::Token),
-            (Method::GET, "/workflows", Way::Workflows),
-            (Method::GET, "/ping", Way::NotFound),
-            (Method::POST, "/", Way::WrongMethod),
+            (Method::GET, "/models", Endpoint::List),
+            (Method::POST, "/models", Endpoint::Register),
+            (Method::DELETE, "/models", Endpoint::WrongMethod),
+            (Method::GET, "/models/m", Endpoint::Describe(m(), String::new())),
+            (Method::GET, "/models/m/all", Endpoint::Describe(m(), "all".into())),
+            (Method::GET, "/models/m/1/set-default", Endpoint::Describe(m(), "1".into())),
+            (Method::PUT, "/models/m/1/set-default", Endpoint::SetDefault(m(), "1".into())),
+            (Method::PUT, "/models/m/1", Endpoint::Scale(m(), "1".into())),
+            (Method::DELETE, "/models/m", Endpoint::Unregister(m(), String::new())),
+            (Method::OPTIONS, "/models/m", Endpoint::ManagementApi(m(), String::new())),
+            (Method::PATCH, "/models/m", Endpoint::WrongMethod),
+            (Method::GET, "/models/m/1/x", Endpoint::NotFound),
+            (Method::GET, "/v1/models/m", Endpoint::V1Ready(m())),
+            (Method::POST, "/v1/models/m", Endpoint::WrongMethod),
+            (Method::GET, "/token", Endpoint::Token),
+            (Method::GET, "/workflows", Endpoint::Workflows),
+            (Method::GET, "/ping", Endpoint::NotFound),
+            (Method::POST, "/", Endpoint::WrongMethod),
         ] {
-            assert_eq!(way(MANAGEMENT, &method, path), expected, "{method} {path}");
+            assert_eq!(endpoint(MANAGEMENT, &method, path), expected, "{method} {path}");
         }
     }
 
     #[test]
     fn one_listener_may_be_several() {
-        let both = Doors { inference: true, management: true, metrics: false };
-        assert_eq!(way(both, &Method::GET, "/models"), Way::List);
-        assert_eq!(way(both, &Method::POST, "/models/m/invoke"), predict("m", "", (None, None, true)));
-        assert_eq!(way(both, &Method::GET, "/v1/models/m"), Way::V1Ready("m".into()));
-        assert_eq!(way(METRICS, &Method::POST, "/metrics/x"), Way::Metrics);
-        assert_eq!(way(METRICS, &Method::GET, "/ping"), Way::NotFound);
+        let both = Apis { inference: true, management: true, metrics: false };
+        assert_eq!(endpoint(both, &Method::GET, "/models"), Endpoint::List);
+        assert_eq!(endpoint(both, &Method::POST, "/models/m/invoke"), predict("m", "", (None, None, true)));
+        assert_eq!(endpoint(both, &Method::GET, "/v1/models/m"), Endpoint::V1Ready("m".into()));
+        assert_eq!(endpoint(METRICS, &Method::POST, "/metrics/x"), Endpoint::Metrics);
+        assert_eq!(endpoint(METRICS, &Method::GET, "/ping"), Endpoint::NotFound);
     }
 
     #[test]
     fn what_needs_which_token() {
-        let purpose = |doors: Doors, method: Method, path: &str| way(doors, &method, path).purpose(doors);
+        let purpose = |apis: Apis, method: Method, path: &str| endpoint(apis, &method, path).purpose(apis);
         assert_eq!(purpose(INFERENCE, Method::GET, "/ping"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::GET, "/nowhere"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::OPTIONS, "/"), None);

@@ -1,5 +1,5 @@
-//! What travels beside the body between the endpoints and the worker: headers and parts to the handler; status, content type
-//! and headers from it. Both are JSON, in one parameter.
+//! Translates between requests of TorchServe's endpoints and calls of a handler. Headers and parts of a request travel to the
+//! worker in one JSON parameter beside the body, and the status, content type and headers of the answer travel back in one.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pharos::error::InferError;
@@ -13,9 +13,9 @@ use bytes::Bytes;
 
 use super::form::{self, Part};
 
-/// What a handler wants to know beside the parts.
+/// A call of a handler, without the parts of the body.
 #[derive(Clone, Debug, Default)]
-pub struct Wish {
+pub struct HandlerCall {
     /// The headers of the request, as the handler sees them.
     pub headers: Map<String, Value>,
     /// The handler is to describe itself.
@@ -52,17 +52,17 @@ fn title_case(name: &str) -> String {
 }
 
 /// A request with these parts. `None`: they are too long.
-pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], wish: Wish) -> Option<InferRequest> {
+pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
     let (data, said) = form::join(parts)?;
-    let Wish { headers, describe, explain } = wish;
-    let beside = json!({ "headers": headers, "parts": said, "describe": describe, "explain": explain });
+    let HandlerCall { headers, describe, explain } = call;
+    let message = json!({ "headers": headers, "parts": said, "describe": describe, "explain": explain });
     let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: data.into() };
     Some(InferRequest {
         model_name: model.to_owned(),
         model_version: version.to_owned(),
         id: id.to_owned(),
         inputs: vec![InferInput { name: INPUT.to_owned(), tensor }],
-        parameters: vec![(PARAMETER.to_owned(), Parameter::String(beside.to_string()))],
+        parameters: vec![(PARAMETER.to_owned(), Parameter::String(message.to_string()))],
         ..InferRequest::default()
     })
 }
@@ -135,8 +135,8 @@ mod tests {
         all.insert("ts_request_sequence_id", HeaderValue::from_static("7"));
         all.append("x-a", HeaderValue::from_static("1"));
         all.append("x-a", HeaderValue::from_static("2"));
-        let wish = Wish { headers: headers(&all), describe: false, explain: true };
-        let request = request(("m", "1.0", "id"), &[Part::bare("a", "12"), Part::bare("b", "3")], wish).unwrap();
+        let call = HandlerCall { headers: headers(&all), describe: false, explain: true };
+        let request = request(("m", "1.0", "id"), &[Part::bare("a", "12"), Part::bare("b", "3")], call).unwrap();
         let (name, Parameter::String(text)) = &request.parameters[0] else { unreachable!() };
         let expected = json!({
             "headers": {"Content-Type": "text/plain", "ts_request_sequence_id": "7", "X-A": "2"},

@@ -23,8 +23,8 @@ use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 use tower::Service;
 
-use super::meter::Meter;
-use super::unread::{Pieces, Unread};
+use super::connection_metrics::Meter;
+use super::unread_responses::{Pieces, Unread};
 use super::{Peer, Phase};
 
 /// The longest and the shortest time between two looks; between them a fourth of the shortest patience.

@@ -1,4 +1,4 @@
-//! What is told of connections: counters for all of them, a line of the log now and then.
+//! Counters of connections, and rate-limited log lines about refused ones.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

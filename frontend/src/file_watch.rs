@@ -1,7 +1,7 @@
-//! Files that are read again when they change: certificates and tokens, which are replaced while the server runs.
+//! Reads files again when they change: certificates and tokens, which are replaced while the server runs.
 //!
-//! Files are looked at, not subscribed to: that works the same on every file system, and for files that are links into a
-//! directory which is exchanged as a whole, as Kubernetes does.
+//! Files are polled, because that works on every file system, and for links into a directory that is exchanged as a whole, as
+//! Kubernetes does.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is read from a set of files.
-pub(crate) struct Reread {
+/// A set of files and how to read them.
+pub(crate) struct WatchedFiles {
     /// What it is, for the metrics.
     pub(crate) what: Credentials,
     /// The files.
@@ -39,7 +39,7 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 
 /// Reads files again when they have changed and when `now` says so; ends with the runtime. A change counts when it has
 /// lasted from one look to the next: a certificate and its key are two files, and replaced one after the other.
-pub(crate) async fn watch(files: Reread, now: Arc<Notify>, cache: Arc<Cache>) {
+pub(crate) async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
     record::credentials_watched(&cache, files.what);
     let files = Arc::new(files);
     let mut known = look(&files).await;
@@ -58,13 +58,13 @@ pub(crate) async fn watch(files: Reread, now: Arc<Notify>, cache: Arc<Cache>) {
     }
 }
 
-/// On a thread where a slow disk holds up nobody.
-async fn look(files: &Arc<Reread>) -> Vec<Stamp> {
+/// Reads the stamps on a blocking thread: a slow disk must not delay requests.
+async fn look(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
     let files = files.clone();
     tokio::task::spawn_blocking(move || stamps(&files.paths)).await.unwrap_or_default()
 }
 
-async fn read(files: &Arc<Reread>, cache: &Cache) {
+async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let reading = files.clone();
     let result = tokio::task::spawn_blocking(move || (reading.read)()).await;
     let result = result.unwrap_or_else(|error| Err(error.to_string()));

@@ -16,7 +16,7 @@ use http_body::Frame;
 use pharos::data::{Collector, Data};
 use tonic::body::Body;
 
-use crate::slow::BoxError;
+use crate::body_timeout::BoxError;
 
 /// Messages of fewer bytes are not worth it.
 const LARGE: usize = 32 << 10;
@@ -60,7 +60,7 @@ impl Outputs {
 
 /// Marks a call whose answer may have [`Outputs`].
 #[derive(Clone, Copy)]
-pub(super) struct MayBeApart;
+pub(super) struct AllowsLargeOutputs;
 
 /// A call whose large inputs are in its extensions; it is ready when its message is here, or is seen to be none of these.
 pub(super) async fn take<B>(request: Request<B>) -> Request<Rest<B>>
@@ -69,7 +69,7 @@ where
     B::Error: Into<BoxError>,
 {
     let (mut parts, body) = request.into_parts();
-    parts.extensions.insert(MayBeApart);
+    parts.extensions.insert(AllowsLargeOutputs);
     let mut rest = Rest { front: VecDeque::new(), then: None, body };
     if let Some(message) = read(&mut rest).await
         && let Some((message, inputs)) = split(message)
@@ -213,7 +213,7 @@ where
 }
 
 /// An answer with its outputs in its body.
-pub(super) fn put_together(mut response: Response<Body>) -> Response<Body> {
+pub(super) fn reassemble(mut response: Response<Body>) -> Response<Body> {
     match response.extensions_mut().remove::<Outputs>() {
         Some(Outputs(outputs)) => {
             response.map(|body| Body::new(Whole { body, outputs: Some(outputs), more: VecDeque::new() }))
@@ -404,7 +404,7 @@ mod tests {
         let outputs = Outputs::of(raw.to_vec()).unwrap();
         let mut response = Response::new(Body::new(Frames(cut(&framed(&head, 0), &[]), None)));
         response.extensions_mut().insert(outputs);
-        let (bytes, failed) = now(all(put_together(response).into_body()));
+        let (bytes, failed) = now(all(reassemble(response).into_body()));
         assert!(!failed);
         let whole = ModelInferResponse::decode(&bytes[PREFIX..]).unwrap();
         assert_eq!(bytes, framed(&whole, 0));
@@ -417,6 +417,6 @@ mod tests {
     fn an_answer_that_failed_gets_nothing_added() {
         let mut response = Response::new(Body::empty());
         response.extensions_mut().insert(Outputs(vec![vec![1; 70_000].into()]));
-        assert_eq!(now(all(put_together(response).into_body())), (Vec::new(), false));
+        assert_eq!(now(all(reassemble(response).into_body())), (Vec::new(), false));
     }
 }

@@ -1,8 +1,8 @@
-//! How many connections there are, and may be.
+//! Counts and limits the connections of a listener.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::meter::Meter;
+use super::connection_metrics::Meter;
 
 /// Counts the connections of a listener.
 pub(super) struct Gate {

@@ -1,5 +1,5 @@
-//! A private directory of a running server: archives are unpacked in it, and the repository is in it. It goes with the
-//! server; what killed servers have left is removed by the next.
+//! The private directory of a running server, for unpacked archives and the model repository. It is removed with the server;
+//! directories of killed servers are removed by the next start.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -13,9 +13,9 @@ pub(crate) const DIRECTORY: Kind = Kind::new("torchserve");
 
 /// The directory, as long as this is held.
 #[derive(Debug)]
-pub(super) struct Workplace(Temporary);
+pub(super) struct WorkDirectory(Temporary);
 
-impl Workplace {
+impl WorkDirectory {
     /// # Errors
     /// It cannot be made.
     pub(super) fn new() -> io::Result<Self> {

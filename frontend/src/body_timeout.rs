@@ -1,4 +1,4 @@
-//! Bodies of requests, for as long as they come at a decent pace and in decent pieces.
+//! Limits on the idle time, the minimum rate and the chunk count of request bodies.
 
 use std::error::Error;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Tokens, and restricted parts of the protocol (`--http-restricted-api`): checked before anything of a request is looked at
-//! but its path and its headers.
+//! Tokens and restricted parts of the protocol (`--http-restricted-api`), checked from the path and the headers of a request
+//! before anything else of it is read.
 
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
