@@ -14,7 +14,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{CorrelationId, InferRequest, InferResponse, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
-use pharos::metrics::catalog::Difference;
+use pharos::metrics::catalog::{Difference, MetricSpec};
 use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::RELOAD_RESULTS;
 use pharos::metrics::record;
@@ -393,10 +393,10 @@ impl Engine {
         exposition::render_named(&self.0.cache, format, names)
     }
 
-    /// The same as TorchServe's metrics port shows it.
-    pub fn torchserve_metrics_text(&self, names: &Names) -> String {
+    /// The same in the text format of Prometheus' Java client; `help` gives the text behind `# HELP`.
+    pub fn java_client_metrics_text(&self, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
         self.observe();
-        exposition::torchserve::render(&self.0.cache, names)
+        exposition::java_client::render(&self.0.cache, names, help)
     }
 
     /// Brings the cache up to date before a scrape.

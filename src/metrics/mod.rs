@@ -6,11 +6,15 @@
 //!
 //! Nothing here may keep a number of its own beside the cache, block a request, or read a clock.
 
+pub mod alias;
+mod atomic;
 pub mod builtin;
 pub mod cache;
 pub mod catalog;
 mod cell;
 pub mod channel;
+pub mod counter_lines;
+mod counts;
 mod durations;
 pub mod emitter;
 pub mod exposition;
@@ -18,14 +22,17 @@ mod family;
 pub mod feed;
 pub mod intake;
 pub mod journal;
+mod kind;
 pub mod labels;
-pub mod legacy;
-pub mod named;
+pub mod reading;
+pub mod readings;
 pub mod record;
 mod responses;
 mod sample;
 pub mod series;
+mod source;
 pub mod statistics;
 pub mod statsd;
 pub mod summary;
 pub mod tslog;
+pub mod worker_lines;

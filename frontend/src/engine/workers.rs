@@ -68,8 +68,8 @@ impl Engine {
     /// A request by this name and version has come that no model can take now, although there is one of this name: it is
     /// counted where requests are counted by name.
     pub fn refused_by_name(&self, name: &str, version: &str) {
-        if let Some(named) = self.0.cache.named(name, version) {
-            record::named_requested(&self.0.cache, &named);
+        if let Some(named) = self.0.cache.alias(name, version) {
+            record::alias_requested(&self.0.cache, &named);
         }
     }
 }

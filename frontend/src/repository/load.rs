@@ -49,7 +49,7 @@ impl Unserved {
             let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
             let called = |key: &str| config.parameters.get(key);
             if let (Some(name), Some(version)) = (called("torchserve_model_name"), called("torchserve_model_version")) {
-                series.call(name, version);
+                series.set_alias(name, version);
             }
             series
         };
@@ -109,7 +109,7 @@ impl Repository {
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
-                let model = ModelVersion::new(prepared.name.as_str(), number);
+                let model = ModelVersion::new(self.sources.model_name(&prepared.name), number);
                 let began = clock::now();
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
@@ -349,7 +349,7 @@ pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
         tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server");
     }
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
-    if model.namespace().is_some() {
+    if model.name.namespace().is_some() {
         return;
     }
     for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {

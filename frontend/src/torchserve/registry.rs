@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::metrics::alias::Naming;
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, Kept};
@@ -76,7 +77,9 @@ pub struct Scale {
 impl Registry {
     /// No models yet. From now on the engine counts requests by the names that clients use.
     pub fn new(engine: Engine, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
-        engine.cache().count_by_name(settings.initial_worker_port.into());
+        let first_worker = u32::from(settings.initial_worker_port);
+        let worker = move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first_worker + number);
+        engine.cache().count_by_alias(Naming { default_version: "default", worker: Box::new(worker) });
         let changes = watch::Sender::new(0);
         let (models, turn) = (RwLock::default(), Mutex::new(()));
         Arc::new(Self { engine, settings, repository, models, turn, changes })

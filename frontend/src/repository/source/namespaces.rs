@@ -3,7 +3,7 @@
 
 use std::io;
 
-use pharos::id;
+use pharos::id::ModelName;
 
 use super::{Source, Sources, unreadable};
 
@@ -20,9 +20,19 @@ impl Sources {
 
     /// The repository that stands before a name, and what follows; `None` where there is none.
     pub(super) fn in_namespace<'a>(&self, called: &'a str) -> Option<(&dyn Source, &'a str)> {
-        let namespace = id::namespace(called).filter(|_| self.namespaces)?;
-        let source = self.all.iter().find(|source| source.name() == namespace)?;
-        Some((&**source, id::bare_name(called)))
+        let after = |source: &dyn Source| {
+            called.strip_prefix(&source.name())?.strip_prefix('/').filter(|name| !name.contains('/'))
+        };
+        let mut sources = self.all.iter().filter(|_| self.namespaces);
+        sources.find_map(|source| Some((&**source, after(&**source)?)))
+    }
+
+    /// The name that stands in this text.
+    pub(crate) fn model_name(&self, called: &str) -> ModelName {
+        match self.in_namespace(called) {
+            Some((source, name)) => ModelName::in_namespace(&source.name(), name),
+            None => ModelName::new(called),
+        }
     }
 
     /// The part of a name that a client may choose freely.
@@ -58,8 +68,9 @@ impl Sources {
             return name.to_owned();
         }
         let all = self.of_name(name).unwrap_or_default();
-        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(id::namespace(ensemble));
-        let beside = all.iter().find(|called| id::namespace(called) == first);
+        let of_ensemble = self.model_name(ensemble);
+        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(of_ensemble.namespace());
+        let beside = all.iter().find(|called| self.model_name(called).namespace() == first);
         match (beside, all.as_slice()) {
             (Some(called), _) => called.clone(),
             (None, [only]) => only.clone(),

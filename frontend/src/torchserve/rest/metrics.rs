@@ -3,6 +3,7 @@
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
+use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::Names;
 
 use super::{Asked, Shared};
@@ -15,11 +16,16 @@ pub(super) async fn metrics(shared: &Shared, asked: &Asked) -> Result<Response, 
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
     let engine = shared.engine.clone();
     // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
-    let rendered = tokio::task::spawn_blocking(move || engine.torchserve_metrics_text(&names)).await;
+    let rendered = tokio::task::spawn_blocking(move || engine.java_client_metrics_text(&names, help)).await;
     let rendered =
         rendered.map_err(|error| Refused::internal(format!("The metrics could not be rendered: {error}")))?;
     let mut response = Response::new(Body::from(rendered));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     Ok(response)
+}
+
+/// The help of every metric as TorchServe writes it.
+fn help(spec: &MetricSpec) -> String {
+    format!("Torchserve prometheus {} metric with unit: {}", spec.kind.as_str(), spec.unit)
 }
