@@ -255,8 +255,8 @@ impl ModelVersion {
     }
 }
 
-/// The name of a model in its repository: what follows the last `/`. Names have none themselves; the server puts the repository
-/// before them where models of the same name may be in several.
+/// The bare name in the text of a full name, for tables whose keys are texts: what follows the last `/`, which a bare name
+/// does not contain. A [`ModelName`] knows it without a search.
 pub fn bare_name(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, bare)| bare)
 }

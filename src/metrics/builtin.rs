@@ -261,6 +261,11 @@ impl Builtin {
         matches!(self.source(), Model(Alias, Count(Requests, _)) | Source::HttpClass(_))
     }
 
+    /// Whether the samples of this counter are pushed to the log one by one, since its value has fractions.
+    pub(super) fn logs_each_sample(self) -> bool {
+        matches!(self.source(), Model(_, Count(_, FractionalMicros)))
+    }
+
     /// Whether its samples are not logged.
     pub(super) fn is_unlogged(self) -> bool {
         self.source() == UnloggedFamily

@@ -22,13 +22,13 @@ use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
+mod batch_times;
 mod detected;
-mod known;
-mod times;
+mod initial_series;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
-pub use super::sample::{MAX_LABEL_BYTES, SampleError};
+pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
 
 /// How many series one metric may have unless [`Settings`] say otherwise: what a worker sends must not fill the
 /// frontend's memory.
@@ -98,7 +98,7 @@ impl Cache {
         };
         // Their labels are known, so they are shown from the start.
         let _ = cache.host_times();
-        cache.create_known();
+        cache.create_initial_series();
         cache
     }
 
@@ -112,7 +112,7 @@ impl Cache {
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
-        self.create_known();
+        self.create_initial_series();
         self.models().iter().for_each(|series| series.set_times(self.times(series)));
         self.by_alias.redefine(|name, version| self.alias_lines(name, version));
         self.journal.want(wanted);
@@ -326,7 +326,7 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let values = times::in_order(spec, labels);
+        let values = batch_times::in_order(spec, labels);
         if values.len() != labels.len() || values.len() != spec.dimensions.len() {
             let given = labels.iter().map(|_| "_".to_owned()).collect();
             return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
@@ -460,7 +460,7 @@ fn is_host_label(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::metrics::reading::{Histogram, Reading};
-    use crate::metrics::sample::MAX_DETECTED;
+    use crate::metrics::sample_error::MAX_DETECTED;
 
     const CUSTOM: &str = "
 ts_metrics:

@@ -10,7 +10,7 @@ mod names;
 mod node;
 mod overrides;
 mod parse;
-mod suspicions;
+mod warnings;
 mod worker_labels;
 
 use std::collections::HashMap;
@@ -283,15 +283,15 @@ impl Catalog {
         self.mode.unwrap_or(Mode::Both)
     }
 
-    /// Whether the file, or something said over it, names the mode.
+    /// Whether the file or an override names the mode.
     pub fn names_mode(&self) -> bool {
         self.mode.is_some()
     }
 
-    /// What the file may say, but hardly means: nothing at all, or a metric that nobody records and that is called almost
-    /// like one of the server's.
-    pub fn suspicions(&self) -> Vec<String> {
-        suspicions::of(self)
+    /// Valid but probably unintended definitions: an empty file, or a metric that no code records and whose name differs in
+    /// a few letters from one of the server's.
+    pub fn warnings(&self) -> Vec<String> {
+        warnings::of(self)
     }
 
     /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
@@ -473,12 +473,12 @@ model_metrics:
 
     #[test]
     fn what_is_hardly_meant_is_said() {
-        let suspicions = |text: &str| Catalog::parse(text, "m.yaml").unwrap().suspicions();
+        let warnings = |text: &str| Catalog::parse(text, "m.yaml").unwrap().warnings();
         let one =
-            |section: &str, name: &str| suspicions(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
-        let [empty] = &suspicions("mode: both\n")[..] else { panic!("one") };
+            |section: &str, name: &str| warnings(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
+        let [empty] = &warnings("mode: both\n")[..] else { panic!("one") };
         assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
-        let off = suspicions("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
+        let off = warnings("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
         assert!(off[0].contains("no metric is defined that is switched on"), "{off:?}");
         let slip = "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`";
         assert_eq!(one("ts_metrics", "Request2XX"), [slip]);
@@ -487,8 +487,8 @@ model_metrics:
             assert_eq!(one(section, name), [""; 0], "{name}");
         }
         assert_eq!(one("model_metrics", "HandlerMethodTime"), [""; 0]);
-        assert_eq!(Catalog::shipped().suspicions(), [""; 0]);
-        assert_eq!(suspicions(include_str!("testdata/torchserve.yaml")), [""; 0]);
+        assert_eq!(Catalog::shipped().warnings(), [""; 0]);
+        assert_eq!(warnings(include_str!("testdata/torchserve.yaml")), [""; 0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::atomic::add;
 use super::catalog::{Kind, MetricSpec};
 use super::reading::{self, Number, Reading};
-use super::sample::SampleError;
+use super::sample_error::SampleError;
 use super::summary::{CoarseClock, Summary};
 
 /// The value of one series. Changed without a lock, from any number of threads.

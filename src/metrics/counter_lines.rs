@@ -44,7 +44,7 @@ impl Counters {
     /// Calls `write` with each counter that has grown, and by how much. If it refuses, the growth is written the next time.
     /// Counters of requests have a line for each request, as far as `singles` such lines reach.
     ///
-    /// Counters whose values have fractions are left out: `metrics::record` pushes each of their samples.
+    /// Counters whose values have fractions are left out: `metrics::record` pushes each of their samples to the journal.
     pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
         let skip_past = self.renew(cache);
         for series in cache.models().into_iter().chain(cache.take_departed()) {
@@ -84,7 +84,8 @@ impl Counters {
         let wanted =
             families.families().iter().filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
         let wanted = wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
-        let wanted: Vec<_> = wanted.filter(|(builtin, _)| !builtin.is_family()).collect();
+        let has_cells = |builtin: Builtin| !builtin.is_family() && !builtin.logs_each_sample();
+        let wanted: Vec<_> = wanted.filter(|(builtin, _)| has_cells(*builtin)).collect();
         let old = std::mem::replace(&mut self.wanted, wanted);
         let kept = |builtin: Builtin| old.iter().any(|(other, _)| *other == builtin);
         for rows in self.models.values_mut().map(|(_, rows)| rows).chain([&mut self.server]) {

@@ -8,7 +8,7 @@ use super::catalog::{Catalog, MetricSpec, Views};
 use super::cell::Cell;
 use super::journal::{Journal, Line};
 use super::reading::Reading;
-use super::sample::SampleError;
+use super::sample_error::SampleError;
 use super::summary::CoarseClock;
 
 /// One series: a metric with label values, and its value. Keep the handle for many samples.

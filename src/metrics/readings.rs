@@ -206,3 +206,90 @@ fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
     }
     Histogram { sum, buckets, ..Histogram::default() }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::id::{ModelName, ModelVersion};
+    use crate::metrics::alias::Naming;
+    use crate::metrics::cache::Settings;
+    use crate::metrics::catalog::{Overrides, Setting};
+    use crate::metrics::record;
+
+    /// A cache whose only model has a namespace, a tag, and series of everything that a model may have.
+    fn cache() -> Cache {
+        let latencies =
+            Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
+        let cache = Cache::new(latencies.apply(Catalog::shipped()), Settings::new("h"));
+        let tags = [("team".to_owned(), "t".to_owned())];
+        let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 1);
+        let series = cache.model_loaded(&model, &tags);
+        cache.model_cached(&series);
+        cache.model_decoupled(&series);
+        record::inference_requested(&series);
+        cache
+    }
+
+    /// The label sets of every family whose numbers are in cells.
+    fn label_sets(cache: &Cache) -> Vec<(Builtin, Vec<(String, String)>)> {
+        let readings = Readings::new(cache);
+        let mut found = Vec::new();
+        for family in readings.families() {
+            let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };
+            readings.each(family, &mut |labels, _| {
+                let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+                found.push((builtin, labels.iter().map(owned).collect()));
+            });
+        }
+        found
+    }
+
+    #[test]
+    fn every_row_gives_series_with_its_labels() {
+        let found = label_sets(&cache());
+        for builtin in Builtin::ALL.iter().copied().filter(|builtin| !builtin.is_family()) {
+            let all: Vec<_> = found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels).collect();
+            // Triton has no quantiles of requests where some of them are not executed.
+            assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
+            for labels in all {
+                let more = |name: &str| name == "namespace" || name == "_team";
+                let names: Vec<&str> =
+                    labels.iter().map(|(name, _)| name.as_str()).filter(|name| !more(name)).collect();
+                let mut defined = builtin.dimensions().to_vec();
+                defined.sort_unstable();
+                let mut given = names.clone();
+                given.sort_unstable();
+                assert_eq!(given, defined, "{}", builtin.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_set_decides_how_a_namespace_is_shown() {
+        let pairs = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
+        };
+        let tagged = [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
+        let full = [("model", "/srv/models/m"), ("version", "1")];
+        let alias = [("model_name", "m"), ("model_version", "1"), ("hostname", "h"), ("namespace", "/srv/models")];
+        let cache = cache();
+        let found = label_sets(&cache);
+        for (builtin, expected) in [
+            (Builtin::RequestSuccess, &tagged[..]),
+            (Builtin::BatchSize, &tagged),
+            (Builtin::CacheHitSummary, &tagged),
+            (Builtin::InstanceRestarts, &full),
+            (Builtin::TsLatency, &alias),
+        ] {
+            let labels: Vec<_> =
+                found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels.clone()).collect();
+            assert_eq!(labels, [pairs(expected)], "{}", builtin.name());
+        }
+        cache.count_by_alias(Naming { default_version: "none", worker: Box::new(|_, _, _| String::new()) });
+        record::alias_requested(&cache, &cache.alias("x", "").unwrap());
+        let found = label_sets(&cache);
+        let labels = found.iter().find(|(of, _)| *of == Builtin::TsRequests).map(|(_, labels)| labels.clone());
+        assert_eq!(labels, Some(pairs(&[("model_name", "x"), ("model_version", "none"), ("hostname", "h")])));
+    }
+}

@@ -1,4 +1,4 @@
-//! Where the times of batches go: gauges of the host, and a model's latencies as log lines.
+//! Destinations of the times of executed batches: gauges of the host, and a model's latencies as log lines.
 
 use std::sync::Arc;
 
