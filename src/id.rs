@@ -1,8 +1,10 @@
 //! Names and numbers that identify things. No behaviour.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::error::InferError;
@@ -152,42 +154,111 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// A model name with a version number, cheap to clone. Displayed as `name/version`. With `--model-namespacing` the name has
-/// the repository before it (`repository/name`).
+/// A model's name, cheap to clone: the name that it has in its repository and, with `--model-namespacing`, the repository
+/// before it as a namespace. Displayed in full, `NAMESPACE/NAME`.
+///
+/// Two names are equal if they are displayed equally. Views show [`ModelName::full`], but for these, which show
+/// [`ModelName::bare`]: the statistics extension, traces, and the metrics whose labels `metrics::source::LabelSet` says.
+#[derive(Clone, Debug)]
+pub struct ModelName {
+    full: Arc<str>,
+    /// Where the bare name begins in the full one.
+    bare: usize,
+}
+
+impl ModelName {
+    /// A name without a namespace.
+    pub fn new(name: impl Into<Arc<str>>) -> Self {
+        Self { full: name.into(), bare: 0 }
+    }
+
+    /// A name in a namespace.
+    pub fn in_namespace(namespace: &str, name: &str) -> Self {
+        Self { full: format!("{namespace}/{name}").into(), bare: namespace.len() + 1 }
+    }
+
+    /// The namespace, where models are told apart by their repositories.
+    pub fn namespace(&self) -> Option<&str> {
+        self.full.get(..self.bare.checked_sub(1)?)
+    }
+
+    /// The name without its namespace.
+    pub fn bare(&self) -> &str {
+        self.full.get(self.bare..).unwrap_or_default()
+    }
+
+    /// The name with its namespace.
+    pub fn full(&self) -> &str {
+        &self.full
+    }
+}
+
+impl Deref for ModelName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.full
+    }
+}
+
+impl<T: Into<Arc<str>>> From<T> for ModelName {
+    fn from(name: T) -> Self {
+        Self::new(name)
+    }
+}
+
+impl PartialEq for ModelName {
+    fn eq(&self, other: &Self) -> bool {
+        self.full == other.full
+    }
+}
+
+impl Eq for ModelName {}
+
+impl PartialOrd for ModelName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ModelName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.full.cmp(&other.full)
+    }
+}
+
+impl Hash for ModelName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.full.hash(state);
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.full)
+    }
+}
+
+/// A model name with a version number, cheap to clone. Displayed as `name/version`, the name in full.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelVersion {
     /// The model's name.
-    pub name: Arc<str>,
+    pub name: ModelName,
     /// The version: the number of its directory, 1 or greater.
     pub version: u64,
 }
 
 impl ModelVersion {
-    /// Puts a name and a version together.
-    pub fn new(name: impl Into<Arc<str>>, version: u64) -> Self {
+    /// Puts a name and a version together. A text is a name without a namespace.
+    pub fn new(name: impl Into<ModelName>, version: u64) -> Self {
         Self { name: name.into(), version }
     }
-
-    /// The name without the repository that may stand before it.
-    pub fn bare_name(&self) -> &str {
-        bare_name(&self.name)
-    }
-
-    /// The repository that stands before the name, where models are told apart by their repositories.
-    pub fn namespace(&self) -> Option<&str> {
-        namespace(&self.name)
-    }
 }
 
-/// The name of a model in its repository: what follows the last `/`. Names have none themselves; the server puts the repository
-/// before them where models of the same name may be in several.
+/// The bare name in the text of a full name, for tables whose keys are texts: what follows the last `/`, which a bare name
+/// does not contain. A [`ModelName`] knows it without a search.
 pub fn bare_name(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, bare)| bare)
-}
-
-/// The repository that stands before a name.
-pub fn namespace(name: &str) -> Option<&str> {
-    name.rsplit_once('/').map(|(namespace, _)| namespace)
 }
 
 impl fmt::Display for ModelVersion {
@@ -225,11 +296,12 @@ mod tests {
 
     #[test]
     fn a_repository_may_stand_before_a_name() {
-        let model = ModelVersion::new("/srv/models/m", 2);
-        assert_eq!((model.bare_name(), model.namespace()), ("m", Some("/srv/models")));
+        let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 2);
+        assert_eq!((model.name.bare(), model.name.namespace()), ("m", Some("/srv/models")));
         assert_eq!(model.to_string(), "/srv/models/m/2");
+        assert_eq!(model, ModelVersion::new("/srv/models/m", 2), "equal if displayed equally");
         let model = ModelVersion::new("m", 2);
-        assert_eq!((model.bare_name(), model.namespace()), ("m", None));
+        assert_eq!((model.name.bare(), model.name.namespace()), ("m", None));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use command_fds::{CommandFdExt, FdMapping};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::series::ModelSeries;
-use pharos::metrics::{intake, legacy};
+use pharos::metrics::{intake, worker_lines};
 use pharos::wire::descriptors;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
@@ -159,7 +159,7 @@ fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, print
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
         while let Ok(true) = next_line(&mut reader, &mut line).await {
-            match legacy::strip(&line) {
+            match worker_lines::strip(&line) {
                 Some(body) => {
                     if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
                         complaints.tell(line.trim_ascii_end(), &refusal);
@@ -214,7 +214,7 @@ async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>)
     if !read_line(reader, line).await? {
         return Ok(false);
     }
-    if !line.ends_with(b"\n") && legacy::strip(line).is_some() {
+    if !line.ends_with(b"\n") && worker_lines::strip(line).is_some() {
         let more = intake::MAX_LINE.saturating_sub(line.len()) as u64;
         reader.take(more).read_until(b'\n', line).await?;
         let mut rest = Vec::new();

@@ -18,7 +18,8 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::journal::{Batch, Counters, MAX_WAITING};
+use pharos::metrics::counter_lines::Counters;
+use pharos::metrics::journal::{Batch, MAX_WAITING};
 use pharos::metrics::tslog::{self, File, Layout, Stamp, Text};
 use pharos::timeline::Instant;
 

@@ -1,21 +1,47 @@
-//! The metrics that the server's own code records. Code names a metric by this enum; what it is called in the views is
-//! written in `metrics.yaml` and here, and a test holds the two together.
+//! The metrics that the server's own code records. Code names a metric by this enum; its name, type and labels are written
+//! in `metrics.yaml` and here, and a test holds the two together.
+//!
+//! One row describes one metric completely: views read every series by its row and know no metric by name. Several rows may
+//! show one cell: `nv_*` in microseconds, `ts_*` in microseconds with fractions.
 
-use super::catalog::Kind;
+use super::counts::ModelCount::{
+    CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ComputeInferNs, ComputeInputNs, ComputeOutputNs, ExecutionCount,
+    InferenceCount, LoadNs, OutputMismatches, QueueNs, Requests, Restarts, SamplesDropped, SuccessCount, SuccessNs,
+};
+use super::kind::Kind;
+use super::source::LabelSet::{Alias, Full, Tagged};
+use super::source::ModelValue::{
+    self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
+    Pending, Quantiles,
+};
+use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
+use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
+use super::source::{HttpClass, Lookup, Stage};
 
-/// Where the values of a built-in metric live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Storage {
-    /// In the cells of a model or of the server's requests, which several views share; written by `metrics::record`.
-    Cells,
-    /// In series of its own, reached through the cache by name and label values.
-    Family,
+/// One metric.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    name: &'static str,
+    kind: Kind,
+    dimensions: &'static [&'static str],
+    source: Source,
 }
-use Storage::{Cells, Family};
 
-/// The rows: variant, name, type, labels in the order in which code gives their values, storage.
+const fn tagged(value: ModelValue) -> Source {
+    Model(Tagged, value)
+}
+
+const fn full(value: ModelValue) -> Source {
+    Model(Full, value)
+}
+
+const fn by_alias(value: ModelValue) -> Source {
+    Model(Alias, value)
+}
+
+/// The rows: variant, name, type, labels in the order in which code gives their values, and the cells that it shows.
 macro_rules! builtins {
-    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $storage:ident;)*) => {
+    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $source:expr;)*) => {
         /// A metric that code of the server records.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Builtin {
@@ -26,9 +52,14 @@ macro_rules! builtins {
             /// Every built-in metric.
             pub const ALL: &[Builtin] = &[$(Self::$variant),*];
 
-            fn row(self) -> (&'static str, Kind, &'static [&'static str], Storage) {
+            fn row(self) -> Row {
                 match self {
-                    $(Self::$variant => ($name, Kind::$kind, &[$($label),*], $storage),)*
+                    $(Self::$variant => Row {
+                        name: $name,
+                        kind: Kind::$kind,
+                        dimensions: &[$($label),*],
+                        source: $source,
+                    },)*
                 }
             }
         }
@@ -36,41 +67,41 @@ macro_rules! builtins {
 }
 
 builtins! {
-    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] Cells;
-    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] Cells;
-    InferenceCount = "nv_inference_count" Counter ["model", "version"] Cells;
-    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] Cells;
-    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] Cells;
-    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] Cells;
-    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] Cells;
-    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] Cells;
-    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] Cells;
-    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] Cells;
-    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] Cells;
-    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] Cells;
-    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] Cells;
-    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] Cells;
-    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] Cells;
-    RequestHistogram = "nv_inference_request_duration_histogram_us" Histogram ["model", "version"] Cells;
-    QueueHistogram = "nv_inference_queue_duration_histogram_us" Histogram ["model", "version"] Cells;
-    ComputeInputHistogram = "nv_inference_compute_input_duration_histogram_us" Histogram ["model", "version"] Cells;
-    ComputeInferHistogram = "nv_inference_compute_infer_duration_histogram_us" Histogram ["model", "version"] Cells;
-    ComputeOutputHistogram = "nv_inference_compute_output_duration_histogram_us" Histogram ["model", "version"] Cells;
-    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] Cells;
-    BatchSize = "pharos_batch_size" Histogram ["model", "version"] Cells;
-    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] Cells;
-    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] Cells;
-    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] Cells;
-    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] Cells;
-    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] Cells;
-    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] Cells;
-    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] Cells;
-    TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] Cells;
-    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
-    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] Cells;
-    Requests2xx = "Requests2XX" Counter ["Level", "Hostname"] Cells;
-    Requests4xx = "Requests4XX" Counter ["Level", "Hostname"] Cells;
-    Requests5xx = "Requests5XX" Counter ["Level", "Hostname"] Cells;
+    RequestSuccess = "nv_inference_request_success" Counter ["model", "version"] tagged(Count(SuccessCount, One));
+    RequestFailure = "nv_inference_request_failure" Counter ["model", "version", "reason"] tagged(Failures);
+    InferenceCount = "nv_inference_count" Counter ["model", "version"] tagged(Count(InferenceCount, One));
+    ExecutionCount = "nv_inference_exec_count" Counter ["model", "version"] tagged(Count(ExecutionCount, One));
+    RequestDuration = "nv_inference_request_duration_us" Counter ["model", "version"] tagged(Count(SuccessNs, Micros));
+    QueueDuration = "nv_inference_queue_duration_us" Counter ["model", "version"] tagged(Count(QueueNs, Micros));
+    ComputeInputDuration = "nv_inference_compute_input_duration_us" Counter ["model", "version"] tagged(Count(ComputeInputNs, Micros));
+    ComputeInferDuration = "nv_inference_compute_infer_duration_us" Counter ["model", "version"] tagged(Count(ComputeInferNs, Micros));
+    ComputeOutputDuration = "nv_inference_compute_output_duration_us" Counter ["model", "version"] tagged(Count(ComputeOutputNs, Micros));
+    CacheHits = "nv_cache_num_hits_per_model" Counter ["model", "version"] tagged(CacheCount(CacheHits, One));
+    CacheMisses = "nv_cache_num_misses_per_model" Counter ["model", "version"] tagged(CacheCount(CacheMisses, One));
+    CacheHitDuration = "nv_cache_hit_duration_per_model" Counter ["model", "version"] tagged(CacheCount(CacheHitNs, Micros));
+    CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] tagged(CacheCount(CacheMissNs, Micros));
+    PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] tagged(Pending);
+    ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] tagged(Count(LoadNs, Seconds));
+    RequestHistogram = "nv_inference_request_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::Request));
+    QueueHistogram = "nv_inference_queue_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::Queue));
+    ComputeInputHistogram = "nv_inference_compute_input_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInput));
+    ComputeInferHistogram = "nv_inference_compute_infer_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer));
+    ComputeOutputHistogram = "nv_inference_compute_output_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput));
+    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse);
+    BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
+    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request));
+    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue));
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInput));
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInfer));
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeOutput));
+    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Hit));
+    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Miss));
+    TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] by_alias(Count(Requests, One));
+    TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(SuccessNs, FractionalMicros));
+    TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(QueueNs, FractionalMicros));
+    Requests2xx = "Requests2XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Success);
+    Requests4xx = "Requests4XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::ClientError);
+    Requests5xx = "Requests5XX" Counter ["Level", "Hostname"] Source::HttpClass(HttpClass::Other);
     QueueTime = "QueueTime" Gauge ["Level", "Hostname"] Family;
     WorkerThreadTime = "WorkerThreadTime" Gauge ["Level", "Hostname"] Family;
     WorkerLoadTime = "WorkerLoadTime" Gauge ["WorkerName", "Level", "Hostname"] Family;
@@ -106,12 +137,12 @@ builtins! {
     ProcessFds = "process_open_fds" Gauge [] Family;
     ProcessStart = "process_start_time_seconds" Gauge [] Family;
     BuildInfo = "pharos_build_info" Gauge ["version"] Family;
-    Requests = "pharos_requests_total" Counter ["protocol", "route", "code"] Cells;
-    RequestFailures = "pharos_request_failures_total" Counter ["protocol", "route", "reason"] Cells;
-    Batches = "pharos_batches_total" Counter ["model", "version", "reason"] Cells;
+    Requests = "pharos_requests_total" Counter ["protocol", "route", "code"] Answers;
+    RequestFailures = "pharos_request_failures_total" Counter ["protocol", "route", "reason"] RequestFailures;
+    Batches = "pharos_batches_total" Counter ["model", "version", "reason"] full(Batches);
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
-    OpenStreams = "pharos_open_streams" Gauge ["protocol"] Cells;
+    OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
     ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     Connections = "pharos_connections_total" Counter ["listener"] Family;
@@ -122,10 +153,10 @@ builtins! {
     RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
     RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
     RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
-    Instances = "pharos_instances" Gauge ["model", "version", "state"] Cells;
+    Instances = "pharos_instances" Gauge ["model", "version", "state"] full(Instances);
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
-    InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] Cells;
-    OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] Cells;
+    InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
+    OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] full(Count(OutputMismatches, One));
     Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
     SequenceSlots = "pharos_sequence_slots" Gauge ["model", "version"] Family;
     SequenceSlotsUsed = "pharos_sequence_slots_used" Gauge ["model", "version"] Family;
@@ -152,13 +183,13 @@ builtins! {
     SharedMemoryTensors = "pharos_shared_memory_tensors_total" Counter ["kind", "direction"] Family;
     SharedMemoryTensorBytes = "pharos_shared_memory_tensor_bytes_total" Counter ["kind", "direction"] Family;
     Samples = "pharos_metric_samples_total" Counter ["source"] Family;
-    SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] Cells;
+    SamplesDropped = "pharos_metric_samples_dropped_total" Counter ["model", "version"] full(Count(SamplesDropped, One));
     LinesMalformed = "pharos_metric_lines_malformed_total" Counter ["source"] Family;
     SeriesOverflowed = "pharos_metric_series_overflowed_total" Counter ["metric"] Family;
     ChannelBytes = "pharos_metric_channel_bytes" Gauge ["model", "version", "instance"] Family;
-    TslogLines = "pharos_tslog_lines_total" Counter ["file"] Family;
-    TslogSkipped = "pharos_tslog_lines_skipped_total" Counter ["file"] Family;
-    TslogErrors = "pharos_tslog_write_errors_total" Counter ["file"] Family;
+    TslogLines = "pharos_tslog_lines_total" Counter ["file"] UnloggedFamily;
+    TslogSkipped = "pharos_tslog_lines_skipped_total" Counter ["file"] UnloggedFamily;
+    TslogErrors = "pharos_tslog_write_errors_total" Counter ["file"] UnloggedFamily;
     LogLinesLost = "pharos_log_lines_lost_total" Counter ["file"] Family;
     Reloads = "pharos_metrics_reloads_total" Counter ["result"] Family;
 }
@@ -174,65 +205,70 @@ const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0
 impl Builtin {
     /// The metric's name in `metrics.yaml` and in the views.
     pub fn name(self) -> &'static str {
-        self.row().0
+        self.row().name
     }
 
     /// Its type.
     pub fn kind(self) -> Kind {
-        self.row().1
+        self.row().kind
     }
 
     /// The labels its series carry, in any order (models' `metric_tags` come on top for Triton's names).
     pub fn dimensions(self) -> &'static [&'static str] {
-        self.row().2
+        self.row().dimensions
+    }
+
+    /// The cells that it shows.
+    pub(super) fn source(self) -> Source {
+        self.row().source
+    }
+
+    /// The metric that shows these cells.
+    pub(super) fn showing(source: Source) -> Option<Self> {
+        Self::ALL.iter().copied().find(|builtin| builtin.source() == source)
     }
 
     /// Whether its series are reached through the cache by label values, rather than written by `metrics::record`.
     pub fn is_family(self) -> bool {
-        self.row().3 == Family
+        matches!(self.source(), Family | UnloggedFamily)
     }
 
     /// Upper bounds of a histogram whose definition names none.
     pub fn buckets(self) -> &'static [f64] {
-        match self {
-            Self::FirstResponseHistogram => FIRST_RESPONSE,
-            Self::BatchSize => BATCH_SIZES,
+        match self.source() {
+            Model(_, FirstResponse) => FIRST_RESPONSE,
+            Model(_, BatchSizes) => BATCH_SIZES,
             _ => MICROSECONDS,
         }
     }
 
     /// Whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.
     pub fn is_latency(self) -> bool {
-        let durations = [
-            Self::RequestDuration,
-            Self::QueueDuration,
-            Self::ComputeInputDuration,
-            Self::ComputeInferDuration,
-            Self::ComputeOutputDuration,
-            Self::CacheHitDuration,
-            Self::CacheMissDuration,
-        ];
-        match self.kind() {
-            Kind::Counter => durations.contains(&self),
-            Kind::Gauge => false,
-            Kind::Histogram => !matches!(self, Self::BatchSize | Self::EnsembleStep | Self::EnsembleOverhead),
-            Kind::Summary => true,
+        match self.source() {
+            Model(_, Count(_, scale) | CacheCount(_, scale)) => scale == Micros,
+            Model(_, Durations(_) | FirstResponse | Quantiles(_) | CacheQuantiles(_)) => true,
+            _ => false,
         }
     }
 
-    /// Whether TorchServe's legacy mode shows it in a scrape.
-    pub fn is_legacy_scrape(self) -> bool {
-        matches!(self, Self::TsRequests | Self::TsLatency | Self::TsQueueLatency)
+    /// Whether it counts requests by the names that clients use: what the mode `legacy` shows in a scrape.
+    pub(super) fn is_by_alias(self) -> bool {
+        matches!(self.source(), Model(Alias, _))
     }
 
-    /// Whether TorchServe logs a line for each request that it counts.
-    pub(super) fn counts_requests(self) -> bool {
-        matches!(self, Self::TsRequests | Self::Requests2xx | Self::Requests4xx | Self::Requests5xx)
+    /// Whether each request that it counts has a log line, as far as there is room for them.
+    pub(super) fn logs_each_request(self) -> bool {
+        matches!(self.source(), Model(Alias, Count(Requests, _)) | Source::HttpClass(_))
     }
 
-    /// Whether it tells how the metric logs are written.
-    pub(super) fn is_about_logs(self) -> bool {
-        matches!(self, Self::TslogLines | Self::TslogSkipped | Self::TslogErrors)
+    /// Whether the samples of this counter are pushed to the log one by one, since its value has fractions.
+    pub(super) fn logs_each_sample(self) -> bool {
+        matches!(self.source(), Model(_, Count(_, FractionalMicros)))
+    }
+
+    /// Whether its samples are not logged.
+    pub(super) fn is_unlogged(self) -> bool {
+        self.source() == UnloggedFamily
     }
 
     /// The built-in metric of this name.

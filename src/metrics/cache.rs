@@ -10,35 +10,31 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use super::alias::{AliasCounts, ByAlias, Naming};
 use super::builtin::Builtin;
 use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
-use super::named::{ByName, Named};
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use crate::id::ModelVersion;
 
+mod batch_times;
 mod detected;
-mod known;
-mod times;
+mod initial_series;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
-pub use super::sample::SampleError;
+pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
 
 /// How many series one metric may have unless [`Settings`] say otherwise: what a worker sends must not fill the
 /// frontend's memory.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
 /// How many for a summary, which needs more memory for each.
 const MAX_SERIES_PER_SUMMARY: usize = 1_000;
-/// How long a label value may be, in bytes, for the same reason.
-pub const MAX_LABEL_BYTES: usize = 256;
-/// How many metrics may be detected, or described by models, for the same reason.
-pub(super) const MAX_DETECTED: usize = 1_000;
 /// The label value of the series that takes what is beyond a metric's bound.
 pub const OTHER: &str = "other";
 
@@ -75,11 +71,13 @@ pub struct Cache {
     generation: AtomicU64,
     /// Written by loads and unloads only.
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
-    /// TorchServe's counters by the names in URLs.
-    by_name: ByName,
+    /// Counts by the names that clients use.
+    by_alias: ByAlias,
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
+    /// Models that were unloaded since the writer of the metric logs came: their counters are read once more.
+    departed: Mutex<Vec<Arc<ModelSeries>>>,
 }
 
 impl Cache {
@@ -94,12 +92,13 @@ impl Cache {
             generation: AtomicU64::new(0),
             models: RwLock::default(),
             requests: RequestSeries::new(),
-            by_name: ByName::default(),
+            by_alias: ByAlias::default(),
             clock: Arc::default(),
+            departed: Mutex::default(),
         };
         // Their labels are known, so they are shown from the start.
         let _ = cache.host_times();
-        cache.create_known();
+        cache.create_initial_series();
         cache
     }
 
@@ -113,9 +112,9 @@ impl Cache {
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
-        self.create_known();
+        self.create_initial_series();
         self.models().iter().for_each(|series| series.set_times(self.times(series)));
-        self.by_name.redefine(|name, version| self.named_lines(name, version));
+        self.by_alias.redefine(|name, version| self.alias_lines(name, version));
         self.journal.want(wanted);
         difference
     }
@@ -198,7 +197,7 @@ impl Cache {
         let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
         if let Some(replaced) = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series)) {
             series.follow(&replaced);
-            self.journal.departed(&replaced);
+            self.depart(&replaced);
         }
         // The definition may have been read again since they were made.
         series.define(&self.registry(), &self.clock);
@@ -224,7 +223,7 @@ impl Cache {
             let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
             if models.get(series.model()).is_some_and(|current| Arc::ptr_eq(current, series)) {
                 models.remove(series.model());
-                self.journal.departed(series);
+                self.depart(series);
             }
         }
         let registry = self.registry();
@@ -235,31 +234,36 @@ impl Cache {
         }
     }
 
-    /// Counts requests by the names and versions of URLs from now on, as TorchServe does. To be said before models are
-    /// loaded.
-    /// Workers are numbered from `first_worker` on.
-    pub fn count_by_name(&self, first_worker: u32) {
-        self.by_name.switch_on(first_worker);
+    /// A model's series are not shown any more; what its counters have grown by is written all the same.
+    fn depart(&self, series: &Arc<ModelSeries>) {
+        if self.journal.wanted() {
+            self.departed.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
+            self.journal.touch();
+        }
     }
 
-    pub(super) fn counts_by_name(&self) -> bool {
-        self.by_name.is_on()
+    pub(super) fn take_departed(&self) -> Vec<Arc<ModelSeries>> {
+        std::mem::take(&mut *self.departed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn first_worker(&self) -> u32 {
-        self.by_name.first_worker()
+    /// Counts requests by the names and versions that clients use from now on. To be called before models are loaded.
+    pub fn count_by_alias(&self, naming: Naming) {
+        self.by_alias.switch_on(naming);
     }
 
-    /// The counters of requests by this name and version (empty: none), made if they are new; `None` unless requests are
-    /// counted this way. Whoever asks has found the model: what clients make up must not become a series.
-    pub fn named(&self, name: &str, version: &str) -> Option<Arc<Named>> {
-        let lines = |name: &str, version: &str| self.named_lines(name, version);
-        self.by_name.is_on().then(|| self.by_name.of(name, version, lines))
+    pub(super) fn naming(&self) -> Option<&Naming> {
+        self.by_alias.naming()
+    }
+
+    /// The counts of requests by this name and version (empty: none), made if they are new; `None` unless requests are
+    /// counted this way. The caller has found the model: what clients make up must not become a series.
+    pub fn alias(&self, name: &str, version: &str) -> Option<Arc<AliasCounts>> {
+        self.by_alias.of(name, version, |name, version| self.alias_lines(name, version))
     }
 
     /// Those that there are; `None` unless requests are counted this way.
-    pub(super) fn all_named(&self) -> Option<Vec<Arc<Named>>> {
-        self.by_name.is_on().then(|| self.by_name.all())
+    pub(super) fn aliases(&self) -> Option<Vec<Arc<AliasCounts>>> {
+        self.naming().map(|_| self.by_alias.all())
     }
 
     /// The series of a loaded model version.
@@ -322,7 +326,7 @@ impl Cache {
         if spec.kind != kind {
             return Err(SampleError::WrongKind { metric: name.to_owned(), expected: spec.kind, given: kind });
         }
-        let values = times::in_order(spec, labels);
+        let values = batch_times::in_order(spec, labels);
         if values.len() != labels.len() || values.len() != spec.dimensions.len() {
             let given = labels.iter().map(|_| "_".to_owned()).collect();
             return Err(SampleError::WrongLabels { metric: name.to_owned(), expected: spec.dimensions.clone(), given });
@@ -455,6 +459,8 @@ fn is_host_label(name: &str) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::metrics::reading::{Histogram, Reading};
+    use crate::metrics::sample_error::MAX_DETECTED;
 
     const CUSTOM: &str = "
 ts_metrics:
@@ -500,7 +506,8 @@ model_metrics:
         let size = cache.histogram("Size", &[]).unwrap();
         [0.5, 1.0, 1.1, 11.0].into_iter().for_each(|value| size.add_or_update(value).unwrap());
         let buckets = vec![(1.0, 2), (10.0, 1), (f64::INFINITY, 1)];
-        assert_eq!(size.cell.read(), super::super::cell::Reading::Histogram(13.6, buckets));
+        let expected = Histogram { sum: 13.6, buckets, ..Histogram::default() };
+        assert_eq!(size.cell.read(), Reading::Histogram(expected));
     }
 
     #[test]

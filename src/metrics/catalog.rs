@@ -10,7 +10,7 @@ mod names;
 mod node;
 mod overrides;
 mod parse;
-mod suspicions;
+mod warnings;
 mod worker_labels;
 
 use std::collections::HashMap;
@@ -20,6 +20,7 @@ use super::builtin::Builtin;
 use super::emitter::default_buckets;
 use names::Names;
 
+pub use super::kind::Kind;
 pub use difference::Difference;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
@@ -101,31 +102,6 @@ pub enum Section {
     Frontend,
     /// `model_metrics`: models, in the workers.
     Model,
-}
-
-/// The type of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Only grows; a sample is an increment.
-    Counter,
-    /// Goes up and down; a sample is the new value.
-    Gauge,
-    /// A distribution by buckets; a sample is an observation.
-    Histogram,
-    /// A distribution by quantiles; a sample is an observation.
-    Summary,
-}
-
-impl Kind {
-    /// The type's name in `metrics.yaml` and in `# TYPE` lines.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-            Self::Summary => "summary",
-        }
-    }
 }
 
 /// A metric's place in the catalog that defines it.
@@ -217,6 +193,8 @@ pub struct Catalog {
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
     by_name: HashMap<String, MetricId>,
+    /// The place in the file of every metric that it defines.
+    places: HashMap<String, usize>,
     /// Of all metrics, those that are switched off included.
     names: Names,
 }
@@ -231,18 +209,23 @@ impl Catalog {
     /// The first thing that is wrong, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
-        Ok(Self::new(parsed.mode, parsed.specs, parsed.disabled))
+        Ok(Self::new(parsed.mode, (parsed.specs, parsed.disabled), parsed.places))
     }
 
-    fn new(mode: Option<Mode>, specs: Vec<MetricSpec>, disabled: Vec<MetricSpec>) -> Self {
+    fn new(
+        mode: Option<Mode>,
+        (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
+        places: HashMap<String, usize>,
+    ) -> Self {
         let ids = (0..).map(MetricId);
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
         let mut names = Names::default();
         specs.iter().chain(&disabled).for_each(|spec| names.insert(&spec.name, spec.kind));
-        Self { mode, specs, disabled, by_name, names }
+        Self { mode, specs, disabled, by_name, places, names }
     }
 
-    /// The same catalog with the metric `name` switched on or off, whatever the file says. Unknown names change nothing.
+    /// The same catalog with the metric `name` switched on or off, whatever the file says; it keeps its place in the file's
+    /// order. Unknown names change nothing.
     #[must_use]
     pub fn with_enabled(mut self, name: &str, enabled: bool) -> Self {
         let (from, to) = match enabled {
@@ -250,9 +233,11 @@ impl Catalog {
             false => (&mut self.specs, &mut self.disabled),
         };
         if let Some(at) = from.iter().position(|spec| spec.name == name) {
-            to.push(from.remove(at));
+            let spec = from.remove(at);
+            let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
+            to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new(self.mode, self.specs, self.disabled)
+        Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
     /// The same catalog in another mode.
@@ -277,7 +262,7 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new(self.mode, self.specs, self.disabled)
+        Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
     /// The same catalog with one metric defined otherwise: the one of its name.
@@ -285,7 +270,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
             *changed = spec;
         }
-        Self::new(self.mode, self.specs, self.disabled)
+        Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
     /// The catalog of the shipped file.
@@ -298,15 +283,15 @@ impl Catalog {
         self.mode.unwrap_or(Mode::Both)
     }
 
-    /// Whether the file, or something said over it, names the mode.
+    /// Whether the file or an override names the mode.
     pub fn names_mode(&self) -> bool {
         self.mode.is_some()
     }
 
-    /// What the file may say, but hardly means: nothing at all, or a metric that nobody records and that is called almost
-    /// like one of the server's.
-    pub fn suspicions(&self) -> Vec<String> {
-        suspicions::of(self)
+    /// Valid but probably unintended definitions: an empty file, or a metric that no code records and whose name differs in
+    /// a few letters from one of the server's.
+    pub fn warnings(&self) -> Vec<String> {
+        warnings::of(self)
     }
 
     /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
@@ -317,7 +302,7 @@ impl Catalog {
             Mode::Prometheus => Views { tslog: false, prometheus },
             Mode::Both => Views { tslog, prometheus },
             Mode::Legacy => {
-                let scraped = spec.builtin.is_some_and(Builtin::is_legacy_scrape);
+                let scraped = spec.builtin.is_some_and(Builtin::is_by_alias);
                 Views { tslog: tslog && !scraped, prometheus: prometheus && scraped }
             }
         }
@@ -402,6 +387,15 @@ mod tests {
     }
 
     #[test]
+    fn a_metric_that_is_switched_on_keeps_its_place() {
+        let text = "ts_metrics:\n  gauge:\n    - {name: A, unit: m}\n    - {name: B, unit: m, enabled: false}\n    - {name: C, unit: m}\n";
+        let names = |catalog: &Catalog| catalog.iter().map(|(_, spec)| spec.name.clone()).collect::<String>();
+        let catalog = Catalog::parse(text, "m.yaml").unwrap().with_enabled("B", true);
+        assert_eq!(names(&catalog), "ABC");
+        assert_eq!(names(&catalog.with_enabled("A", false).with_enabled("A", true)), "ABC");
+    }
+
+    #[test]
     fn the_designed_form_is_read() {
         let text = r#"
 mode: tslog
@@ -479,12 +473,12 @@ model_metrics:
 
     #[test]
     fn what_is_hardly_meant_is_said() {
-        let suspicions = |text: &str| Catalog::parse(text, "m.yaml").unwrap().suspicions();
+        let warnings = |text: &str| Catalog::parse(text, "m.yaml").unwrap().warnings();
         let one =
-            |section: &str, name: &str| suspicions(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
-        let [empty] = &suspicions("mode: both\n")[..] else { panic!("one") };
+            |section: &str, name: &str| warnings(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
+        let [empty] = &warnings("mode: both\n")[..] else { panic!("one") };
         assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
-        let off = suspicions("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
+        let off = warnings("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
         assert!(off[0].contains("no metric is defined that is switched on"), "{off:?}");
         let slip = "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`";
         assert_eq!(one("ts_metrics", "Request2XX"), [slip]);
@@ -493,8 +487,8 @@ model_metrics:
             assert_eq!(one(section, name), [""; 0], "{name}");
         }
         assert_eq!(one("model_metrics", "HandlerMethodTime"), [""; 0]);
-        assert_eq!(Catalog::shipped().suspicions(), [""; 0]);
-        assert_eq!(suspicions(include_str!("testdata/torchserve.yaml")), [""; 0]);
+        assert_eq!(Catalog::shipped().warnings(), [""; 0]);
+        assert_eq!(warnings(include_str!("testdata/torchserve.yaml")), [""; 0]);
     }
 
     #[test]

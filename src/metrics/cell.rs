@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::cache::SampleError;
+use super::atomic::add;
 use super::catalog::{Kind, MetricSpec};
+use super::reading::{self, Number, Reading};
+use super::sample_error::SampleError;
 use super::summary::{CoarseClock, Summary};
 
 /// The value of one series. Changed without a lock, from any number of threads.
@@ -42,16 +44,6 @@ impl Histogram {
             add(&self.sum, value * f64::from(times));
         }
     }
-}
-
-/// What a [`Cell`] holds at one moment.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Reading {
-    Number(f64),
-    /// Sum, and each bucket's upper bound and own count; the last bound is infinite.
-    Histogram(f64, Vec<(f64, u64)>),
-    /// Sum, count, and the value of each quantile (NaN while there is none).
-    Summary(f64, u64, Vec<(f64, f64)>),
 }
 
 impl Cell {
@@ -110,25 +102,19 @@ impl Cell {
     pub(super) fn read(&self) -> Reading {
         match &self.value {
             CellValue::Counter(bits) | CellValue::Gauge(bits) => {
-                Reading::Number(f64::from_bits(bits.load(Ordering::Relaxed)))
+                Reading::Number(Number::Float(f64::from_bits(bits.load(Ordering::Relaxed))))
             }
             CellValue::Histogram(histogram) => {
                 let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
                 let counts = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
                 let sum = f64::from_bits(histogram.sum.load(Ordering::Relaxed));
-                Reading::Histogram(sum, bounds.zip(counts).collect())
+                Reading::Histogram(reading::Histogram {
+                    sum,
+                    buckets: bounds.zip(counts).collect(),
+                    ..Default::default()
+                })
             }
-            CellValue::Summary(summary) => {
-                let (sum, count, quantiles) = summary.read();
-                Reading::Summary(sum, count, quantiles)
-            }
+            CellValue::Summary(summary) => Reading::Summary(summary.read()),
         }
     }
-}
-
-/// Adds to the f64 whose bits these are.
-pub(super) fn add(bits: &AtomicU64, amount: f64) {
-    let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
-    // The closure never gives `None`, so this cannot fail.
-    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
 }

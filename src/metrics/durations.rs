@@ -1,84 +1,28 @@
 //! Where the time of a model's requests goes, as distributions.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::atomic::Count;
 use super::builtin::Builtin;
+use super::catalog::MetricSpec;
 use super::family::Registry;
-use super::series::{Count, ModelSeries};
+use super::reading::{Exemplar, Histogram};
+use super::source::{LabelSet, Lookup, ModelValue, Source, Stage};
 use super::summary::{CoarseClock, Summary};
 use crate::id::TraceId;
 use crate::timeline::Timeline;
 
-/// A part of a request's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Request,
-    Queue,
-    ComputeInput,
-    ComputeInfer,
-    ComputeOutput,
-}
-
-impl Stage {
-    pub(super) const ALL: [Stage; 5] =
-        [Self::Request, Self::Queue, Self::ComputeInput, Self::ComputeInfer, Self::ComputeOutput];
-
-    /// Those of a request that is answered without being executed.
-    const OF_HITS: [Stage; 2] = [Self::Request, Self::Queue];
-
-    pub(super) fn histogram(self) -> Builtin {
-        match self {
-            Self::Request => Builtin::RequestHistogram,
-            Self::Queue => Builtin::QueueHistogram,
-            Self::ComputeInput => Builtin::ComputeInputHistogram,
-            Self::ComputeInfer => Builtin::ComputeInferHistogram,
-            Self::ComputeOutput => Builtin::ComputeOutputHistogram,
-        }
+/// The nanoseconds of one request in a part of its time.
+fn part(stage: Stage, timeline: &Timeline) -> u64 {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    match stage {
+        Stage::Request => timeline.request_ns(),
+        Stage::Queue => timeline.queue_ns(),
+        Stage::ComputeInput => input,
+        Stage::ComputeInfer => infer,
+        Stage::ComputeOutput => output,
     }
-
-    pub(super) fn summary(self) -> Builtin {
-        match self {
-            Self::Request => Builtin::RequestSummary,
-            Self::Queue => Builtin::QueueSummary,
-            Self::ComputeInput => Builtin::ComputeInputSummary,
-            Self::ComputeInfer => Builtin::ComputeInferSummary,
-            Self::ComputeOutput => Builtin::ComputeOutputSummary,
-        }
-    }
-
-    /// The nanoseconds of all successful requests in this part.
-    pub(super) fn sum_ns(self, series: &ModelSeries) -> u64 {
-        match self {
-            Self::Request => series.success_ns.get(),
-            Self::Queue => series.queue_ns.get(),
-            Self::ComputeInput => series.compute_input_ns.get(),
-            Self::ComputeInfer => series.compute_infer_ns.get(),
-            Self::ComputeOutput => series.compute_output_ns.get(),
-        }
-    }
-
-    /// The part's nanoseconds of one request.
-    fn of(self, timeline: &Timeline) -> u64 {
-        let (input, infer, output) = timeline.compute.durations_ns();
-        match self {
-            Self::Request => timeline.request_ns(),
-            Self::Queue => timeline.queue_ns(),
-            Self::ComputeInput => input,
-            Self::ComputeInfer => infer,
-            Self::ComputeOutput => output,
-        }
-    }
-}
-
-/// An observation that can be found again.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Exemplar {
-    pub(super) trace: TraceId,
-    /// Microseconds.
-    pub(super) value: f64,
-    /// Milliseconds since 1970.
-    pub(super) at_ms: u64,
 }
 
 /// A histogram of durations, without a sum: that is kept with the model's other cells.
@@ -115,19 +59,20 @@ impl Buckets {
         }
     }
 
-    /// Each bucket's upper bound and own count; the last bound is infinite.
-    pub(super) fn read(&self) -> Vec<(f64, u64)> {
+    /// What it shows; the sum is kept elsewhere. Exemplars, which need a lock, only if they are wanted.
+    pub(super) fn read(&self, sum: f64, with_exemplars: bool) -> Histogram {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
-        bounds.zip(self.counts.iter().map(Count::get)).collect()
+        let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
+        let exemplars = if with_exemplars { self.exemplars().clone() } else { BTreeMap::new() };
+        Histogram { sum, buckets, exemplars }
     }
 
     pub(super) fn has_exemplars(&self) -> bool {
-        !self.exemplars.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.exemplars().is_empty()
     }
 
-    /// By position of the bucket.
-    pub(super) fn exemplars(&self) -> BTreeMap<usize, Exemplar> {
-        self.exemplars.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {
+        self.exemplars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -147,15 +92,13 @@ pub(super) struct Durations {
 impl Durations {
     /// Makes what is defined and not there yet. `buckets` are the model's own, by the metric's name.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
-        let spec = |builtin: Builtin| registry.family(builtin.name()).map(|family| family.spec.clone());
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
-            if let Some(spec) = spec(stage.histogram()) {
-                let own = buckets.iter().find(|(name, _)| *name == spec.name).map(|(_, bounds)| bounds);
-                slot.get_or_init(|| Buckets::new(own.unwrap_or(&spec.buckets), 1e3));
+            if let Some(spec) = definition(registry, ModelValue::Durations(stage)) {
+                slot.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e3));
             }
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
-            if let Some(spec) = spec(stage.summary()) {
+            if let Some(spec) = definition(registry, ModelValue::Quantiles(stage)) {
                 slot.get_or_init(|| Summary::new(&spec.quantiles, clock));
             }
         }
@@ -163,19 +106,17 @@ impl Durations {
 
     /// The same for those of the response cache.
     pub(super) fn define_cache(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
-        let slots = [(Builtin::CacheHitSummary, &self.cache_hits), (Builtin::CacheMissSummary, &self.cache_misses)];
-        for (builtin, slot) in slots {
-            if let Some(family) = registry.family(builtin.name()) {
-                slot.get_or_init(|| Summary::new(&family.spec.quantiles, clock));
+        for (lookup, slot) in [(Lookup::Hit, &self.cache_hits), (Lookup::Miss, &self.cache_misses)] {
+            if let Some(spec) = definition(registry, ModelValue::CacheQuantiles(lookup)) {
+                slot.get_or_init(|| Summary::new(&spec.quantiles, clock));
             }
         }
     }
 
     /// The same for the time to the first response.
     pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
-        if let Some(family) = registry.family(Builtin::FirstResponseHistogram.name()) {
-            let own = buckets.iter().find(|(name, _)| *name == family.spec.name).map(|(_, bounds)| bounds);
-            self.first_response.get_or_init(|| Buckets::new(own.unwrap_or(&family.spec.buckets), 1e6));
+        if let Some(spec) = definition(registry, ModelValue::FirstResponse) {
+            self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e6));
         }
     }
 
@@ -213,11 +154,11 @@ impl Durations {
     fn observe_stages(&self, stages: &[Stage], timeline: &Timeline) {
         for stage in stages {
             if let Some(histogram) = self.histogram(*stage) {
-                histogram.observe(stage.of(timeline));
+                histogram.observe(part(*stage, timeline));
             }
             if let Some(summary) = self.summary(*stage) {
                 summary.clock().tell(timeline.request_end);
-                summary.observe(stage.of(timeline) as f64 / 1000.0);
+                summary.observe(part(*stage, timeline) as f64 / 1000.0);
             }
         }
     }
@@ -227,9 +168,9 @@ impl Durations {
         let executed = timeline.compute.start < timeline.compute.end;
         for stage in if executed { &Stage::ALL[..] } else { &Stage::OF_HITS } {
             let Some(histogram) = self.histogram(*stage) else { continue };
-            let ns = stage.of(timeline);
+            let ns = part(*stage, timeline);
             let exemplar = Exemplar { trace, value: ns as f64 / 1000.0, at_ms };
-            histogram.exemplars.lock().unwrap_or_else(PoisonError::into_inner).insert(histogram.at(ns), exemplar);
+            histogram.exemplars().insert(histogram.at(ns), exemplar);
         }
     }
 
@@ -237,16 +178,25 @@ impl Durations {
         self.histograms.get(stage as usize)?.get()
     }
 
-    /// The summary of this name, if it is one of the response cache's.
-    pub(super) fn cache_summary(&self, builtin: Builtin) -> Option<&Summary> {
-        match builtin {
-            Builtin::CacheHitSummary => self.cache_hits.get(),
-            Builtin::CacheMissSummary => self.cache_misses.get(),
-            _ => None,
+    pub(super) fn cache_summary(&self, lookup: Lookup) -> Option<&Summary> {
+        match lookup {
+            Lookup::Hit => self.cache_hits.get(),
+            Lookup::Miss => self.cache_misses.get(),
         }
     }
 
     pub(super) fn summary(&self, stage: Stage) -> Option<&Summary> {
         self.summaries.get(stage as usize)?.get()
     }
+}
+
+/// The definition of the metric that shows this of models.
+fn definition(registry: &Registry, value: ModelValue) -> Option<Arc<MetricSpec>> {
+    let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
+    registry.family(builtin.name()).map(|family| Arc::clone(&family.spec))
+}
+
+/// The buckets of a histogram: the model's own, if it has some, else those of the definition.
+fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
+    own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

@@ -1,11 +1,11 @@
-//! What the text emitters ([`legacy`](super::legacy), [`statsd`](super::statsd)) share: why a line is refused, names that
+//! What the text emitters ([`worker_lines`](super::worker_lines), [`statsd`](super::statsd)) share: why a line is refused, names that
 //! Prometheus accepts, and how often a fault is worth a line in the log.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::builtin::MICROSECONDS;
-use super::catalog::Kind;
+use super::kind::Kind;
 use crate::timeline::Instant;
 
 /// The most characters of a refused line that are shown.

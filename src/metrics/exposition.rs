@@ -1,13 +1,12 @@
-//! The view that Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for who asks for it.
+//! The view that Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for scrapers that accept it.
 //!
 //! Families come in the order of `metrics.yaml`, those without series are left out; series come by model, version and
 //! label values; labels are in alphabetical order (a histogram's `le` first).
 //!
-//! Encoding is `prometheus-client`'s, with two turns, and by hand what it cannot encode (see `distributions`). It appends `_total` to every counter, which Triton's names must not
-//! have: counters are declared as such but written like gauges. And OpenMetrics forbids a counter that does not end in
-//! `_total`: such a one is declared `unknown` there.
+//! `prometheus-client` encodes all but what it cannot encode (see `distributions`). It appends `_total` to every counter,
+//! which Triton's names must not have: counters are declared as such but written like gauges. OpenMetrics forbids a counter
+//! that does not end in `_total`: such a one is declared `unknown` there.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,15 +19,10 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::builtin::Builtin;
-use super::cache::{Cache, Series};
+use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec, Mode};
-use super::cell::Reading;
-use super::family::{Family, Registry as Families};
-use super::labels::{Failure, InstanceState, Protocol};
-use super::named::Named;
-use super::series::{Count, ModelSeries};
-use crate::timeline::SendReason;
+use super::reading::{Number, Reading};
+use super::readings::{Family, Readings};
 
 /// Which of the two text formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,19 +68,28 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
 
 /// Renders what is asked for.
 pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
-    let mut registry = Registry::default();
-    let families = cache.registry();
-    let logs_only = families.catalog().mode() == Mode::Tslog;
-    let view = View { cache: Arc::clone(cache), families, models: cache.models(), format, names: names.clone() };
-    let by_hand = view.by_hand();
-    registry.register_collector(Box::new(view));
+    let readings = Readings::new(Arc::clone(cache));
+    let readings = if format == Format::OpenMetrics { readings.with_exemplars() } else { readings };
+    let logs_only = readings.catalog().mode() == Mode::Tslog;
+    let view = Arc::new(View { readings, format });
+    let shown = view.readings.families().iter();
+    let shown = shown.filter(|family| family.views.prometheus && names.may_want(&family.spec.name));
+    let shown: Vec<(&Arc<Family>, bool)> = shown.map(|family| (family, view.is_by_hand(family))).collect();
     let mut text = String::new();
-    // Writing into a String cannot fail, and none of the encodings here does.
-    let _ = encode_registry(&mut text, &registry);
-    text.push_str(&by_hand);
+    for run in shown.chunk_by(|(_, one), (_, other)| one == other) {
+        let families: Vec<Arc<Family>> = run.iter().map(|(family, _)| Arc::clone(family)).collect();
+        if run.first().is_some_and(|(_, by_hand)| *by_hand) {
+            families.iter().for_each(|family| view.write_by_hand(&mut text, family));
+            continue;
+        }
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Run { view: Arc::clone(&view), families }));
+        // Writing into a String cannot fail, and none of the encodings here does.
+        let _ = encode_registry(&mut text, &registry);
+    }
     let mut text = names.keep(text);
     match format {
-        // Which has no comments but its own, so that nothing can be said there.
+        // OpenMetrics has no comments but its own.
         Format::OpenMetrics => drop(encode_eof(&mut text)),
         Format::Text if logs_only => text.push_str(LOGS_ONLY),
         Format::Text => {}
@@ -96,184 +99,67 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
 
 mod distributions;
 mod filter;
-pub mod torchserve;
+pub mod java_client;
 
 pub use filter::Names;
 
 /// One scrape.
 #[derive(Debug)]
 struct View {
-    cache: Arc<Cache>,
-    families: Arc<Families>,
-    models: Vec<Arc<ModelSeries>>,
+    readings: Readings<Arc<Cache>>,
     format: Format,
-    names: Names,
 }
 
-impl Collector for View {
+/// Families that stand together and that prometheus-client can encode.
+#[derive(Debug)]
+struct Run {
+    view: Arc<View>,
+    families: Vec<Arc<Family>>,
+}
+
+impl Collector for Run {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for family in self.shown().filter(|family| !self.is_by_hand(family)) {
-            match family.spec.builtin.filter(|builtin| !builtin.is_family()) {
-                Some(builtin) => self.encode_builtin(&mut encoder, &family.spec, builtin)?,
-                None => self.encode_family(&mut encoder, family)?,
-            }
-        }
-        Ok(())
+        self.families.iter().try_for_each(|family| self.view.encode_family(&mut encoder, family))
     }
 }
-
-/// One series of a family with a single value.
-type Row<'a> = (Labels<'a>, Number);
 
 impl View {
-    /// The families that a scrape shows.
-    fn shown(&self) -> impl Iterator<Item = &Family> {
-        self.families
-            .families()
-            .iter()
-            .map(|family| &**family)
-            .filter(|family| family.views.prometheus && self.names.may_want(&family.spec.name))
-    }
-
-    fn encode_builtin(&self, encoder: &mut DescriptorEncoder<'_>, spec: &MetricSpec, builtin: Builtin) -> fmt::Result {
-        if spec.kind == Kind::Histogram {
-            return self.encode_histograms(encoder, spec, builtin);
-        }
-        let named = self.cache.all_named();
-        let mut series: Vec<Row<'_>> = Vec::with_capacity(self.models.len());
-        match builtin {
-            Builtin::Requests => self.cache.requests().for_each_answer(|protocol, route, code, count| {
-                let labels = [("protocol", protocol.as_str()), ("route", route.as_str())];
-                let labels = Labels::new(labels).with("code", code.to_owned());
-                series.push((labels, Number::Whole(count)));
-            }),
-            Builtin::RequestFailures => self.cache.requests().for_each_failure(|protocol, route, reason, count| {
-                let labels = [("protocol", protocol.as_str()), ("reason", reason.as_str()), ("route", route.as_str())];
-                series.push((Labels::new(labels), Number::Whole(count)));
-            }),
-            Builtin::Requests2xx | Builtin::Requests4xx | Builtin::Requests5xx => {
-                let [fine, refused, failed] = self.cache.requests().http_classes();
-                let count = match builtin {
-                    Builtin::Requests2xx => fine,
-                    Builtin::Requests4xx => refused,
-                    _ => failed,
-                };
-                let labels = Labels::new([("Hostname", self.cache.hostname()), ("Level", "Host")]);
-                series.push((labels, Number::Whole(count)));
-            }
-            Builtin::OpenStreams => series.extend(Protocol::ALL.into_iter().map(|protocol| {
-                let open = self.cache.requests().streams(protocol).get();
-                (Labels::new([("protocol", protocol.as_str())]), Number::Signed(open))
-            })),
-            _ => match named.as_deref().and_then(|named| self.named_series(builtin, named)) {
-                Some(rows) => series = rows,
-                None => self.models.iter().for_each(|model| self.model_series(builtin, model, &mut series)),
-            },
-        }
-        if series.is_empty() {
-            return Ok(());
-        }
-        let mut family = self.describe(encoder, spec)?;
-        for (labels, number) in &series {
-            self.encode_number(&mut family, spec, labels, *number)?;
-        }
-        Ok(())
-    }
-
-    /// The series of one model in one built-in family.
-    fn model_series<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries, out: &mut Vec<Row<'a>>) {
-        let count = |cell: &Count| Number::Whole(cell.get());
-        let micros = |cell: &Count| Number::Whole(cell.get() / 1000);
-        let labels = || self.model_labels(builtin, model);
-        let value = match builtin {
-            Builtin::RequestFailure => {
-                let each = Failure::ALL.iter().zip(&model.failures);
-                return out
-                    .extend(each.map(|(failure, cell)| (labels().with("reason", failure.as_str()), count(cell))));
-            }
-            Builtin::Instances => {
-                return out.extend(InstanceState::ALL.iter().map(|state| {
-                    let level = model.level(|series| &series.instances[state.index()]);
-                    (labels().with("state", state.as_str()), Number::Signed(level))
-                }));
-            }
-            Builtin::Batches => {
-                let each = SendReason::ALL.iter().zip(&model.sent);
-                return out.extend(each.map(|(reason, cell)| (labels().with("reason", reason.as_str()), count(cell))));
-            }
-            Builtin::RequestSuccess => count(&model.success_count),
-            Builtin::InferenceCount => count(&model.inference_count),
-            Builtin::ExecutionCount => count(&model.execution_count),
-            Builtin::RequestDuration => micros(&model.success_ns),
-            Builtin::QueueDuration => micros(&model.queue_ns),
-            // With fractions, as TorchServe shows them.
-            Builtin::TsLatency => Number::Float(model.success_ns.get() as f64 / 1000.0),
-            Builtin::TsQueueLatency => Number::Float(model.queue_ns.get() as f64 / 1000.0),
-            Builtin::ComputeInputDuration => micros(&model.compute_input_ns),
-            Builtin::ComputeInferDuration => micros(&model.compute_infer_ns),
-            Builtin::ComputeOutputDuration => micros(&model.compute_output_ns),
-            Builtin::CacheHits if model.cached() => count(&model.cache.hits),
-            Builtin::CacheMisses if model.cached() => count(&model.cache.misses),
-            Builtin::CacheHitDuration if model.cached() => micros(&model.cache.hit_ns),
-            Builtin::CacheMissDuration if model.cached() => micros(&model.cache.miss_ns),
-            Builtin::PendingRequests => Number::Signed(model.level(|series| &series.pending)),
-            Builtin::ModelLoadDuration => Number::Float(f64::from_bits(model.load_duration.get())),
-            Builtin::TsRequests => count(&model.requests),
-            Builtin::InstanceRestarts => count(&model.restarts),
-            Builtin::OutputMismatches => count(&model.output_mismatches),
-            Builtin::SamplesDropped => count(&model.samples_dropped),
-            _ => return,
-        };
-        out.push((labels(), value));
-    }
-
-    /// TorchServe's counters of requests, where those are counted by name.
-    fn named_series<'a>(&'a self, builtin: Builtin, all: &'a [Arc<Named>]) -> Option<Vec<Row<'a>>> {
-        let number = |named: &Named| {
-            Some(match builtin {
-                Builtin::TsRequests => Number::Whole(named.requests.get()),
-                Builtin::TsLatency => Number::Float(named.latency_ns.get() as f64 / 1000.0),
-                Builtin::TsQueueLatency => Number::Float(named.queue_ns.get() as f64 / 1000.0),
-                _ => return None,
-            })
-        };
-        let labels = |named: &'a Named| {
-            let labels = [("hostname", self.cache.hostname()), ("model_name", &*named.name)];
-            Labels::new(labels.into_iter().chain([("model_version", &*named.version)]))
-        };
-        match builtin {
-            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => {
-                Some(all.iter().filter_map(|named| Some((labels(named), number(named)?))).collect())
-            }
-            _ => None,
-        }
-    }
-
-    /// Labels of a model's series in a built-in family.
-    fn model_labels<'a>(&'a self, builtin: Builtin, model: &'a ModelSeries) -> Labels<'a> {
-        Labels::new(model.labels(builtin, self.cache.hostname()))
-    }
-
-    /// A family whose series are known by their label values.
+    /// Writes a family, if it has series.
     fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, family: &Family) -> fmt::Result {
-        let spec = &*family.spec;
-        let series = family.all();
-        if series.is_empty() {
-            return Ok(());
-        }
-        let mut family = self.describe(encoder, spec)?;
-        for series in &series {
-            let labels = series_labels(series);
-            match series.cell.read() {
-                Reading::Number(number) => self.encode_number(&mut family, spec, &labels, Number::Float(number))?,
-                Reading::Histogram(sum, buckets) => {
-                    let count = buckets.iter().map(|(_, count)| count).sum();
-                    family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
-                }
-                Reading::Summary(..) => {}
+        let spec = family.spec();
+        let (mut unused, mut described, mut result) = (Some(encoder), None, Ok(()));
+        self.readings.each(family, &mut |labels, reading| {
+            if result.is_err() {
+                return;
             }
+            if let Some(encoder) = unused.take() {
+                match self.describe(encoder, spec) {
+                    Ok(encoder) => described = Some(encoder),
+                    Err(error) => result = Err(error),
+                }
+            }
+            if let Some(encoder) = &mut described {
+                result = self.encode_series(encoder, spec, (&Labels::new(labels), reading));
+            }
+        });
+        result
+    }
+
+    fn encode_series(
+        &self,
+        family: &mut MetricEncoder<'_>,
+        spec: &MetricSpec,
+        (labels, reading): (&Labels<'_>, Reading),
+    ) -> fmt::Result {
+        match reading {
+            Reading::Number(number) => self.encode_number(family, spec, labels, number),
+            Reading::Histogram(histogram) => {
+                let (sum, count) = (histogram.sum, histogram.count());
+                family.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &histogram.buckets, None)
+            }
+            // Not encoded here, see `is_by_hand`.
+            Reading::Summary(_) => Ok(()),
         }
-        Ok(())
     }
 
     /// Writes `# HELP` and `# TYPE`.
@@ -288,7 +174,7 @@ impl View {
             (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
             (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
-            // Not encoded here, see `by_hand`.
+            // Not encoded here, see `is_by_hand`.
             (Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
@@ -320,11 +206,6 @@ impl View {
     }
 }
 
-/// Labels of Triton's families: the model's and its `metric_tags`.
-fn series_labels(series: &Series) -> Labels<'_> {
-    Labels::new(series.spec().labelled(series.labels()))
-}
-
 /// A backslash and a line feed would break the line; OpenMetrics also escapes quotes.
 fn escape_help(help: &str, format: Format) -> String {
     let escaped = help.replace('\\', "\\\\").replace('\n', "\\n");
@@ -332,19 +213,13 @@ fn escape_help(help: &str, format: Format) -> String {
 }
 
 /// Labels of one series, sorted by name. The encoder escapes their values.
-struct Labels<'a>(Vec<(&'a str, Cow<'a, str>)>);
+struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
-    fn new(labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let mut labels: Vec<_> = labels.into_iter().map(|(name, value)| (name, Cow::Borrowed(value))).collect();
+    fn new(labels: &[(&'a str, &'a str)]) -> Self {
+        let mut labels = labels.to_vec();
         labels.sort_unstable_by_key(|(name, _)| *name);
         Self(labels)
-    }
-
-    fn with(mut self, name: &'a str, value: impl Into<Cow<'a, str>>) -> Self {
-        let at = self.0.partition_point(|(other, _)| *other < name);
-        self.0.insert(at, (name, value.into()));
-        self
     }
 }
 
@@ -352,21 +227,13 @@ impl EncodeLabelSet for Labels<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|(name, value)| {
             use prometheus_client::encoding::EncodeLabel;
-            (*name, &**value).encode(encoder.encode_label())
+            (*name, *value).encode(encoder.encode_label())
         })
     }
 }
 
-/// A value that is written without a decimal point when it is whole.
-#[derive(Clone, Copy, Debug)]
-enum Number {
-    Whole(u64),
-    Signed(i64),
-    Float(f64),
-}
-
 impl Number {
-    /// The same number as a whole one, where a float has no fraction and is exact.
+    /// The same number as a whole one, which is written without a decimal point, where a float has no fraction and is exact.
     fn whole(self) -> Self {
         match self {
             Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => Self::Signed(value as i64),

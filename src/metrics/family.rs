@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::builtin::Builtin;
-use super::cache::SampleError;
 use super::catalog::{Catalog, MetricSpec, Views};
-use super::cell::{Cell, Reading};
+use super::cell::Cell;
 use super::journal::{Journal, Line};
+use super::reading::Reading;
+use super::sample_error::SampleError;
 use super::summary::CoarseClock;
 
 /// One series: a metric with label values, and its value. Keep the handle for many samples.
@@ -81,9 +82,9 @@ impl Series {
     /// The value now: a counter's or gauge's own, the number of observations of the others.
     pub fn value(&self) -> f64 {
         match self.cell.read() {
-            Reading::Number(value) => value,
-            Reading::Histogram(_, buckets) => buckets.iter().map(|(_, count)| *count).sum::<u64>() as f64,
-            Reading::Summary(_, count, _) => count as f64,
+            Reading::Number(value) => value.as_f64(),
+            Reading::Histogram(histogram) => histogram.count() as f64,
+            Reading::Summary(summary) => summary.count as f64,
         }
     }
 }
@@ -93,7 +94,7 @@ type Members = BTreeMap<Box<[String]>, Arc<Series>>;
 
 /// One metric's series.
 #[derive(Debug)]
-pub(super) struct Family {
+pub struct Family {
     pub(super) spec: Arc<MetricSpec>,
     pub(super) views: Views,
     journal: Arc<Journal>,
@@ -102,14 +103,23 @@ pub(super) struct Family {
 }
 
 impl Family {
+    /// The metric.
+    pub fn spec(&self) -> &MetricSpec {
+        &self.spec
+    }
+
+    /// The views that show it.
+    pub fn views(&self) -> Views {
+        self.views
+    }
+
     fn new(catalog: &Catalog, spec: &MetricSpec, journal: &Arc<Journal>) -> Self {
         let (spec, views, journal) = (Arc::new(spec.clone()), catalog.views(spec), Arc::clone(journal));
         Self { spec, views, journal, members: RwLock::default() }
     }
 
     fn member(&self, labels: &[String], cell: Arc<Cell>) -> Arc<Series> {
-        // A log that tells how much is logged would never come to an end.
-        let logged = self.views.tslog && !self.spec.builtin.is_some_and(Builtin::is_about_logs);
+        let logged = self.views.tslog && !self.spec.builtin.is_some_and(Builtin::is_unlogged);
         let line = || Arc::new(Line::new(&self.spec, labels, self.journal.hostname()));
         let log = logged.then(|| (Arc::clone(&self.journal), line()));
         Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell, log })

@@ -1,4 +1,4 @@
-//! From lines of text into the cache: what a worker prints ([`legacy`]) and what programs send ([`statsd`]).
+//! From lines of text into the cache: what a worker prints ([`worker_lines`]) and what programs send ([`statsd`]).
 //!
 //! A line reaches the series that the same sample would reach through a worker's ring. What is refused is counted where it
 //! is refused; the caller decides whether it is worth a line in the log.
@@ -12,10 +12,10 @@ use super::catalog::{Kind, MetricSpec};
 use super::channel::Definition;
 use super::emitter::{Malformed, prometheus_name};
 use super::labels::Source;
-use super::legacy;
 use super::record;
 use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
+use super::worker_lines;
 
 /// The longest metric line of a worker, in bytes with marker and end: some 1,700 request ids.
 pub const MAX_LINE: usize = 64 << 10;
@@ -52,7 +52,7 @@ impl From<SampleError> for Refusal {
     }
 }
 
-/// Takes the line that a worker of `model` has printed; `body` is what follows the marker ([`legacy::strip`]), with the end
+/// Takes the line that a worker of `model` has printed; `body` is what follows the marker ([`worker_lines::strip`]), with the end
 /// of the line: without one it is the last word of a process that died, or longer than [`MAX_LINE`], and says who knows what.
 ///
 /// A declared metric keeps its type and unit, whatever the line says. One that is detected has the dimensions of its first
@@ -62,8 +62,9 @@ impl From<SampleError> for Refusal {
 /// The line is malformed, which is counted by source, or refused, which is counted as a dropped sample of the model.
 pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<(), Refusal> {
     let whole = body.strip_suffix(b"\n").ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
-    let line =
-        whole.and_then(legacy::parse).inspect_err(|_| count(cache, Builtin::LinesMalformed, Source::Stdout, 1))?;
+    let line = whole
+        .and_then(worker_lines::parse)
+        .inspect_err(|_| count(cache, Builtin::LinesMalformed, Source::Stdout, 1))?;
     let result = take_printed(cache, model, &line);
     match result {
         Ok(()) => count(cache, Builtin::Samples, Source::Stdout, 1),
@@ -72,11 +73,11 @@ pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<()
     result
 }
 
-fn take_printed(cache: &Cache, model: &ModelSeries, line: &legacy::Line<'_>) -> Result<(), Refusal> {
+fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_>) -> Result<(), Refusal> {
     let name = prometheus_name(line.name);
     let definition = match cache.find(&name) {
         Some((spec, _)) => {
-            let values = legacy::align(line, &spec.dimensions, cache.hostname()).ok_or_else(|| {
+            let values = worker_lines::align(line, &spec.dimensions, cache.hostname()).ok_or_else(|| {
                 let given = line.dimensions.iter().map(|(name, _)| (*name).to_owned()).collect();
                 SampleError::WrongLabels { metric: spec.name.clone(), expected: spec.dimensions.clone(), given }
             })?;
@@ -91,8 +92,8 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &legacy::Line<'_>) -> 
             if let Some(host) = line.hostname.filter(|_| !labels.iter().any(|(name, _)| name == "Hostname")) {
                 labels.push(("Hostname".to_owned(), host.to_owned()));
             }
-            let unit = legacy::unit_name(line.unit).to_owned();
-            Definition { name: name.into_owned(), kind: Some(legacy::kind_of(line)?), unit, labels }
+            let unit = worker_lines::unit_name(line.unit).to_owned();
+            Definition { name: name.into_owned(), kind: Some(worker_lines::kind_of(line)?), unit, labels }
         }
     };
     let series = cache.resolve(&definition)?;

@@ -1,8 +1,8 @@
 //! What waits to be written into the metric logs: a bounded queue between those who record and the one who writes.
 //!
 //! Gauges, observations, what models send and the latencies of requests are pushed, sample by sample. The server's other
-//! counters are not: the writer logs by how much their cells have grown ([`Counters`]). Either way the sum over lines is
-//! what the other views show.
+//! counters are not: the writer logs by how much their cells have grown ([`Counters`](super::counter_lines::Counters)).
+//! Either way the sum over lines is what the other views show.
 //!
 //! Between two visits of the writer only so many lines are taken as it allows. What counters grow by beyond that is summed
 //! and becomes one line later: their sums stay exact. Samples of other types are skipped, and counted; the server's
@@ -10,18 +10,13 @@
 //!
 //! Recording never waits for the writer. A journal that nobody writes costs one relaxed load for each sample.
 
-mod counters;
-
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::atomic;
 use super::catalog::{Kind, MetricSpec};
-use super::cell;
-use super::series::ModelSeries;
 use super::tslog::{File, Text};
-
-pub use counters::Counters;
 
 /// The most samples that wait, whatever the writer allows: some 8 MiB.
 pub const MAX_WAITING: usize = 1 << 18;
@@ -82,7 +77,7 @@ impl Line {
 
     /// Keeps a counter's sample for later. Returns whether the journal has to be told of it.
     fn hold(&self, value: f64) -> bool {
-        cell::add(&self.held, value);
+        atomic::add(&self.held, value);
         // Whoever finds it not owed yet says so. The writer first forgets that it is, then takes what is held: whatever
         // comes in between is taken now or owed again.
         !self.owed.swap(true, Ordering::AcqRel)
@@ -129,8 +124,6 @@ struct Queue {
     room: usize,
     /// How many places the server's counters leave to others.
     kept: usize,
-    /// Models that were unloaded since it came: their counters are read once more.
-    departed: Vec<Arc<ModelSeries>>,
 }
 
 type Waker = Box<dyn Fn() + Send + Sync>;
@@ -261,14 +254,6 @@ impl Journal {
         }
     }
 
-    /// A model's series are not shown any more; what its counters have grown by is written all the same.
-    pub(super) fn departed(&self, series: &Arc<ModelSeries>) {
-        if self.state.load(Ordering::Relaxed) != OFF {
-            self.lock().departed.push(Arc::clone(series));
-            self.touch();
-        }
-    }
-
     /// For the writer: everything that waits, in place of the samples in `batch`, whose memory is used again. Until it comes the next
     /// time, `room` samples are taken; the last `kept` of these places are not for the server's counters.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
@@ -292,10 +277,6 @@ impl Journal {
                 self.put_off(&line, value);
             }
         }
-    }
-
-    fn take_departed(&self) -> Vec<Arc<ModelSeries>> {
-        std::mem::take(&mut self.lock().departed)
     }
 
     /// For the writer: it has nothing to do and wants to be woken. It must look once more after a while before it relies

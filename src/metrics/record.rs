@@ -10,12 +10,12 @@ mod stores;
 
 use std::sync::Arc;
 
+use super::alias::{AliasCounts, Lines};
 use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
 use super::journal::Line;
 use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, RELOAD_RESULTS, Route};
-use super::named::{Lines, Named};
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
@@ -29,23 +29,23 @@ pub use stores::{object_fetched, object_not_fetched, store_asked, store_opened};
 
 /// A predict request was parsed and its model found; it may still be refused by the model's checks or the queue.
 pub fn inference_requested(series: &ModelSeries) {
-    series.requests.add(1);
+    series.counts.requests.add(1);
     series.journal().touch();
 }
 
-/// The same for a request by this name and version, where requests are counted so.
-pub fn named_requested(cache: &Cache, named: &Named) {
-    named.requests.add(1);
+/// The same for a request by this alias, where requests are counted so.
+pub fn alias_requested(cache: &Cache, alias: &AliasCounts) {
+    alias.counts.requests.add(1);
     cache.journal().touch();
 }
 
-/// A request by this name and version succeeded.
+/// A request by this alias succeeded.
 ///
 /// To be called once for each request, before its response (the last of them) leaves.
-pub fn named_done(cache: &Cache, named: &Named, timeline: &Timeline) {
-    named.latency_ns.add(timeline.charged_ns());
-    named.queue_ns.add(timeline.queue_ns());
-    let Lines { latency, queue_latency } = named.lines();
+pub fn alias_done(cache: &Cache, alias: &AliasCounts, timeline: &Timeline) {
+    alias.counts.success_ns.add(timeline.charged_ns());
+    alias.counts.queue_ns.add(timeline.queue_ns());
+    let Lines { latency, queue_latency } = alias.lines();
     let lines = [(latency, timeline.charged_ns()), (queue_latency, timeline.queue_ns())];
     let lines = lines.iter().filter_map(|(line, ns)| line.as_ref().map(|line| (line, *ns as f64)));
     cache.journal().push_all(lines, "");
@@ -61,13 +61,13 @@ pub fn request_pending(series: &ModelSeries, delta: i64) {
 /// To be called once for each request, before its response leaves.
 pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64) {
     let (input, infer, output) = timeline.compute.durations_ns();
-    series.success_count.add(1);
-    series.success_ns.add(timeline.request_ns());
-    series.queue_ns.add(timeline.queue_ns());
-    series.compute_input_ns.add(input);
-    series.compute_infer_ns.add(infer);
-    series.compute_output_ns.add(output);
-    series.inference_count.add(batch_size.max(1));
+    series.counts.success_count.add(1);
+    series.counts.success_ns.add(timeline.request_ns());
+    series.counts.queue_ns.add(timeline.queue_ns());
+    series.counts.compute_input_ns.add(input);
+    series.counts.compute_infer_ns.add(infer);
+    series.counts.compute_output_ns.add(output);
+    series.counts.inference_count.add(batch_size.max(1));
     series.durations.observe(timeline);
     series.journal().touch();
 }
@@ -76,10 +76,10 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
 /// instance, so that the sums over all its executions are right. It counts when it is done.
 pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     let (input, infer, output) = timeline.compute.durations_ns();
-    series.queue_ns.add(timeline.queue_ns());
-    series.compute_input_ns.add(input);
-    series.compute_infer_ns.add(infer);
-    series.compute_output_ns.add(output);
+    series.counts.queue_ns.add(timeline.queue_ns());
+    series.counts.compute_input_ns.add(input);
+    series.counts.compute_infer_ns.add(infer);
+    series.counts.compute_output_ns.add(output);
     let line = series.times().queue_latency.clone();
     series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
     series.journal().touch();
@@ -90,11 +90,11 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
 ///
 /// To be called once for each request, before its response leaves.
 pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
-    series.success_count.add(1);
-    series.success_ns.add(timeline.request_ns());
-    series.queue_ns.add(timeline.queue_ns());
-    series.cache.hits.add(1);
-    series.cache.hit_ns.add(lookup_ns);
+    series.counts.success_count.add(1);
+    series.counts.success_ns.add(timeline.request_ns());
+    series.counts.queue_ns.add(timeline.queue_ns());
+    series.counts.cache_hits.add(1);
+    series.counts.cache_hit_ns.add(lookup_ns);
     series.durations.observe_hit(timeline, lookup_ns);
     series.journal().push_all(latency_lines(&series.times(), timeline), "");
     series.journal().touch();
@@ -106,9 +106,9 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
 /// To be called before its response leaves. The request's timeline holds `cache_ns` too, for the log lines of
 /// [`batch_times`], [`request_times`] and [`ensemble_done`].
 pub fn cache_miss(series: &ModelSeries, cache_ns: u64) {
-    series.success_ns.add(cache_ns);
-    series.cache.misses.add(1);
-    series.cache.miss_ns.add(cache_ns);
+    series.counts.success_ns.add(cache_ns);
+    series.counts.cache_misses.add(1);
+    series.counts.cache_miss_ns.add(cache_ns);
     series.durations.observe_miss(cache_ns);
     series.journal().touch();
 }
@@ -188,21 +188,19 @@ fn latency_lines<'a>(times: &'a Times, timeline: &Timeline) -> impl Iterator<Ite
     lines.into_iter().flatten()
 }
 
-/// What TorchServe calls the worker of this number: `W-9000-model_1.0`. `None` where requests are not counted by the names
-/// that TorchServe's clients use.
+/// What clients call the worker of this number; `None` where requests are not counted by alias.
 pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option<String> {
-    cache.counts_by_name().then(|| called_by_number(cache, series, instance))
-}
-
-fn called_by_number(cache: &Cache, series: &ModelSeries, instance: u32) -> String {
-    let (name, version) = series.called();
-    format!("W-{}-{name}_{version}", cache.first_worker() + instance)
+    let (name, version) = series.alias();
+    cache.naming().map(|naming| (naming.worker)(instance, name, version))
 }
 
 /// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes
 /// with the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
-    let worker = called_by_number(cache, series, instance);
+    let worker = worker_name(cache, series, instance).unwrap_or_else(|| {
+        let (name, version) = series.alias();
+        format!("W-{instance}-{name}_{version}")
+    });
     let labels = [worker.as_str(), "Host", cache.hostname()];
     if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
         series.own(&gauge);
@@ -223,7 +221,7 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
         cell.compute_infer_ns = cell.compute_infer_ns.wrapping_add(infer);
         cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
     }
-    series.execution_count.add(1);
+    series.counts.execution_count.add(1);
     series.last_inference_ms.raise_to(now_ms);
     series.journal().touch();
 }
@@ -306,7 +304,7 @@ fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
 
 /// The model's load took `seconds`, from the decision to load it to its first ready instance.
 pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
-    series.load_duration.set(seconds.to_bits());
+    series.counts.load_ns.set((seconds * 1e9).round() as u64);
 }
 
 /// A version of a model has been changed, or could not be.
@@ -344,19 +342,19 @@ pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Opt
 
 /// A lost instance is being started again.
 pub fn instance_restarted(series: &ModelSeries) {
-    series.restarts.add(1);
+    series.counts.restarts.add(1);
     series.journal().touch();
 }
 
 /// A model gave an output of another datatype or batch dimension than its configuration says, which was passed on.
 pub fn output_mismatched(series: &ModelSeries) {
-    series.output_mismatches.add(1);
+    series.counts.output_mismatches.add(1);
     series.journal().touch();
 }
 
 /// Metric samples of the model's workers were lost or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
-    series.samples_dropped.add(count);
+    series.counts.samples_dropped.add(count);
     series.journal().touch();
 }
 

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::series::Count;
-use super::statistics::{InferResponseStatistics, StatisticDuration};
+use super::atomic::Count;
 
 /// The responses that are told apart: those of higher numbers are counted with the last of these, since a model may answer
 /// without end.
@@ -24,6 +23,24 @@ pub enum ResponseKind {
     Cancel,
 }
 
+/// How often something happened, and how long it took in all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Timed {
+    pub(super) count: u64,
+    pub(super) ns: u64,
+}
+
+/// The n-th responses of all requests, as the statistics extension tells them apart.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ResponseCell {
+    pub(super) compute_infer: Timed,
+    pub(super) compute_output: Timed,
+    pub(super) success: Timed,
+    pub(super) fail: Timed,
+    pub(super) empty_response: Timed,
+    pub(super) cancel: Timed,
+}
+
 /// The responses of one decoupled model.
 #[derive(Debug, Default)]
 pub(super) struct ResponseCells {
@@ -32,7 +49,7 @@ pub(super) struct ResponseCells {
     /// Time to the first response, over all requests that had one.
     pub(super) first_ns: Count,
     /// By number of the response. Locked for each response, for a few additions.
-    cells: Mutex<BTreeMap<u64, InferResponseStatistics>>,
+    cells: Mutex<BTreeMap<u64, ResponseCell>>,
 }
 
 impl ResponseCells {
@@ -44,13 +61,13 @@ impl ResponseCells {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, InferResponseStatistics>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, ResponseCell>> {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the response of this number: nanoseconds of execution and of its outputs.
     pub(super) fn add(&self, number: u64, kind: ResponseKind, (infer_ns, output_ns): (u64, u64)) {
-        let add = |duration: &mut StatisticDuration, ns: u64| {
+        let add = |duration: &mut Timed, ns: u64| {
             duration.count += 1;
             duration.ns = duration.ns.wrapping_add(ns);
         };
@@ -69,8 +86,8 @@ impl ResponseCells {
         }
     }
 
-    /// All of them, under their numbers as text.
-    pub(super) fn read(&self) -> BTreeMap<String, InferResponseStatistics> {
-        self.lock().iter().map(|(number, cell)| (number.to_string(), *cell)).collect()
+    /// All of them, by number.
+    pub(super) fn read(&self) -> BTreeMap<u64, ResponseCell> {
+        self.lock().clone()
     }
 }

@@ -5,55 +5,21 @@
 //! may see an event half recorded, and see it whole once nothing is in flight.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use super::builtin::Builtin;
+use super::atomic::{Count, Level};
+use super::counts::ModelCounts;
 use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
 use super::responses::ResponseCells;
+use super::source::{HttpClass, LabelSet};
 use super::summary::CoarseClock;
 use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::timeline::SendReason;
-
-/// A count or a sum of nanoseconds. Relaxed: cells order nothing, they only have to lose nothing.
-#[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    pub(super) fn raise_to(&self, value: u64) {
-        self.0.fetch_max(value, Ordering::Relaxed);
-    }
-
-    pub(super) fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A number that goes up and down.
-#[derive(Debug, Default)]
-pub(super) struct Level(AtomicI64);
-
-impl Level {
-    pub(super) fn add(&self, delta: i64) {
-        self.0.fetch_add(delta, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// What executions of one batch size have cost, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,46 +30,23 @@ pub(super) struct BatchCell {
     pub(super) compute_output_ns: u64,
 }
 
-/// What the response cache did for one model.
-#[derive(Debug, Default)]
-pub(super) struct CacheCells {
-    /// Whether the model uses it at all; without, it has no series of it.
-    on: AtomicBool,
-    pub(super) hits: Count,
-    pub(super) hit_ns: Count,
-    pub(super) misses: Count,
-    pub(super) miss_ns: Count,
-}
-
 /// All series of one loaded model version. They begin at 0 with the load and end with the unload.
 #[derive(Debug)]
 pub struct ModelSeries {
     model: ModelVersion,
     version: String,
     tags: Vec<(String, String)>,
-    pub(super) success_count: Count,
-    pub(super) success_ns: Count,
-    pub(super) queue_ns: Count,
-    pub(super) compute_input_ns: Count,
-    pub(super) compute_infer_ns: Count,
-    pub(super) compute_output_ns: Count,
+    pub(super) counts: ModelCounts,
     pub(super) failures: [Count; Failure::ALL.len()],
     pub(super) failure_ns: Count,
-    pub(super) inference_count: Count,
-    pub(super) execution_count: Count,
     pub(super) last_inference_ms: Count,
-    pub(super) cache: CacheCells,
+    /// Whether it uses the response cache; without, it has no series of it.
+    cached: AtomicBool,
     pub(super) responses: ResponseCells,
-    pub(super) requests: Count,
     pub(super) pending: Level,
-    /// Seconds, as the bits of an f64.
-    pub(super) load_duration: Count,
     pub(super) instances: [Level; InstanceState::ALL.len()],
-    pub(super) restarts: Count,
-    pub(super) output_mismatches: Count,
     /// Those of the loads before, while something of them is left.
     before: Mutex<Vec<Weak<ModelSeries>>>,
-    pub(super) samples_dropped: Count,
     /// What loading has added to the resident bytes of all instances' processes.
     pub(super) memory: Count,
     /// What they have registered with the drivers of GPUs.
@@ -121,8 +64,8 @@ pub struct ModelSeries {
     /// Written when the definition of the metrics changes; read once for each batch.
     times: RwLock<Times>,
     journal: Arc<Journal>,
-    /// The name and version that TorchServe knows it by.
-    called: OnceLock<(String, String)>,
+    /// The name and the version by which clients know it.
+    alias: OnceLock<(String, String)>,
 }
 
 /// Where the times of executed batches go beside the cells, as far as the definition wants it.
@@ -148,7 +91,7 @@ impl ModelSeries {
         journal: Arc<Journal>,
     ) -> Self {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len() + 1);
-        labels.extend(model.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
+        labels.extend(model.name.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
         for (key, value) in tags {
             let name: String = key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
             let name = format!("_{name}");
@@ -160,27 +103,15 @@ impl ModelSeries {
             model: model.clone(),
             version: model.version.to_string(),
             tags: labels,
-            success_count: Count::default(),
-            success_ns: Count::default(),
-            queue_ns: Count::default(),
-            compute_input_ns: Count::default(),
-            compute_infer_ns: Count::default(),
-            compute_output_ns: Count::default(),
+            counts: ModelCounts::default(),
             failures: Default::default(),
             failure_ns: Count::default(),
-            inference_count: Count::default(),
-            execution_count: Count::default(),
             last_inference_ms: Count::default(),
-            cache: CacheCells::default(),
+            cached: AtomicBool::default(),
             responses: ResponseCells::default(),
-            requests: Count::default(),
             pending: Level::default(),
-            load_duration: Count::default(),
             instances: Default::default(),
-            restarts: Count::default(),
-            output_mismatches: Count::default(),
             before: Mutex::default(),
-            samples_dropped: Count::default(),
             memory: Count::default(),
             pinned: Count::default(),
             gpu_memory: Mutex::default(),
@@ -191,7 +122,7 @@ impl ModelSeries {
             owned: Mutex::default(),
             times: RwLock::default(),
             journal,
-            called: OnceLock::new(),
+            alias: OnceLock::new(),
         }
     }
 
@@ -226,11 +157,11 @@ impl ModelSeries {
 
     /// Whether it uses the response cache.
     pub(super) fn cached(&self) -> bool {
-        self.cache.on.load(Ordering::Relaxed)
+        self.cached.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_cached(&self) {
-        self.cache.on.store(true, Ordering::Relaxed);
+        self.cached.store(true, Ordering::Relaxed);
     }
 
     /// Where the times of its batches go.
@@ -273,13 +204,13 @@ impl ModelSeries {
         &self.model
     }
 
-    /// Whose workers these are in TorchServe's words: a name and a version, which is a text there.
-    pub fn call(&self, name: &str, version: &str) {
-        let _ = self.called.set((name.to_owned(), version.to_owned()));
+    /// The name and the version by which clients know the model, if those are not the repository's.
+    pub fn set_alias(&self, name: &str, version: &str) {
+        let _ = self.alias.set((name.to_owned(), version.to_owned()));
     }
 
-    pub(super) fn called(&self) -> (&str, &str) {
-        self.called.get().map_or((&self.model.name, &self.version), |(name, version)| (name, version))
+    pub(super) fn alias(&self) -> (&str, &str) {
+        self.alias.get().map_or((self.model.name.full(), &*self.version), |(name, version)| (name, version))
     }
 
     /// The version as text.
@@ -287,25 +218,21 @@ impl ModelSeries {
         &self.version
     }
 
-    /// The labels of this model's series of a built-in metric, the same in every view. Triton's names have the namespace and
-    /// the `metric_tags`, TorchServe's the namespace and the host; the others have the full name, with its namespace.
-    pub(super) fn labels<'a>(&'a self, builtin: Builtin, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
-        let (name, version) = (self.model.bare_name(), self.version());
-        let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        match builtin {
-            Builtin::TsRequests | Builtin::TsLatency | Builtin::TsQueueLatency => {
-                let labels = [("model_name", name), ("model_version", version), ("hostname", hostname)];
-                let namespace = self.model.namespace().map(|namespace| ("namespace", namespace));
+    /// The labels of this model's series, the same in every view. [`LabelSet`] says what they are.
+    pub(super) fn labels<'a>(&'a self, set: LabelSet, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
+        let version = self.version();
+        match set {
+            LabelSet::Tagged => {
+                let tags = self.tags.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+                [("model", self.model.name.bare()), ("version", version)].into_iter().chain(tags).collect()
+            }
+            LabelSet::Full => vec![("model", self.model.name.full()), ("version", version)],
+            LabelSet::Alias => {
+                let labels =
+                    [("model_name", self.model.name.bare()), ("model_version", version), ("hostname", hostname)];
+                let namespace = self.model.name.namespace().map(|namespace| ("namespace", namespace));
                 labels.into_iter().chain(namespace).collect()
             }
-            Builtin::Batches
-            | Builtin::Instances
-            | Builtin::InstanceRestarts
-            | Builtin::OutputMismatches
-            | Builtin::SamplesDropped => {
-                vec![("model", &*self.model.name), ("version", version)]
-            }
-            _ => [("model", name), ("version", version)].into_iter().chain(tags).collect(),
         }
     }
 
@@ -326,7 +253,7 @@ const STATUSES: usize = 500;
 #[derive(Debug)]
 pub(super) struct RequestSeries {
     http: Vec<Count>,
-    /// The sums over `http` by TorchServe's classes, which log lines need at each visit of their writer.
+    /// The sums over `http` by class, which log lines need at each visit of their writer.
     classes: [Count; 3],
     grpc: Vec<Count>,
     failures: Vec<Count>,
@@ -356,13 +283,12 @@ impl RequestSeries {
             cell.add(1);
         }
         if protocol == Protocol::Http {
-            let [fine, refused, failed] = &self.classes;
             let class = match outcome.code {
-                200..=299 => fine,
-                400..=499 => refused,
-                _ => failed,
+                200..=299 => HttpClass::Success,
+                400..=499 => HttpClass::ClientError,
+                _ => HttpClass::Other,
             };
-            class.add(1);
+            self.classes[class as usize].add(1);
         }
         if let Some(cell) = outcome.reason.and_then(|reason| self.failures.get(failure_index(protocol, route, reason)))
         {
@@ -379,9 +305,9 @@ impl RequestSeries {
         }
     }
 
-    /// HTTP answers by TorchServe's classes: 200 to 299, 400 to 499, all others.
-    pub(super) fn http_classes(&self) -> [u64; 3] {
-        self.classes.each_ref().map(Count::get)
+    /// HTTP answers of a class.
+    pub(super) fn http_class(&self, class: HttpClass) -> u64 {
+        self.classes[class as usize].get()
     }
 
     /// Calls `each` with protocol, route, status and count of every series: those counted, and success of `infer`, which

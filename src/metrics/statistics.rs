@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::series::{Count, ModelSeries};
+use super::atomic::Count;
+use super::responses::{ResponseCell, Timed};
+use super::series::ModelSeries;
 
 /// How often something happened, and how long it took in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -106,19 +108,20 @@ pub struct ModelStatistics {
 
 /// The statistics of one model version, as its cells are now.
 pub fn of(series: &ModelSeries) -> ModelStatistics {
-    let count = series.success_count.get();
+    let cells = &series.counts;
+    let count = cells.success_count.get();
     let with = |cell: &Count| StatisticDuration { count, ns: cell.get() };
-    let hits = series.cache.hits.get();
+    let hits = cells.cache_hits.get();
     let computed = |cell: &Count| StatisticDuration { count: count.saturating_sub(hits), ns: cell.get() };
     let inference_stats = InferStatistics {
-        success: with(&series.success_ns),
+        success: with(&cells.success_ns),
         fail: StatisticDuration { count: series.failures.iter().map(Count::get).sum(), ns: series.failure_ns.get() },
-        queue: with(&series.queue_ns),
-        compute_input: computed(&series.compute_input_ns),
-        compute_infer: computed(&series.compute_infer_ns),
-        compute_output: computed(&series.compute_output_ns),
-        cache_hit: StatisticDuration { count: hits, ns: series.cache.hit_ns.get() },
-        cache_miss: StatisticDuration { count: series.cache.misses.get(), ns: series.cache.miss_ns.get() },
+        queue: with(&cells.queue_ns),
+        compute_input: computed(&cells.compute_input_ns),
+        compute_infer: computed(&cells.compute_infer_ns),
+        compute_output: computed(&cells.compute_output_ns),
+        cache_hit: StatisticDuration { count: hits, ns: cells.cache_hit_ns.get() },
+        cache_miss: StatisticDuration { count: cells.cache_misses.get(), ns: cells.cache_miss_ns.get() },
     };
     let batch_stats = series
         .batches()
@@ -134,15 +137,32 @@ pub fn of(series: &ModelSeries) -> ModelStatistics {
         })
         .collect();
     ModelStatistics {
-        name: series.model().bare_name().to_owned(),
+        name: series.model().name.bare().to_owned(),
         version: series.version().to_owned(),
         last_inference: series.last_inference_ms.get(),
-        inference_count: series.inference_count.get(),
-        execution_count: series.execution_count.get(),
+        inference_count: cells.inference_count.get(),
+        execution_count: cells.execution_count.get(),
         inference_stats,
-        response_stats: series.responses.read(),
+        response_stats: series
+            .responses
+            .read()
+            .iter()
+            .map(|(number, cell)| (number.to_string(), response(cell)))
+            .collect(),
         batch_stats,
         memory_usage: memory_usage(series),
+    }
+}
+
+fn response(cell: &ResponseCell) -> InferResponseStatistics {
+    let duration = |Timed { count, ns }: Timed| StatisticDuration { count, ns };
+    InferResponseStatistics {
+        compute_infer: duration(cell.compute_infer),
+        compute_output: duration(cell.compute_output),
+        success: duration(cell.success),
+        fail: duration(cell.fail),
+        empty_response: duration(cell.empty_response),
+        cancel: duration(cell.cancel),
     }
 }
 

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::atomic::add;
+use super::reading;
 use crate::timeline::Instant;
 
 /// The number of observations that quantiles are taken from at most.
@@ -58,7 +60,7 @@ impl Summary {
     /// Takes one observation, which is not NaN.
     pub(super) fn observe(&self, value: f64) {
         let at = self.count.fetch_add(1, Ordering::Relaxed) as usize % SLOTS;
-        super::cell::add(&self.sum, value);
+        add(&self.sum, value);
         if let Some(slot) = self.slots.get(at) {
             let packed = u64::from(self.clock.second()) << 32 | u64::from((value as f32).to_bits());
             slot.store(packed, Ordering::Relaxed);
@@ -66,7 +68,7 @@ impl Summary {
     }
 
     /// Sum, count, and quantiles with their values: the smallest observation that is not below that share of them.
-    pub(super) fn read(&self) -> (f64, u64, Vec<(f64, f64)>) {
+    pub(super) fn read(&self) -> reading::Summary {
         let now = self.clock.second();
         let slots = self.slots.iter().map(|slot| slot.load(Ordering::Relaxed));
         let fresh = slots.filter(|slot| {
@@ -80,7 +82,8 @@ impl Summary {
             values.get(rank.saturating_sub(1)).map_or(f64::NAN, |value| f64::from(*value))
         };
         let quantiles = self.quantiles.iter().map(|quantile| (*quantile, of(*quantile))).collect();
-        (f64::from_bits(self.sum.load(Ordering::Relaxed)), self.count.load(Ordering::Relaxed), quantiles)
+        let (sum, count) = (f64::from_bits(self.sum.load(Ordering::Relaxed)), self.count.load(Ordering::Relaxed));
+        reading::Summary { sum, count, quantiles }
     }
 }
 
@@ -96,19 +99,20 @@ mod tests {
     fn quantiles_are_those_of_the_last_minute() {
         let clock = Arc::new(CoarseClock::default());
         let summary = Summary::new(&[0.0, 0.5, 0.9, 1.0], &clock);
-        assert!(summary.read().2.iter().all(|(_, value)| value.is_nan()));
+        assert!(summary.read().quantiles.iter().all(|(_, value)| value.is_nan()));
         at(&clock, 100);
         for value in 1..=10 {
             summary.observe(f64::from(value));
         }
         let expected = vec![(0.0, 1.0), (0.5, 5.0), (0.9, 9.0), (1.0, 10.0)];
-        assert_eq!(summary.read(), (55.0, 10, expected));
+        assert_eq!(summary.read(), reading::Summary { sum: 55.0, count: 10, quantiles: expected });
         at(&clock, 150);
         summary.observe(100.0);
         at(&clock, 170);
-        assert_eq!(summary.read(), (155.0, 11, vec![(0.0, 100.0), (0.5, 100.0), (0.9, 100.0), (1.0, 100.0)]));
+        let quantiles = vec![(0.0, 100.0), (0.5, 100.0), (0.9, 100.0), (1.0, 100.0)];
+        assert_eq!(summary.read(), reading::Summary { sum: 155.0, count: 11, quantiles });
         at(&clock, 120);
-        assert_eq!(summary.read().2.first(), Some(&(0.0, 100.0)), "time does not go back");
+        assert_eq!(summary.read().quantiles.first(), Some(&(0.0, 100.0)), "time does not go back");
     }
 
     #[test]
@@ -118,7 +122,7 @@ mod tests {
         for value in 0..3 * SLOTS {
             summary.observe(value as f64);
         }
-        let (_, count, quantiles) = summary.read();
+        let reading::Summary { count, quantiles, .. } = summary.read();
         assert_eq!(count, 3 * SLOTS as u64);
         assert_eq!(quantiles, [(0.0, 2048.0), (1.0, 3071.0)]);
     }

@@ -35,7 +35,7 @@ fn append_part(part: &Part, out: &mut String) {
         let _ = write!(
             out,
             "{{\"id\":{id},\"model_name\":{},\"model_version\":{}",
-            quoted(model.bare_name()),
+            quoted(model.name.bare()),
             model.version
         );
         if !part.request_id.is_empty() {

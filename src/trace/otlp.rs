@@ -132,9 +132,9 @@ impl Trace<'_> {
     fn model(&mut self, part: &Part, (own, parent): (SpanId, SpanId)) {
         let Some(model) = &part.model else { return };
         let (start, end) = bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
-        let mut span = self.span(model.bare_name(), (own, Some(parent)), (start, end));
+        let mut span = self.span(model.name.bare(), (own, Some(parent)), (start, end));
         span.attributes = vec![
-            text("triton.model_name", model.bare_name()),
+            text("triton.model_name", model.name.bare()),
             number("triton.model_version", model.version),
             number("triton.trace_id", part.id),
             number("triton.trace_parent_id", part.parent),

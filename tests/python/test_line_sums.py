@@ -1,5 +1,6 @@
-"""Statistics, `/metrics` and the sums over the log lines agree exactly for every counter of a model: with hits and misses of
-the response cache, ensembles, iterative sequences, lost instances, and models of one name in two repositories."""
+"""Statistics, `/metrics` and the sums over the log lines agree exactly for every counter: with hits and misses of the
+response cache, ensembles, iterative sequences, lost instances, re-read definitions, models of one name in two repositories,
+`metric_tags`, and TorchServe's names."""
 
 import json
 import os
@@ -11,15 +12,17 @@ from collections import defaultdict
 from decimal import Decimal
 
 import numpy as np
+import pytest
 import tritonclient.http
 
 from repository_tables import CPU, ensemble, model
 from request_table import one
-from server import ROOT, Server, eventually, total
+from server import ROOT, Server, eventually, samples, total
 from test_iterative import OLDEST, config
 from test_metrics_load import worker_model
 from test_ragged import write
 from test_tslog import lines
+from torchserve_home import Home, has_worker
 
 CACHED = "response_cache { enable: true }\n"
 TAGS = 'metric_tags { key: "team" value: "a,b" }\n'
@@ -38,17 +41,22 @@ def repositories(folder) -> list:
     return [folder / "a", folder / "b"]
 
 
-def counters(server) -> dict:
-    """The counters of models in `/metrics` that are not 0: name and labels -> value."""
-    text = server.get("/metrics", server.metrics)[1]
+def counters(text: str) -> dict:
+    """The counters in a scrape that are not 0: name and labels -> value. Those that change while nothing happens are left
+    out: processor time, what the metric logs and the metrics listener count of themselves."""
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" counter")}
+    changing = ("pharos_tslog_", "pharos_connections_")
     found = {}
-    for (name, pairs), value in server.scrape().items():
+    for (name, pairs), value in samples(text).items():
         labels = {(key, label) for key, label in pairs if key.lower() != "hostname"}
-        is_of_model = {"model", "model_name"} & {key for key, _ in labels}
-        if name in names and is_of_model and not name.endswith("_seconds_total") and value:
+        if name in names and not name.endswith("_seconds_total") and not name.startswith(changing) and value:
             found[name, frozenset(labels)] = value
     return found
+
+
+def scraped(server) -> dict:
+    """The counters that Prometheus sees."""
+    return counters(server.get("/metrics", server.metrics)[1])
 
 
 def line_sums(server, wanted) -> dict:
@@ -56,7 +64,7 @@ def line_sums(server, wanted) -> dict:
     sums = defaultdict(Decimal)
     for line in [*lines(server, "ts_metrics"), *lines(server, "model_metrics")]:
         if line["name"] in wanted:
-            pairs = (pair.split(":") for pair in line["dims"].split(","))
+            pairs = (pair.split(":") for pair in line["dims"].split(",") if pair)
             labels = frozenset((key, urllib.parse.unquote(label)) for key, label in pairs)
             sums[line["name"], labels] += Decimal(line["value"])
     return {key: float(value) for key, value in sums.items()}
@@ -95,11 +103,50 @@ def end_a_worker(server) -> None:
     eventually("the instance is ready again", 30, is_back)
 
 
-def test_statistics_metrics_and_line_sums_agree(tmp_path):
-    """Every counter of a model has the same labels and the same value in `/metrics` and in the sums over its lines."""
-    definition = tmp_path / "metrics.yaml"
+def everywhere(folder):
+    """A definition of the metrics that has every counter in the logs too, and summaries."""
+    definition = folder / "metrics.yaml"
     shipped = (ROOT / "metrics.yaml").read_text()
-    definition.write_text("".join(line for line in shipped.splitlines(True) if line.strip() != "modes: [prometheus]"))
+    lines_of = (line for line in shipped.splitlines(True) if line.strip() != "modes: [prometheus]")
+    definition.write_text("".join(line.replace("enabled: false", "enabled: true") for line in lines_of))
+    return definition
+
+
+def reload(server, definition, times: int):
+    """Changes the definition and makes the server read it, so many times."""
+    text = definition.read_text()
+    for at in range(times):
+        extra = f"model_metrics:\n  counter:\n    - {{name: Extra{at}, unit: Count}}"
+        definition.write_text(text.replace("model_metrics:\n  counter: []", extra))
+        before = reloads(server)
+        server.process.send_signal(signal.SIGHUP)
+        eventually("the definition is read", 10, lambda before=before: reloads(server) > before)
+
+
+def reloads(server) -> float:
+    """How often the definition was read again."""
+    return total(server.scrape(), "pharos_metrics_reloads_total")
+
+
+def lines_agree(scrape, server):
+    """Waits until the sums over the lines are the counters that `scrape` gives."""
+    metrics = {}
+
+    def agree():
+        metrics.update({"": scrape()})
+        return metrics[""] == line_sums(server, {name for name, _ in metrics[""]})
+
+    try:
+        eventually("the lines agree", 10, agree)
+    except AssertionError:
+        shown = metrics[""]
+        assert line_sums(server, {name for name, _ in shown}) == shown
+    return metrics[""]
+
+
+def test_statistics_metrics_and_line_sums_agree(tmp_path):
+    """Every counter has the same labels and the same value in `/metrics` and in the sums over its lines."""
+    definition = everywhere(tmp_path)
     folders = repositories(tmp_path)
     options = ["--model-namespacing", "--cache-config=local,size=1048576", f"--metrics-config={definition}"]
     with Server(tmp_path, folders, options) as server:
@@ -107,22 +154,84 @@ def test_statistics_metrics_and_line_sums_agree(tmp_path):
             infer(server, name, 1)
             for _ in range(HITS):
                 infer(server, name, 1)
+        reload(server, definition, 3)
         infer(server, "of_b", 2)
         iterate(server, 5)
         end_a_worker(server)
-        metrics = {}
-
-        def agree():
-            metrics.update({"": counters(server)})
-            return metrics[""] == line_sums(server, {name for name, _ in metrics[""]})
-
-        try:
-            eventually("the lines agree", 10, agree)
-        except AssertionError:
-            shown = metrics[""]
-            assert line_sums(server, {name for name, _ in shown}) == shown
+        infer(server, "of_b", 3)
+        metrics = lines_agree(lambda: scraped(server), server)
+        models_are_called_by_one_rule(metrics, folders)
         statistics_agree(server, server.scrape())
         assert total(server.scrape(), "nv_cache_num_hits_per_model") > 3 * HITS
+
+
+def models_are_called_by_one_rule(metrics: dict, folders: list):
+    """With namespaces: the bare name and the label `namespace` in Triton's and TorchServe's families, else the full name."""
+    spaces = {str(folder) for folder in folders}
+    rules = {"tagged": 0, "full": 0}
+    for name, pairs in metrics:
+        labels = dict(pairs)
+        model = labels.get("model", labels.get("model_name"))
+        if model is None or name.startswith("pharos_ensemble"):
+            continue
+        if name.startswith(("nv_", "ts_")):
+            assert "/" not in model and labels["namespace"] in spaces, (name, labels)
+            rules["tagged"] += 1
+        else:
+            assert model.rpartition("/")[0] in spaces and "namespace" not in labels, (name, labels)
+            rules["full"] += 1
+    assert min(rules.values()) > 3, rules
+
+
+def test_families_come_in_the_order_of_the_definition(tmp_path):
+    """Also those that prometheus-client cannot encode: summaries, and histograms with exemplars."""
+    definition = everywhere(tmp_path)
+    shipped = [line.split()[-1] for line in definition.read_text().splitlines() if line.strip().startswith("- name: ")]
+    write(tmp_path / "models", "same", model(extra=CPU) + 'backend: "builtin"\n')
+    with Server(tmp_path, [tmp_path / "models"], [f"--metrics-config={definition}"]) as server:
+        infer(server, "same", 1)
+        eventually("a worker's metric", 5, lambda: total(server.scrape(), "HandlerTime") > 0)
+        trace = {"traceparent": f"00-{'4bf92f3577b34da6' * 2}-00f067aa0ba902b7-01"}
+        request = json.dumps(one("FP32", [1, 1], [1]))
+        assert server.ask("POST", "/v2/models/same/infer", request, headers=trace)[0] == 200
+        for accept in ("text/plain", "application/openmetrics-text"):
+            text = server.get("/metrics", server.metrics, {"accept": accept})[1]
+            names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+            # A counter's family is its sample without `_total` in OpenMetrics.
+            names = [name if name in shipped else f"{name}_total" for name in names]
+            assert names == sorted(names, key=shipped.index), accept
+            assert {"nv_inference_request_summary_us", "HandlerTime"} <= set(names)
+
+
+@pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
+def test_the_views_of_torchserve_agree(tmp_path):
+    """Where requests are counted by the names of clients: TorchServe's scrape, the sums over its lines and the statistics,
+    with versions by name and by default, re-read definitions and a killed worker."""
+    definition = everywhere(tmp_path)
+    options = [f"metrics_config={definition}", "load_models=mortal-1.0.mar"]
+    home = Home(tmp_path, options, ("--disable-token-auth", "--enable-model-api"))
+    home.command += ["--metrics-mode=both"]
+    home.archive("mortal", "mortal", f"ill: {tmp_path / 'ill'}\n")
+    home.logs = tmp_path / "logs"
+    scrape = lambda: home.ask("GET", "/metrics", port=home.metrics)[2].decode().replace(",}", "}")  # noqa: E731
+    home.scrape = lambda: samples(scrape())
+    with home:
+        answers = lambda path="": home.predict("mortal", b"x", path=path)[0] == 200  # noqa: E731
+        eventually("mortal answers", 30, answers)
+        assert answers("/1.0") and answers("/1.0")
+        reload(home, definition, 2)
+        home.predict("mortal", b"die")
+        eventually("mortal is back", 30, answers)
+        assert home.predict("absent", b"x")[0] == 404
+        metrics = lines_agree(lambda: counters(scrape()), home)
+        by_version = {dict(pairs)["model_version"]: value for (name, pairs), value in metrics.items() if name == "ts_inference_requests_total"}
+        assert by_version["1.0"] == 2 and by_version.keys() == {"1.0", "default"}, by_version
+        (entry,) = json.loads(home.ask("GET", "/v2/models/mortal/stats")[2])["model_stats"]
+        stats = entry["inference_stats"]
+        assert total(home.scrape(), "nv_inference_request_success") == stats["success"]["count"] > 3
+        for family, part in (("inference", "success"), ("queue", "queue")):
+            shown = total(home.scrape(), f"ts_{family}_latency_microseconds")
+            assert round(shown * 1000) == stats[part]["ns"], family
 
 
 def statistics_agree(server, metrics: dict):

@@ -70,6 +70,7 @@ fn bans() {
         ("src/scheduler/queue.rs", "use crate::tensor::Tensor;"),
         ("src/supervisor.rs", "use crate::{id::InstanceId, infer};"),
         ("src/metrics/cache.rs", "use crate::model::ModelConfig;"),
+        ("src/metrics/exposition.rs", "use super::builtin::Builtin;"),
         ("src/model/mod.rs", "use std::{fmt, net::TcpStream};"),
         ("src/model/mod.rs", "fn now() { std::time::Instant::now(); }"),
         ("src/model/mod.rs", "use tokio;"),

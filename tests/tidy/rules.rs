@@ -220,6 +220,19 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "a ledger knows labels and numbers: pass what it needs as plain values",
     },
     Ban {
+        within: &["src/metrics/exposition"],
+        except: &[],
+        paths: &[
+            "crate::metrics::alias",
+            "crate::metrics::builtin",
+            "crate::metrics::counts",
+            "crate::metrics::durations",
+            "crate::metrics::series",
+            "crate::metrics::source",
+        ],
+        advice: "a view consumes metrics::readings and knows neither metrics by name nor cells",
+    },
+    Ban {
         within: EDGES,
         except: &[],
         paths: &["pharos::scheduler", "pharos::supervisor", "pharos::wire", "pharos::arena", "pharos::shm"],

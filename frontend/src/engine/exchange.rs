@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::named::Named;
+use pharos::metrics::alias::AliasCounts;
 use pharos::metrics::record;
 use pharos::model::envelope;
 use pharos::service::{Resolved, Streamed};
@@ -28,7 +28,7 @@ pub(super) struct Exchange {
     /// The name and version that the client used, if those of the repository are others.
     called: Option<Called>,
     /// Where it is counted.
-    named: Option<(Engine, Arc<Named>)>,
+    named: Option<(Engine, Arc<AliasCounts>)>,
     /// Its tensors became a document.
     asked: Option<envelope::Asked>,
 }
@@ -65,8 +65,8 @@ impl Exchange {
             None => (&request.model_name, &request.model_version),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
-        if let Some(named) = engine.inner.cache.named(name, version).filter(|_| counts) {
-            record::named_requested(&engine.inner.cache, &named);
+        if let Some(named) = engine.inner.cache.alias(name, version).filter(|_| counts) {
+            record::alias_requested(&engine.inner.cache, &named);
             self.named = Some((engine.clone(), named));
         }
         if serving.config.backend == envelope::BACKEND {
@@ -87,7 +87,7 @@ impl Exchange {
     pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
         let response = answer?;
         if let Some((engine, named)) = &self.named {
-            record::named_done(&engine.inner.cache, named, &response.timeline);
+            record::alias_done(&engine.inner.cache, named, &response.timeline);
         }
         self.shown(response)
     }

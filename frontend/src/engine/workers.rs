@@ -54,8 +54,8 @@ impl Management for Engine {
     }
 
     fn record_refused(&self, model: &str, version: &str) {
-        if let Some(named) = self.inner.cache.named(model, version) {
-            record::named_requested(&self.inner.cache, &named);
+        if let Some(named) = self.inner.cache.alias(model, version) {
+            record::alias_requested(&self.inner.cache, &named);
         }
     }
 

@@ -44,7 +44,7 @@ impl Loader {
         let stages = Stages::new(&config.name, &plan, &decoupled)?;
         let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
         let labels = inherited(config, &plan, &members, labels(config, directory)?);
-        let model = ModelVersion::new(prepared.name.as_str(), number);
+        let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
         let cache = self.ensemble_cache(&model, config, directory, &members).await;
         let series = Unserved::new(self, &model, config, None).keep();
         if cache.is_some() {

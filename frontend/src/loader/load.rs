@@ -50,7 +50,7 @@ impl Unserved {
             let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
             let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
             if let Some((name, version)) = policy.metric_name(config) {
-                series.call(name, version);
+                series.set_alias(name, version);
             }
             series
         };
@@ -110,7 +110,7 @@ impl Loader {
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
-                let model = ModelVersion::new(prepared.name.as_str(), number);
+                let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
                 let began = clock::now();
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
@@ -350,7 +350,7 @@ pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
         tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server");
     }
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
-    if model.namespace().is_some() {
+    if model.name.namespace().is_some() {
         return;
     }
     for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {

@@ -38,8 +38,8 @@ impl Source {
     /// The file cannot be read, or is wrong: with file, line, column, the offending name and what is allowed.
     pub fn read(&self) -> Result<Definition, String> {
         let (text, catalog) = read(self.file.as_deref())?;
-        for suspicion in catalog.suspicions() {
-            tracing::warn!("metrics from {self}: {suspicion}");
+        for warning in catalog.warnings() {
+            tracing::warn!("metrics from {self}: {warning}");
         }
         // The mode in the shipped definition is a default, not a choice of the user.
         let named = self.overrides.mode.is_some() || (self.file.is_some() && catalog.names_mode());
@@ -90,8 +90,8 @@ fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> String {
 pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
         MetricsCommand::Check { file } => read(Some(file)).map(|(_, catalog)| {
-            for suspicion in catalog.suspicions() {
-                eprintln!("{}: warning: {suspicion}", file.display());
+            for warning in catalog.warnings() {
+                eprintln!("{}: warning: {warning}", file.display());
             }
             format!("{}: {}\n", file.display(), listing::summary(&catalog))
         }),

@@ -35,7 +35,7 @@ impl Home {
     ) -> Result<Self, String> {
         plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
-        engine.cache().count_by_name(plan.settings.initial_worker_port.into());
+        engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
         let service = engine.with_naming(registry.clone());
         let start = Start {

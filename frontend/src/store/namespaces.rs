@@ -3,7 +3,7 @@
 
 use std::io;
 
-use pharos::id;
+use pharos::id::ModelName;
 
 use super::{Store, Stores, unreadable};
 
@@ -20,9 +20,19 @@ impl Stores {
 
     /// The repository that stands before a name, and what follows; `None` where there is none.
     pub(super) fn in_namespace<'a>(&self, called: &'a str) -> Option<(&dyn Store, &'a str)> {
-        let namespace = id::namespace(called).filter(|_| self.namespaces)?;
-        let store = self.all.iter().find(|store| store.name() == namespace)?;
-        Some((&**store, id::bare_name(called)))
+        let after = |store: &dyn Store| {
+            called.strip_prefix(&store.name())?.strip_prefix('/').filter(|name| !name.contains('/'))
+        };
+        let mut stores = self.all.iter().filter(|_| self.namespaces);
+        stores.find_map(|store| Some((&**store, after(&**store)?)))
+    }
+
+    /// The name that stands in this text.
+    pub(crate) fn model_name(&self, called: &str) -> ModelName {
+        match self.in_namespace(called) {
+            Some((store, name)) => ModelName::in_namespace(&store.name(), name),
+            None => ModelName::new(called),
+        }
     }
 
     /// The part of a name that a client may choose freely.
@@ -58,8 +68,9 @@ impl Stores {
             return name.to_owned();
         }
         let all = self.of_name(name).unwrap_or_default();
-        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(id::namespace(ensemble));
-        let beside = all.iter().find(|called| id::namespace(called) == first);
+        let of_ensemble = self.model_name(ensemble);
+        let first = Some(namespace).filter(|namespace| !namespace.is_empty()).or(of_ensemble.namespace());
+        let beside = all.iter().find(|called| self.model_name(called).namespace() == first);
         match (beside, all.as_slice()) {
             (Some(called), _) => called.clone(),
             (None, [only]) => only.clone(),

@@ -32,7 +32,7 @@ pub use deployment::{Asked, Deployment, Device};
 pub use grpc::{Kserve, KserveGrpc, inference_service, limits as message_limits};
 pub use listen::{ServerAccess, Start, check_addresses, serve};
 pub use options::Executable;
-pub use policy::{BACKEND, Policy};
+pub use policy::{BACKEND, Policy, metric_naming};
 pub use refused::Refused;
 pub use registry::{Registry, Uncounted};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};

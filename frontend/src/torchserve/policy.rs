@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pharos::metrics::alias;
 use pharos::model::ModelConfig;
 use pharos::supervisor::{self, Backoff, RestartPolicy};
 
@@ -46,4 +47,11 @@ impl ModelPolicy for Policy {
         let parameter = |name: &str| config.parameters.get(name).map(String::as_str);
         parameter("torchserve_model_name").zip(parameter("torchserve_model_version"))
     }
+}
+
+/// How requests are counted by the names that clients use. Workers are numbered from `first_worker` on.
+pub fn metric_naming(first_worker: u16) -> alias::Naming {
+    let first_worker = u32::from(first_worker);
+    let worker = move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first_worker + number);
+    alias::Naming { default_version: "default", worker: Box::new(worker) }
 }

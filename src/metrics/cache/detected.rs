@@ -3,11 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::{Cache, MAX_DETECTED, SampleError};
+use super::{Cache, SampleError};
 use crate::metrics::builtin::Builtin;
 use crate::metrics::catalog::{Kind, MetricSpec, check_reserved, is_label_name, is_metric_name};
 use crate::metrics::channel::Described;
 use crate::metrics::family::Registry;
+use crate::metrics::sample_error::MAX_DETECTED;
 
 /// The most buckets of a histogram that a model describes.
 const MAX_BUCKETS: usize = 1_000;

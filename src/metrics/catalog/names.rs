@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::suspicions::nearest_to;
+use super::warnings::nearest_to;
 use super::{Kind, STATE_BYTES, Section};
 use crate::metrics::builtin::Builtin;
 

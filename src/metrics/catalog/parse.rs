@@ -1,6 +1,8 @@
 //! YAML to checked specs: the file, its sections and their metrics. Everything is checked while the YAML reader stands on
 //! it, since only then is the position known.
 
+use std::collections::HashMap;
+
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
@@ -19,6 +21,8 @@ pub(super) struct Parsed {
     pub(super) mode: Option<Mode>,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
+    /// The place in the file of each of them.
+    pub(super) places: HashMap<String, usize>,
 }
 
 impl Parsed {
@@ -114,7 +118,7 @@ impl<'de> Node<'de> for File {
         "a mapping with mode, dimensions, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
-        let mut parsed = Parsed { mode: None, specs: Vec::new(), disabled: Vec::new() };
+        let mut parsed = Parsed { mode: None, specs: Vec::new(), disabled: Vec::new(), places: HashMap::new() };
         let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
         let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
@@ -300,10 +304,11 @@ impl<'de> Node<'de> for Metric<'_> {
         }
         let disabled = fields.disabled;
         let spec = fields.into_spec(self.kind, self.target.section).map_err(de::Error::custom)?;
-        let Parsed { specs, disabled: switched_off, .. } = self.target.parsed;
+        let Parsed { specs, disabled: switched_off, places, .. } = self.target.parsed;
         if specs.len() + switched_off.len() >= MAX_METRICS {
             return Err(de::Error::custom(format!("there are more than {MAX_METRICS} metrics")));
         }
+        places.insert(spec.name.clone(), places.len());
         if disabled {
             switched_off.push(spec)
         } else {

@@ -5,7 +5,7 @@ use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::metrics::cache::Settings;
 use crate::metrics::catalog::Catalog;
-use crate::metrics::labels::{Outcome, Protocol, Route};
+use crate::metrics::labels::{InstanceState, Outcome, Protocol, Route};
 use crate::metrics::record;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 

@@ -7,8 +7,10 @@ use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::metrics::cache::{Cache, Settings};
 use crate::metrics::catalog::Catalog;
+use crate::metrics::counter_lines::Counters;
 use crate::metrics::labels::{Outcome, Protocol, Route};
 use crate::metrics::record;
+use crate::metrics::series::ModelSeries;
 use crate::metrics::tslog::{Layout, Stamp};
 use crate::timeline::{Instant, Timeline};
 
@@ -280,7 +282,7 @@ fn sums_of_latencies_are_exact_under_contention() {
             cache.journal().settle(&mut taken, add);
         }
     });
-    assert_eq!(told, [model.success_ns.get(), model.queue_ns.get()]);
+    assert_eq!(told, [model.counts.success_ns.get(), model.counts.queue_ns.get()]);
 }
 
 #[test]

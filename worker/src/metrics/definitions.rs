@@ -8,7 +8,7 @@ use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, Section, WorkerLabel};
 use pharos::metrics::channel::{Definition, Described};
 use pharos::metrics::emitter::prometheus_name;
-use pharos::metrics::legacy;
+use pharos::metrics::worker_lines;
 
 use super::handles::Named;
 use super::{Loose, MetricError};
@@ -178,8 +178,8 @@ impl Definitions {
     fn by_position<'a>(&'a self, sample: &Loose<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
         let (name, unit, request_ids) = (sample.name, sample.unit, "");
         let (dimensions, hostname) = (sample.dimensions.to_vec(), Some(self.defaults.hostname.as_str()));
-        let line = legacy::Line { name, unit, value: 0.0, dimensions, kind: None, hostname, request_ids };
-        legacy::align(&line, declared, &self.defaults.hostname)
+        let line = worker_lines::Line { name, unit, value: 0.0, dimensions, kind: None, hostname, request_ids };
+        worker_lines::align(&line, declared, &self.defaults.hostname)
     }
 
     /// A metric that nobody has defined, as its first sample has it, with `Hostname` behind its dimensions.
@@ -190,7 +190,7 @@ impl Definitions {
             names.push("Hostname".to_owned());
         }
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.add(name, legacy::unit_name(sample.unit), &names, sample.kind)
+        self.add(name, worker_lines::unit_name(sample.unit), &names, sample.kind)
     }
 
     /// The metrics of models that the definition has.

@@ -1,98 +1,118 @@
-//! The text that TorchServe's metrics port shows, which is that of Prometheus' Java client: every family that is defined,
+//! The text format of Prometheus' Java client (`simpleclient`), for scrapers that expect it: every family that is defined,
 //! with samples or without; labels in the order of the definition and each with a comma behind it; all numbers with a
-//! decimal point. `name[]` names samples there, not families.
+//! decimal point. `name[]` names samples there, not families. The help is the caller's.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Arc;
 
-use super::filter::families;
-use super::{Format, LOGS_ONLY, Names};
+use super::distributions::escape_label;
+use super::{LOGS_ONLY, Labels, Names};
 use crate::metrics::cache::Cache;
 use crate::metrics::catalog::{MetricSpec, Mode};
+use crate::metrics::reading::Reading;
+use crate::metrics::readings::Readings;
 use crate::metrics::tslog::push_double;
 
-/// Renders the samples that are asked for.
-pub fn render(cache: &Arc<Cache>, names: &Names) -> String {
-    let text = super::render(cache, Format::Text);
-    let samples: BTreeMap<&str, &str> =
-        families(&text).filter_map(|family| Some((family.split(' ').nth(2)?, family))).collect();
-    let registry = cache.registry();
-    let mut out = String::with_capacity(text.len() * 2);
-    for family in registry.families().iter().filter(|family| family.views.prometheus) {
-        let before = out.len();
-        describe(&mut out, &family.spec);
+/// Renders the samples that are asked for; `help` gives the text behind `# HELP`.
+pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
+    let readings = Readings::new(cache);
+    let mut out = String::new();
+    for family in readings.families().iter().filter(|family| family.views.prometheus) {
+        let (spec, before) = (family.spec(), out.len());
+        let (name, kind, help) =
+            (&spec.name, spec.kind.as_str(), help(spec).replace('\\', "\\\\").replace('\n', "\\n"));
+        // Writing into a String cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         let described = out.len();
-        let lines = samples.get(family.spec.name.as_str()).map_or("", |text| *text).lines();
-        for line in lines.filter(|line| !line.starts_with('#')) {
-            sample(&mut out, line, &family.spec, names);
-        }
+        readings.each(family, &mut |labels, reading| {
+            Samples { out: &mut out, names, name, labels: in_order(spec, labels) }.write(&reading);
+        });
         if !names.is_all() && out.len() == described {
             out.truncate(before);
         }
     }
-    if registry.catalog().mode() == Mode::Tslog {
+    if readings.catalog().mode() == Mode::Tslog {
         out.push_str(LOGS_ONLY);
     }
     out
 }
 
-fn describe(out: &mut String, spec: &MetricSpec) {
-    let (name, kind, unit) = (&spec.name, spec.kind.as_str(), spec.unit.replace('\\', "\\\\").replace('\n', "\\n"));
-    // Writing into a String cannot fail.
-    let _ = writeln!(out, "# HELP {name} Torchserve prometheus {kind} metric with unit: {unit}\n# TYPE {name} {kind}");
-}
-
-/// Writes a sample's line anew.
-fn sample(out: &mut String, line: &str, spec: &MetricSpec, names: &Names) {
-    let Some((head, value)) = line.rsplit_once(' ') else { return };
-    let (name, labels) = head.split_once('{').unwrap_or((head, ""));
-    if !names.wants_sample(name) {
-        return;
-    }
-    let mut labels = split_labels(labels.strip_suffix('}').unwrap_or(labels));
+/// Labels in the order of the definition; those that it does not name (a model's namespace and tags) stand behind.
+fn in_order<'a>(spec: &MetricSpec, labels: &'a [(&'a str, &'a str)]) -> Labels<'a> {
+    let mut labels = Labels::new(labels);
     let place = |label: &str| spec.dimensions.iter().position(|name| name == label).unwrap_or(usize::MAX);
-    // The sort is stable: what the definition does not name (`le`, a model's tags) stands behind, as it came.
-    labels.sort_by_key(|(label, _)| (place(label), *label == "le" || *label == "quantile"));
-    out.push_str(name);
-    if !labels.is_empty() {
-        let pairs: String = labels.iter().map(|(label, value)| format!("{label}={value},")).collect();
-        let _ = write!(out, "{{{pairs}}}");
-    }
-    out.push(' ');
-    match value {
-        "+Inf" | "-Inf" | "NaN" => out.push_str(value),
-        _ => push_double(out, value.parse().unwrap_or(f64::NAN)),
-    }
-    out.push('\n');
+    labels.0.sort_by_key(|(label, _)| place(label));
+    labels
 }
 
-/// The pairs between the braces; values with their quotes.
-fn split_labels(text: &str) -> Vec<(&str, &str)> {
-    let mut pairs = Vec::new();
-    let mut rest = text;
-    while let Some((label, after)) = rest.split_once('=') {
-        let mut escaped = false;
-        let end = after.bytes().skip(1).position(|byte| {
-            let ends = byte == b'"' && !escaped;
-            escaped = byte == b'\\' && !escaped;
-            ends
-        });
-        let Some((value, others)) = end.and_then(|end| after.split_at_checked(end + 2)) else { break };
-        pairs.push((label, value));
-        rest = others.strip_prefix(',').unwrap_or(others);
+/// The samples of one series.
+struct Samples<'a> {
+    out: &'a mut String,
+    names: &'a Names,
+    name: &'a str,
+    labels: Labels<'a>,
+}
+
+impl Samples<'_> {
+    fn write(&mut self, reading: &Reading) {
+        match reading {
+            Reading::Number(number) => self.sample("", None, number.as_f64()),
+            Reading::Histogram(histogram) => {
+                self.sample("_sum", None, histogram.sum);
+                self.sample("_count", None, histogram.count() as f64);
+                let mut count = 0;
+                for (bound, own) in &histogram.buckets {
+                    count += own;
+                    let bound = if bound.is_infinite() { "+Inf".to_owned() } else { format!("{bound:?}") };
+                    self.sample("_bucket", Some(("le", &bound)), count as f64);
+                }
+            }
+            Reading::Summary(summary) => {
+                for (quantile, value) in &summary.quantiles {
+                    self.sample("", Some(("quantile", &quantile.to_string())), *value);
+                }
+                self.sample("_sum", None, summary.sum);
+                self.sample("_count", None, summary.count as f64);
+            }
+        }
     }
-    pairs
+
+    fn sample(&mut self, suffix: &str, last: Option<(&str, &str)>, value: f64) {
+        let start = self.out.len();
+        self.out.push_str(self.name);
+        self.out.push_str(suffix);
+        if !self.names.wants_sample(&self.out[start..]) {
+            return self.out.truncate(start);
+        }
+        let mut labels = self.labels.0.iter().copied().chain(last).peekable();
+        if labels.peek().is_some() {
+            self.out.push('{');
+            for (name, value) in labels {
+                let _ = write!(self.out, "{name}=\"{}\",", escape_label(value));
+            }
+            self.out.push('}');
+        }
+        self.out.push(' ');
+        match value {
+            f64::INFINITY => self.out.push_str("+Inf"),
+            f64::NEG_INFINITY => self.out.push_str("-Inf"),
+            value if value.is_nan() => self.out.push_str("NaN"),
+            value => push_double(self.out, value),
+        }
+        self.out.push('\n');
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::id::ModelVersion;
+    use crate::metrics::alias::Naming;
     use crate::metrics::cache::Settings;
     use crate::metrics::catalog::Catalog;
-    use crate::metrics::journal::Counters;
+    use crate::metrics::counter_lines::Counters;
     use crate::metrics::labels::{Outcome, Protocol, Route};
     use crate::metrics::record;
     use crate::timeline::{Instant, Timeline};
@@ -102,13 +122,17 @@ mod tests {
         model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A, Hostname]}\n  histogram:\n    - {name: H, unit: s, \
         dimensions: [ModelName, Hostname], buckets: [0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
 
+    fn help(spec: &MetricSpec) -> String {
+        format!("Torchserve prometheus {} metric with unit: {}", spec.kind.as_str(), spec.unit)
+    }
+
     fn shown(names: &[&str]) -> String {
         let cache = Arc::new(Cache::new(Catalog::parse(YAML, "m.yaml").unwrap(), Settings::new("h")));
         cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
         cache.counter("C", &["z\"},\\", "a=b", "h"]).unwrap().add_or_update(1e7).unwrap();
         cache.histogram("H", &["m", "h"]).unwrap().add_or_update(0.25).unwrap();
-        render(&cache, &Names::of_query(names.iter().map(|name| ("name[]", *name))))
+        render(&cache, &Names::of_query(names.iter().map(|name| ("name[]", *name))), help)
     }
 
     #[test]
@@ -147,19 +171,19 @@ H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
              model_version, hostname]}\n    - {name: Requests2XX",
         );
         let cache = Arc::new(Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h")));
-        assert!(cache.named("m", "").is_none(), "nobody has asked for it");
-        cache.count_by_name(9000);
+        assert!(cache.alias("m", "").is_none(), "requests are not counted by alias");
+        cache.count_by_alias(Naming { default_version: "default", worker: Box::new(|_, _, _| String::new()) });
         let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         record::inference_requested(&series);
         for version in ["", "", "1.0"] {
-            let named = cache.named("m", version).unwrap();
-            record::named_requested(&cache, &named);
+            let alias = cache.alias("m", version).unwrap();
+            record::alias_requested(&cache, &alias);
             let mut timeline = Timeline::default();
             timeline.compute.start = Instant(2_000_500);
             timeline.queue_start = Instant(500);
-            record::named_done(&cache, &named, &timeline);
+            record::alias_done(&cache, &alias, &timeline);
         }
-        let text = render(&cache, &Names::default());
+        let text = render(&cache, &Names::default(), help);
         for (version, requests, queue) in [("default", "2.0", "4000.0"), ("1.0", "1.0", "2000.0")] {
             let labels = format!("{{model_name=\"m\",model_version=\"{version}\",hostname=\"h\",}}");
             assert!(text.contains(&format!("ts_inference_requests_total{labels} {requests}\n")), "{text}");

@@ -1,12 +1,13 @@
-//! Where the times of batches go: gauges of the host, and a model's latencies as log lines.
+//! Destinations of the times of executed batches: gauges of the host, and a model's latencies as log lines.
 
 use std::sync::Arc;
 
+use super::super::alias::Lines;
 use super::super::builtin::Builtin;
 use super::super::catalog::MetricSpec;
 use super::super::journal::Line;
-use super::super::named::Lines;
 use super::super::series::{ModelSeries, Times};
+use super::super::source::LabelSet;
 use super::{Cache, Series};
 
 /// Nanoseconds in a microsecond: TorchServe's latencies have a unit of a thousand of what cells count.
@@ -22,15 +23,15 @@ impl Cache {
     /// Where the times of this model's batches go under the definition of now.
     pub(super) fn times(&self, model: &ModelSeries) -> Times {
         let [queue, worker_thread] = self.host_times();
-        let Lines { latency, queue_latency } = match self.by_name.is_on() {
-            true => Lines::default(),
-            false => self.latency_lines(&model.labels(Builtin::TsLatency, self.hostname())),
+        let Lines { latency, queue_latency } = match self.naming() {
+            Some(_) => Lines::default(),
+            None => self.latency_lines(&model.labels(LabelSet::Alias, self.hostname())),
         };
         Times { queue, worker_thread, latency, queue_latency }
     }
 
     /// The log lines of the latencies of requests by this name and version.
-    pub(super) fn named_lines(&self, name: &str, version: &str) -> Lines {
+    pub(super) fn alias_lines(&self, name: &str, version: &str) -> Lines {
         self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
     }
 

@@ -2,9 +2,13 @@
 
 use std::fmt;
 
-use super::cache::{MAX_DETECTED, MAX_LABEL_BYTES};
 use super::catalog::Kind;
 use super::channel::Definition;
+
+/// How long a label value may be, in bytes: what a worker sends must not fill the frontend's memory.
+pub const MAX_LABEL_BYTES: usize = 256;
+/// How many metrics may be detected, or described by models, for the same reason.
+pub(super) const MAX_DETECTED: usize = 1_000;
 
 /// Why a sample was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What is allowed in a `metrics.yaml` and yet unlikely to be meant.
+//! Warnings about definitions that are valid and probably unintended.
 
 use super::{Catalog, MetricSpec, RECORDED_BY_WORKER, Section};
 use crate::metrics::builtin::Builtin;

@@ -1,7 +1,7 @@
-//! Series that are there from the start: those whose label values are known before anything is counted. A rate, and an
-//! alert on it, then sees the first event too, and nothing and zero can be told apart.
+//! Series that exist from the start: those whose label values are known before anything is counted. A rate, and an alert on
+//! it, then sees the first event too, and zero differs from absent.
 //!
-//! Gauges are left out: one without a value has none to show, and 0 would be one. Models' own series come with their load.
+//! Gauges are left out, because 0 would be a value. The series of models begin with their load.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use super::{Cache, is_host_label};
 
 impl Cache {
     /// Creates them at 0, as far as they are not there and the definition has them.
-    pub(super) fn create_known(&self) {
+    pub(super) fn create_initial_series(&self) {
         for (builtin, value) in self.closed_lists() {
             // One that is not defined stays so.
             let _ = self.counter(builtin.name(), &[value]);

@@ -1,0 +1,46 @@
+//! Numbers that any number of threads change without a lock. Relaxed: they order nothing, they only have to lose nothing.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// A count or a sum of nanoseconds.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(super) fn raise_to(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub(super) struct Level(AtomicI64);
+
+impl Level {
+    pub(super) fn add(&self, delta: i64) {
+        self.0.fetch_add(delta, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds to the f64 whose bits these are.
+pub(super) fn add(bits: &AtomicU64, amount: f64) {
+    let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
+    // The closure never gives `None`, so this cannot fail.
+    let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+}

@@ -1,0 +1,146 @@
+//! The server's own counters as log lines: by how much they have grown since they were last written. Those that count
+//! requests grow by 1 each time, so that each request can have a line.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::builtin::Builtin;
+use super::cache::Cache;
+use super::catalog::{Kind, MetricSpec};
+use super::reading::{Number, Reading};
+use super::readings::Readings;
+use super::series::ModelSeries;
+use super::tslog::Text;
+
+/// What was last written of one series.
+#[derive(Debug)]
+struct Row {
+    written: u64,
+    /// Made when it is first needed under a definition.
+    text: Option<Text>,
+}
+
+/// Rows of one owner, by metric and by label values.
+type Rows = HashMap<Builtin, HashMap<String, Row>>;
+
+/// What was last written of every counter.
+#[derive(Debug, Default)]
+pub struct Counters {
+    generation: Option<u64>,
+    /// The counters that the definition wants in the logs.
+    wanted: Vec<(Builtin, Arc<MetricSpec>)>,
+    server: Rows,
+    /// By the address of the series, which is kept alive here.
+    models: HashMap<usize, (Arc<ModelSeries>, Rows)>,
+}
+
+impl Counters {
+    /// Nothing is written yet: counters are written from 0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Calls `write` with each counter that has grown, and by how much. If it refuses, the growth is written the next time.
+    /// Counters of requests have a line for each request, as far as `singles` such lines reach.
+    ///
+    /// Counters whose values have fractions are left out: `metrics::record` pushes each of their samples to the journal.
+    pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
+        let skip_past = self.renew(cache);
+        for series in cache.models().into_iter().chain(cache.take_departed()) {
+            self.models.entry(Arc::as_ptr(&series).addr()).or_insert_with(|| (series, Rows::new()));
+        }
+        // A series that nothing else holds does not grow any more: it is read for the last time.
+        let alone = self.models.iter().filter(|(_, (series, _))| Arc::strong_count(series) == 1);
+        let last: Vec<usize> = alone.map(|(at, _)| *at).collect();
+        // What its former holders have written is visible from here on.
+        fence(Ordering::Acquire);
+        let mut lines = Lines { write: &mut write, singles, all: true, hostname: cache.hostname() };
+        let readings = Readings::new(cache);
+        for (builtin, spec) in &self.wanted {
+            let (source, from_now) = (builtin.source(), skip_past.contains(builtin));
+            let counter = (*builtin, &**spec, from_now);
+            let rows = self.server.entry(*builtin).or_default();
+            readings.of_server(source, &mut |labels, reading| grow(rows, counter, (labels, reading), &mut lines));
+            for (series, rows) in self.models.values_mut() {
+                let rows = rows.entry(*builtin).or_default();
+                let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, (labels, reading), &mut lines);
+                readings.of_model(series, (spec, source), &mut visit);
+            }
+        }
+        let all_written = lines.all;
+        self.models.retain(|at, _| !all_written || !last.contains(at));
+    }
+
+    /// Follows a new definition. Returns the counters that it brings into the logs: they are written from now on, not from
+    /// their beginning.
+    fn renew(&mut self, cache: &Cache) -> Vec<Builtin> {
+        let generation = cache.generation();
+        if self.generation == Some(generation) {
+            return Vec::new();
+        }
+        let first = self.generation.replace(generation).is_none();
+        let families = cache.registry();
+        let wanted =
+            families.families().iter().filter(|family| family.views.tslog && family.spec.kind == Kind::Counter);
+        let wanted = wanted.filter_map(|family| Some((family.spec.builtin?, Arc::clone(&family.spec))));
+        let has_cells = |builtin: Builtin| !builtin.is_family() && !builtin.logs_each_sample();
+        let wanted: Vec<_> = wanted.filter(|(builtin, _)| has_cells(*builtin)).collect();
+        let old = std::mem::replace(&mut self.wanted, wanted);
+        let kept = |builtin: Builtin| old.iter().any(|(other, _)| *other == builtin);
+        for rows in self.models.values_mut().map(|(_, rows)| rows).chain([&mut self.server]) {
+            rows.retain(|builtin, _| kept(*builtin));
+            rows.values_mut().flat_map(HashMap::values_mut).for_each(|row| row.text = None);
+        }
+        self.wanted.iter().map(|(builtin, _)| *builtin).filter(|builtin| !first && !kept(*builtin)).collect()
+    }
+}
+
+/// Where growth is written.
+struct Lines<'a> {
+    write: &'a mut dyn FnMut(&Text, f64) -> bool,
+    /// How many more lines may be of a single request.
+    singles: u64,
+    /// Whether nothing was refused.
+    all: bool,
+    hostname: &'a str,
+}
+
+impl Lines<'_> {
+    /// Writes that a counter has grown, in one line or one by one. Returns how much of it was written.
+    fn write(&mut self, text: &Text, grown: u64, one_by_one: bool) -> u64 {
+        let written = if one_by_one && grown <= self.singles {
+            self.singles -= grown;
+            (0..grown).take_while(|_| (self.write)(text, 1.0)).count() as u64
+        } else if (self.write)(text, grown as f64) {
+            grown
+        } else {
+            0
+        };
+        self.all &= written == grown;
+        written
+    }
+}
+
+/// Writes a counter if it has grown; `from_now` says where a counter begins that is seen for the first time.
+fn grow(
+    rows: &mut HashMap<String, Row>,
+    (builtin, spec, from_now): (Builtin, &MetricSpec, bool),
+    (labels, reading): (&[(&str, &str)], Reading),
+    lines: &mut Lines<'_>,
+) {
+    let Reading::Number(Number::Whole(sum)) = reading else { return };
+    let mut key = String::with_capacity(64);
+    for (_, value) in labels {
+        key.push_str(value);
+        key.push('\0');
+    }
+    let written = if from_now { sum } else { 0 };
+    let row = rows.entry(key).or_insert(Row { written, text: None });
+    let grown = sum.saturating_sub(row.written);
+    if grown == 0 {
+        return;
+    }
+    let text = row.text.get_or_insert_with(|| Text::of_server(spec, labels, lines.hostname));
+    row.written += lines.write(text, grown, builtin.logs_each_request());
+}

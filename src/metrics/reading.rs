@@ -1,0 +1,78 @@
+//! What a series shows at one moment: plain data that any view can render.
+
+use std::collections::BTreeMap;
+
+use crate::id::TraceId;
+
+/// A number; whole ones are exact.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// A count.
+    Whole(u64),
+    /// A level.
+    Signed(i64),
+    /// Anything else.
+    Float(f64),
+}
+
+impl Number {
+    /// The nearest f64.
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Self::Whole(value) => value as f64,
+            Self::Signed(value) => value as f64,
+            Self::Float(value) => value,
+        }
+    }
+}
+
+/// A distribution by buckets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// The sum of all observations.
+    pub sum: f64,
+    /// Each bucket's upper bound and own count (not cumulated); the last bound is infinite.
+    pub buckets: Vec<(f64, u64)>,
+    /// The latest traced observation of a bucket, by its position.
+    pub exemplars: BTreeMap<usize, Exemplar>,
+}
+
+impl Histogram {
+    /// The number of observations.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// A distribution by quantiles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// The sum of all observations.
+    pub sum: f64,
+    /// Their number.
+    pub count: u64,
+    /// Quantiles and their values (NaN while there is none).
+    pub quantiles: Vec<(f64, f64)>,
+}
+
+/// An observation that can be found again by its trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exemplar {
+    /// The trace.
+    pub trace: TraceId,
+    /// The observation, in the metric's unit.
+    pub value: f64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+/// The value of one series at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reading {
+    /// A counter or a gauge.
+    Number(Number),
+    /// A histogram.
+    Histogram(Histogram),
+    /// A summary.
+    Summary(Summary),
+}

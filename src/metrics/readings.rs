@@ -1,0 +1,295 @@
+//! The only enumeration of series: for each family its definition, and for each of its series the labels and the reading.
+//! Every view consumes it, so that no two views can disagree.
+//!
+//! Labels come in no particular order: first those of the metric, then a model's namespace and tags. Families come in the
+//! order of `metrics.yaml`, models by name and version.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::alias::AliasCounts;
+use super::builtin::Builtin;
+use super::cache::Cache;
+use super::catalog::{Catalog, MetricSpec};
+use super::family::Registry;
+use super::labels::{Failure, InstanceState, Protocol};
+use super::reading::{Histogram, Number, Reading};
+use super::series::ModelSeries;
+use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
+use crate::timeline::SendReason;
+
+pub use super::family::Family;
+
+/// Takes the labels of a series and its reading.
+pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
+
+/// The series that exist at one moment. Their values are read when they are visited.
+#[derive(Debug)]
+pub struct Readings<C> {
+    cache: C,
+    registry: Arc<Registry>,
+    models: Vec<Arc<ModelSeries>>,
+    /// `None` unless requests are counted by alias.
+    aliases: Option<Vec<Arc<AliasCounts>>>,
+    with_exemplars: bool,
+}
+
+impl<C: Deref<Target = Cache>> Readings<C> {
+    /// The series of the cache; histograms without exemplars.
+    pub fn new(cache: C) -> Self {
+        let (registry, models, aliases) = (cache.registry(), cache.models(), cache.aliases());
+        Self { cache, registry, models, aliases, with_exemplars: false }
+    }
+
+    /// The same, with exemplars.
+    #[must_use]
+    pub fn with_exemplars(self) -> Self {
+        Self { with_exemplars: true, ..self }
+    }
+
+    /// The definition of the metrics.
+    pub fn catalog(&self) -> &Catalog {
+        self.registry.catalog()
+    }
+
+    /// Every family, in the definition's order.
+    pub fn families(&self) -> &[Arc<Family>] {
+        self.registry.families()
+    }
+
+    /// Visits every series of a family.
+    pub fn each(&self, family: &Family, visit: Visit<'_>) {
+        let spec = family.spec();
+        match spec.builtin.map(Builtin::source) {
+            None | Some(Source::Family | Source::UnloggedFamily) => {
+                let (all, mut labels) = (family.all(), Vec::with_capacity(spec.dimensions.len()));
+                for series in &all {
+                    labels.clear();
+                    labels.extend(spec.labelled(series.labels()));
+                    visit(&labels, series.cell.read());
+                }
+            }
+            Some(source) => {
+                self.of_server(source, visit);
+                self.models.iter().for_each(|model| self.of_model(model, (spec, source), visit));
+            }
+        }
+    }
+
+    /// Whether a series of this family has exemplars to show.
+    pub(super) fn has_exemplars(&self, spec: &MetricSpec) -> bool {
+        let Some(Source::Model(_, ModelValue::Durations(stage))) = spec.builtin.map(Builtin::source) else {
+            return false;
+        };
+        let mut histograms = self.models.iter().filter_map(|model| model.durations.histogram(stage));
+        self.with_exemplars && histograms.any(|histogram| histogram.has_exemplars())
+    }
+
+    /// Visits the series of the server itself.
+    pub(super) fn of_server(&self, source: Source, visit: Visit<'_>) {
+        let (requests, hostname) = (self.cache.requests(), self.cache.hostname());
+        match source {
+            Source::Answers => requests.for_each_answer(|protocol, route, code, count| {
+                let labels = [("protocol", protocol.as_str()), ("route", route.as_str()), ("code", code)];
+                visit(&labels, whole(count));
+            }),
+            Source::RequestFailures => requests.for_each_failure(|protocol, route, reason, count| {
+                let labels = [("protocol", protocol.as_str()), ("route", route.as_str()), ("reason", reason.as_str())];
+                visit(&labels, whole(count));
+            }),
+            Source::HttpClass(class) => {
+                visit(&[("Level", "Host"), ("Hostname", hostname)], whole(requests.http_class(class)));
+            }
+            Source::OpenStreams => {
+                for protocol in Protocol::ALL {
+                    let open = requests.streams(protocol).get();
+                    visit(&[("protocol", protocol.as_str())], Reading::Number(Number::Signed(open)));
+                }
+            }
+            Source::Model(LabelSet::Alias, ModelValue::Count(count, scale)) => {
+                for alias in self.aliases.iter().flatten() {
+                    let [name, version] = [("model_name", &*alias.name), ("model_version", &*alias.version)];
+                    visit(&[name, version, ("hostname", hostname)], scaled(alias.counts.get(count), scale));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Visits the series of one model, which may be unloaded already, in a family with this source.
+    pub(super) fn of_model(&self, model: &ModelSeries, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
+        let Source::Model(set, value) = source else { return };
+        if set == LabelSet::Alias && self.aliases.is_some() {
+            return;
+        }
+        let mut labels = model.labels(set, self.cache.hostname());
+        let mut by = |label: &'static str, values: &mut dyn Iterator<Item = (&'static str, Reading)>| {
+            for (value, reading) in values {
+                labels.push((label, value));
+                visit(&labels, reading);
+                labels.pop();
+            }
+        };
+        match value {
+            ModelValue::Failures => {
+                let counts = Failure::ALL.iter().zip(&model.failures);
+                by("reason", &mut counts.map(|(failure, count)| (failure.as_str(), whole(count.get()))));
+            }
+            ModelValue::Batches => {
+                let counts = SendReason::ALL.iter().zip(&model.sent);
+                by("reason", &mut counts.map(|(reason, count)| (reason.as_str(), whole(count.get()))));
+            }
+            ModelValue::Instances => {
+                let level = |state: &InstanceState| model.level(|series| &series.instances[state.index()]);
+                let read = |state: &InstanceState| (state.as_str(), Reading::Number(Number::Signed(level(state))));
+                by("state", &mut InstanceState::ALL.iter().map(read));
+            }
+            _ => {
+                if let Some(reading) = self.of_value(model, spec, value) {
+                    visit(&labels, reading);
+                }
+            }
+        }
+    }
+
+    /// The reading of a value of which each model has one, or none.
+    fn of_value(&self, model: &ModelSeries, spec: &MetricSpec, value: ModelValue) -> Option<Reading> {
+        let durations = &model.durations;
+        Some(match value {
+            ModelValue::Count(count, scale) => scaled(model.counts.get(count), scale),
+            ModelValue::CacheCount(count, scale) if model.cached() => scaled(model.counts.get(count), scale),
+            ModelValue::Pending => Reading::Number(Number::Signed(model.waiting())),
+            ModelValue::Durations(stage) => {
+                let sum = model.counts.get(stage.sum()) as f64 / 1e3;
+                Reading::Histogram(durations.histogram(stage)?.read(sum, self.with_exemplars))
+            }
+            ModelValue::FirstResponse => {
+                let sum = model.responses.first_ns.get() as f64 / 1e6;
+                Reading::Histogram(durations.first_response()?.read(sum, self.with_exemplars))
+            }
+            ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
+            // Triton has none of requests where some of them are not executed.
+            ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
+            ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
+            ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
+            ModelValue::CacheCount(..) | ModelValue::Failures | ModelValue::Batches | ModelValue::Instances => {
+                return None;
+            }
+        })
+    }
+}
+
+fn whole(count: u64) -> Reading {
+    Reading::Number(Number::Whole(count))
+}
+
+fn scaled(count: u64, scale: Scale) -> Reading {
+    Reading::Number(match scale {
+        Scale::One => Number::Whole(count),
+        Scale::Micros => Number::Whole(count / 1000),
+        Scale::FractionalMicros => Number::Float(count as f64 / 1e3),
+        Scale::Seconds => Number::Float(count as f64 / 1e9),
+    })
+}
+
+/// The sizes of executed batches, which the statistics keep one by one.
+fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
+    let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
+    let mut sum = 0.0;
+    for (size, cell) in model.batches().iter() {
+        let size = *size as f64;
+        sum += size * cell.count as f64;
+        let at = bounds.partition_point(|&bound| bound < size);
+        if let Some((_, count)) = buckets.get_mut(at) {
+            *count += cell.count;
+        }
+    }
+    Histogram { sum, buckets, ..Histogram::default() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::id::{ModelName, ModelVersion};
+    use crate::metrics::alias::Naming;
+    use crate::metrics::cache::Settings;
+    use crate::metrics::catalog::{Overrides, Setting};
+    use crate::metrics::record;
+
+    /// A cache whose only model has a namespace, a tag, and series of everything that a model may have.
+    fn cache() -> Cache {
+        let latencies =
+            Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
+        let cache = Cache::new(latencies.apply(Catalog::shipped()), Settings::new("h"));
+        let tags = [("team".to_owned(), "t".to_owned())];
+        let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 1);
+        let series = cache.model_loaded(&model, &tags);
+        cache.model_cached(&series);
+        cache.model_decoupled(&series);
+        record::inference_requested(&series);
+        cache
+    }
+
+    /// The label sets of every family whose numbers are in cells.
+    fn label_sets(cache: &Cache) -> Vec<(Builtin, Vec<(String, String)>)> {
+        let readings = Readings::new(cache);
+        let mut found = Vec::new();
+        for family in readings.families() {
+            let Some(builtin) = family.spec().builtin.filter(|builtin| !builtin.is_family()) else { continue };
+            readings.each(family, &mut |labels, _| {
+                let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+                found.push((builtin, labels.iter().map(owned).collect()));
+            });
+        }
+        found
+    }
+
+    #[test]
+    fn every_row_gives_series_with_its_labels() {
+        let found = label_sets(&cache());
+        for builtin in Builtin::ALL.iter().copied().filter(|builtin| !builtin.is_family()) {
+            let all: Vec<_> = found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels).collect();
+            // Triton has no quantiles of requests where some of them are not executed.
+            assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
+            for labels in all {
+                let more = |name: &str| name == "namespace" || name == "_team";
+                let names: Vec<&str> =
+                    labels.iter().map(|(name, _)| name.as_str()).filter(|name| !more(name)).collect();
+                let mut defined = builtin.dimensions().to_vec();
+                defined.sort_unstable();
+                let mut given = names.clone();
+                given.sort_unstable();
+                assert_eq!(given, defined, "{}", builtin.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_set_decides_how_a_namespace_is_shown() {
+        let pairs = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
+        };
+        let tagged = [("model", "m"), ("version", "1"), ("namespace", "/srv/models"), ("_team", "t")];
+        let full = [("model", "/srv/models/m"), ("version", "1")];
+        let alias = [("model_name", "m"), ("model_version", "1"), ("hostname", "h"), ("namespace", "/srv/models")];
+        let cache = cache();
+        let found = label_sets(&cache);
+        for (builtin, expected) in [
+            (Builtin::RequestSuccess, &tagged[..]),
+            (Builtin::BatchSize, &tagged),
+            (Builtin::CacheHitSummary, &tagged),
+            (Builtin::InstanceRestarts, &full),
+            (Builtin::TsLatency, &alias),
+        ] {
+            let labels: Vec<_> =
+                found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels.clone()).collect();
+            assert_eq!(labels, [pairs(expected)], "{}", builtin.name());
+        }
+        cache.count_by_alias(Naming { default_version: "none", worker: Box::new(|_, _, _| String::new()) });
+        record::alias_requested(&cache, &cache.alias("x", "").unwrap());
+        let found = label_sets(&cache);
+        let labels = found.iter().find(|(of, _)| *of == Builtin::TsRequests).map(|(_, labels)| labels.clone());
+        assert_eq!(labels, Some(pairs(&[("model_name", "x"), ("model_version", "none"), ("hostname", "h")])));
+    }
+}
