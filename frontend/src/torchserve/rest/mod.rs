@@ -200,7 +200,7 @@ impl Port {
             Way::V1Ready(model) => manage::ready(shared, &model),
             Way::Token => manage::token(shared, asked).await,
             Way::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
-            Way::Workflow(name) => Err(answer::no_workflow(&name)),
+            Way::Workflow(name) | Way::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
             Way::Metrics => metrics::metrics(shared, asked).await,
             Way::NotFound => Err(answer::not_found()),
             Way::WrongMethod => Err(answer::wrong_method()),
