@@ -4,11 +4,11 @@
 //! A cache that cannot answer costs a miss, never an error: whatever is wrong with it is counted, and said at most once a
 //! second. No lock is held while tensors are hashed or copied.
 
+mod connection;
 mod files;
 mod flight;
 mod local;
 mod redis;
-mod resp;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

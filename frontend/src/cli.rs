@@ -40,7 +40,7 @@ use values::{
     statsd_address, whole,
 };
 
-pub use cache::{Cache, CacheConfig, Redis, Store};
+pub use cache::{Cache, CacheConfig, Redis, RedisTls, Store};
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use gpus::{Capability, GpuLimit, Gpus};
