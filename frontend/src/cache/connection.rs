@@ -21,6 +21,9 @@ use crate::cli::Redis as Settings;
 /// Commands that wait to be sent, at most.
 const MOST_COMMANDS: usize = 1024;
 
+/// How long the library waits for a reply of a cluster. Callers wait less long.
+const REPLY: Duration = Duration::from_secs(15);
+
 /// A connection that is logged in. Clones share it.
 #[derive(Clone)]
 pub(super) enum Connection {
@@ -143,8 +146,9 @@ fn cluster(
     (user, password, db): (&str, &str, u32),
     limit: Duration,
 ) -> Result<Connector, String> {
-    // Waiting is bounded by the caller, so the library does not repeat a command that fails.
-    let mut builder = ClusterClient::builder([info]).retries(0).connection_timeout(limit).database_id(db.into());
+    // Enough to follow a key to the node that has it now. How long that may take is bounded by the caller.
+    let builder = ClusterClient::builder([info]).retries(2).database_id(db.into());
+    let mut builder = builder.connection_timeout(limit).response_timeout(REPLY);
     if let Some(certificates) = certificates {
         builder = builder.certs(certificates);
     }
