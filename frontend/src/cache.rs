@@ -4,11 +4,11 @@
 //! A cache that cannot answer costs a miss, never an error: whatever is wrong with it is counted, and said at most once a
 //! second. No lock is held while tensors are hashed or copied.
 
+mod connection;
 mod files;
 mod flight;
 mod local;
 mod redis;
-mod resp;
 mod settings;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub(crate) use files::Files;
 use flight::{Flights, Landing, Lead};
 use local::Local;
 use redis::Redis;
-pub(crate) use settings::{Backend, RedisSettings, Settings};
+pub(crate) use settings::{Backend, RedisSettings, RedisTls, Settings};
 
 /// Where responses are kept for all models.
 pub(crate) struct ResponseCache {

@@ -14,6 +14,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 import redis_server
+from certificates import Files
+from peers import free_ports
 from redis_server import NoRedis, Redis
 from request_table import one, simple
 from server import EXAMPLES, MODELS, Server, binary, eventually, total
@@ -366,6 +368,42 @@ def test_redis_takes_password_database_and_age(cached, tmp_path):
         eventually("it is refused", 10, lambda: "it refuses us: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())
         assert hits(refused, "simple") == (0, 1)
+
+
+@needs_redis
+def test_redis_over_tls(cached, tmp_path):
+    """`tls_enabled` with an authority and a client's certificate; a server of another authority is refused."""
+    files, other = Files(tmp_path / "tls"), Files(tmp_path / "other")
+    port = free_ports(1)[0]
+    options = ["--tls-port", str(port), "--tls-cert-file", str(files.cert), "--tls-key-file", str(files.key)]
+    options += ["--tls-ca-cert-file", str(files.root), "--tls-auth-clients", "yes", "--requirepass", "secret"]
+    with Redis(tmp_path, options=options):
+        base = f"--cache-config=redis,host=127.0.0.1,port={port},password=secret,timeout_ms=1000,tls_enabled=true"
+        server = connected(cached(["simple"], f"{base},cacert={files.root},cert={files.client_cert},key={files.client_key}"))
+        answer(server, "simple", simple())
+        eventually("it is stored", 5, lambda: answer(server, "simple", simple()) and hits(server, "simple")[0] > 0)
+        for settings, words in [
+            (f"cacert={other.root},cert={files.client_cert},key={files.client_key}", "certificate"),
+            (f"cacert={files.root}", "response cache: Redis at 127.0.0.1"),
+            (f"cacert={tmp_path / 'none.pem'}", "cannot read"),
+        ]:
+            refused = cached(["simple"], f"{base},{settings}")
+            eventually(words, 10, lambda: words in refused.log.read_text())
+            answer(refused, "simple", simple())
+            assert hits(refused, "simple") == (0, 1)
+
+
+@needs_redis
+def test_redis_cluster(cached, tmp_path):
+    """`cluster` with a node that has all slots: its replies name the node for each key."""
+    with Redis(tmp_path, options=["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes")]) as redis:
+        redis.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        eventually("the cluster is ready", 10, lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
+        option = f"--cache-config=redis,host=127.0.0.1,port={redis.port},cluster=true,timeout_ms=1000"
+        first, second = (connected(cached(["simple"], option)) for _ in range(2))
+        expected = answer(first, "simple", simple())
+        stored(redis, 1)
+        assert answer(second, "simple", simple()) == expected and hits(second, "simple") == (1, 0)
 
 
 @needs_redis

@@ -1,112 +1,131 @@
-//! Responses in a Redis that several servers share: one connection, pipelined, kept by a task of its own.
+//! Responses in a Redis, or in a cluster of them, that several servers share: one connection, kept by a task.
 //!
-//! Redis is never waited for longer than the time-out. While there is no connection every look-up is a miss at once; it is
-//! tried again after a pause that grows. What waits to be stored is bounded, in bytes.
-//!
-//! A client of our own, because all that is needed are GET and SET: the `redis` crate brings some forty others (an URL
-//! parser with Unicode's tables among them), half a minute of a core for a cold build.
+//! A look-up never waits longer than the time-out. While there is no connection every look-up is a miss at once; connecting
+//! is tried again after a pause that grows. The commands that are unanswered and the bytes that wait to be stored are bounded.
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use pharos::cache::Key;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use redis::{Cmd, Value, cmd};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 
-use super::resp::{self, LONGEST_VALUE, Reply};
+use super::connection::{Connection, refusal};
 use super::{RedisSettings as Settings, Report, Trouble};
 
 /// What keys begin with: other programs may use the same Redis.
 const PREFIX: &str = "pharos:response:1:";
-/// Commands that wait to be sent, at most.
-const MOST_COMMANDS: usize = 1024;
-/// Commands that are sent and not answered, at most.
+/// Commands that are not answered, at most.
 const MOST_UNANSWERED: usize = 4096;
 /// Bytes that wait to be stored, at most.
 const MOST_BYTES: u64 = 256 << 20;
-/// Bytes that are put together before some of them are sent.
-const OUTBOX: usize = 256 << 10;
-/// So much of a long value shows that the connection lives.
-const PROGRESS: usize = 16 << 10;
-/// How long a connection may take, log-in included.
+/// The longest value: Redis' own limit by default.
+const LONGEST_VALUE: u64 = 512 << 20;
+/// How long a connection may take, log-in included, and how long one that was too slow may take to answer.
 const CONNECT: Duration = Duration::from_secs(2);
+/// How long storing a value may take.
+const STORE: Duration = Duration::from_secs(10);
 /// The first pause after a connection was lost or refused, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The client's end of the connection.
+/// A client of Redis.
 pub(super) struct Redis {
-    commands: mpsc::Sender<Command>,
-    state: Arc<State>,
+    link: Arc<Link>,
+    runtime: Handle,
     settings: Settings,
     report: Arc<Report>,
 }
 
+/// What look-ups share with the task that keeps the connection.
 #[derive(Default)]
-struct State {
-    connected: AtomicBool,
+struct Link {
+    // Held to clone or replace it.
+    connection: Mutex<Option<Connection>>,
+    /// The connection was given up.
+    suspect: Notify,
+    unanswered: AtomicUsize,
     /// Bytes that wait to be stored.
     storing: AtomicU64,
 }
 
-/// Something to be sent.
-struct Command {
-    bytes: BytesMut,
-    answer: Awaited,
+/// A command that is not answered, and the bytes that it stores.
+struct Pending {
+    link: Arc<Link>,
+    bytes: u64,
 }
 
-/// Who waits for a reply.
-enum Awaited {
-    Get(oneshot::Sender<Reply>),
-    Set(#[allow(dead_code, reason = "gives its bytes back when it is dropped")] Budget),
-}
-
-/// Bytes that wait to be stored, as long as it lives.
-struct Budget(Arc<State>, u64);
-
-impl Drop for Budget {
+impl Drop for Pending {
     fn drop(&mut self) {
-        self.0.storing.fetch_sub(self.1, Ordering::Relaxed);
+        self.link.unanswered.fetch_sub(1, Ordering::Relaxed);
+        self.link.storing.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Link {
+    fn connection(&self) -> Option<Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, connection: Option<Connection>) {
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+    }
+
+    /// Takes the connection out of use until it has answered again. Look-ups do not wait for that.
+    fn give_up(&self) {
+        self.replace(None);
+        self.suspect.notify_one();
+    }
+
+    /// Counts a command that stores `bytes`; `None` when there are too many.
+    fn begin(self: &Arc<Self>, bytes: u64) -> Option<Pending> {
+        let commands = self.unanswered.fetch_add(1, Ordering::Relaxed);
+        let before = self.storing.fetch_add(bytes, Ordering::Relaxed);
+        let pending = Pending { link: self.clone(), bytes };
+        // A value that is larger than the bound may be stored alone.
+        let fits = bytes == 0 || before == 0 || before + bytes <= MOST_BYTES;
+        (commands < MOST_UNANSWERED && fits).then_some(pending)
     }
 }
 
 impl Redis {
     /// Begins to connect.
     pub(super) fn start(settings: Settings, report: Arc<Report>) -> Self {
-        let (commands, waiting) = mpsc::channel(MOST_COMMANDS);
-        let state = Arc::new(State::default());
-        let keeper =
-            Keeper { commands: waiting, state: state.clone(), settings: settings.clone(), report: report.clone() };
+        let link = Arc::new(Link::default());
+        let keeper = Keeper { link: link.clone(), settings: settings.clone(), report: report.clone() };
         tokio::spawn(keeper.run());
-        Self { commands, state, settings, report }
+        Self { link, runtime: Handle::current(), settings, report }
     }
 
     /// The value of a key; `None` also for all that can go wrong.
     pub(super) async fn get(&self, key: &Key) -> Option<Bytes> {
-        if !self.state.connected.load(Ordering::Relaxed) {
+        let Some(mut connection) = self.link.connection() else {
             self.report.tell(Trouble::Connection, "there is no connection to Redis");
             return None;
-        }
-        let mut bytes = BytesMut::with_capacity(160);
-        resp::command(&mut bytes, &[b"GET", name(key).as_bytes()]);
-        let (sender, answer) = oneshot::channel();
-        if self.commands.try_send(Command { bytes, answer: Awaited::Get(sender) }).is_err() {
+        };
+        let Some(_pending) = self.link.begin(0) else {
             self.report.tell(Trouble::Busy, "too many look-ups wait for Redis");
             return None;
-        }
-        match timeout(self.settings.timeout, answer).await {
-            Ok(Ok(Reply::Value(value))) => return Some(value),
-            Ok(Ok(Reply::Nothing)) => {}
-            Ok(Ok(Reply::Refused(words))) => self.report.tell(Trouble::Reply, &format!("Redis refuses GET: {words}")),
-            Ok(Ok(Reply::Done)) => self.report.tell(Trouble::Reply, "Redis answered GET without a value"),
-            Ok(Err(_)) => self.report.tell(Trouble::Connection, "the connection to Redis broke"),
+        };
+        let mut command = cmd("GET");
+        command.arg(name(key));
+        match timeout(self.settings.timeout, connection.ask(&command)).await {
+            Ok(Ok(Value::BulkString(value))) => return Some(value.into()),
+            Ok(Ok(Value::Nil)) => {}
+            Ok(Ok(_)) => self.report.tell(Trouble::Reply, "Redis answered GET without a value"),
+            Ok(Err(error)) => match refusal(&error) {
+                Some(words) => self.report.tell(Trouble::Reply, &format!("Redis refuses GET: {words}")),
+                None => {
+                    self.link.give_up();
+                    self.report.tell(Trouble::Connection, &format!("the connection to Redis broke: {error}"));
+                }
+            },
             Err(_) => {
+                self.link.give_up();
                 let ms = self.settings.timeout.as_millis();
                 self.report.tell(Trouble::Timeout, &format!("Redis did not answer within {ms} ms"));
             }
@@ -116,32 +135,36 @@ impl Redis {
 
     /// Sends a value of about `size` bytes to be stored, and does not wait for it.
     pub(super) fn set(&self, key: &Key, value: impl FnOnce() -> Vec<u8>, size: u64) {
-        if !self.state.connected.load(Ordering::Relaxed) {
+        let Some(connection) = self.link.connection() else {
             return self.report.tell(Trouble::Connection, "there is no connection to Redis");
-        }
-        if size > LONGEST_VALUE as u64 {
+        };
+        if size > LONGEST_VALUE {
             let text = format!("a response of {size} bytes is larger than what Redis takes, {LONGEST_VALUE}");
             return self.report.tell(Trouble::TooLarge, &text);
         }
-        let before = self.state.storing.fetch_add(size, Ordering::Relaxed);
-        let budget = Budget(self.state.clone(), size);
-        // One that is larger than the bound may go alone.
-        if before > 0 && before + size > MOST_BYTES {
+        let Some(pending) = self.link.begin(size) else {
             return self.report.tell(Trouble::Busy, "too many responses wait to be stored in Redis");
+        };
+        let mut command = cmd("SET");
+        command.arg(name(key)).arg(value());
+        if let Some(ttl) = self.settings.ttl {
+            command.arg("EX").arg(ttl.as_secs());
         }
-        let value = value();
-        let (name, mut bytes) = (name(key), BytesMut::with_capacity(value.len() + 192));
-        match self.settings.ttl {
-            None => resp::command(&mut bytes, &[b"SET", name.as_bytes(), &value]),
-            Some(ttl) => {
-                let seconds = ttl.as_secs().to_string();
-                resp::command(&mut bytes, &[b"SET", name.as_bytes(), &value, b"EX", seconds.as_bytes()]);
-            }
-        }
-        if self.commands.try_send(Command { bytes, answer: Awaited::Set(budget) }).is_err() {
-            self.report.tell(Trouble::Busy, "too many responses wait to be stored in Redis");
-        }
+        self.runtime.spawn(store(connection, command, pending, self.report.clone()));
     }
+}
+
+/// Stores a value.
+async fn store(mut connection: Connection, command: Cmd, pending: Pending, report: Arc<Report>) {
+    match timeout(STORE, connection.ask(&command)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => match refusal(&error) {
+            Some(words) => report.tell(Trouble::Reply, &format!("Redis refuses SET: {words}")),
+            None => report.tell(Trouble::Connection, &format!("the connection to Redis broke: {error}")),
+        },
+        Err(_) => report.tell(Trouble::Timeout, &format!("Redis stored nothing within {} s", STORE.as_secs())),
+    }
+    drop(pending);
 }
 
 fn name(key: &Key) -> String {
@@ -150,156 +173,44 @@ fn name(key: &Key) -> String {
 
 /// Keeps the connection.
 struct Keeper {
-    commands: mpsc::Receiver<Command>,
-    state: Arc<State>,
+    link: Arc<Link>,
     settings: Settings,
     report: Arc<Report>,
 }
 
 impl Keeper {
-    /// Connects again and again, until nobody asks any more.
-    async fn run(mut self) {
+    /// Connects, and connects again after each loss, for as long as the process runs.
+    async fn run(self) {
         let mut pause = FIRST_PAUSE;
-        while !self.commands.is_closed() {
-            let lost = match timeout(CONNECT, self.connect()).await {
-                Ok(Ok(stream)) => {
-                    let Settings { host, port, .. } = &self.settings;
+        let Settings { host, port, .. } = &self.settings;
+        loop {
+            let opened = timeout(CONNECT, Connection::open(&self.settings, CONNECT)).await;
+            let (trouble, lost) = match opened {
+                Ok(Ok(connection)) => {
                     tracing::info!("response cache: connected to Redis at {host}:{port}");
                     pause = FIRST_PAUSE;
-                    self.state.connected.store(true, Ordering::Relaxed);
-                    let lost = self.serve(stream).await;
-                    self.state.connected.store(false, Ordering::Relaxed);
-                    lost
+                    self.serve(connection).await
                 }
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(io::Error::other(format!("no connection within {} s", CONNECT.as_secs()))),
+                Ok(Err(error)) => (Trouble::Connection, error),
+                Err(_) => (Trouble::Connection, format!("no connection within {} s", CONNECT.as_secs())),
             };
-            let Err(error) = lost else { return };
-            let Settings { host, port, .. } = &self.settings;
-            let slow = error.kind() == io::ErrorKind::TimedOut;
-            let trouble = if slow { Trouble::Timeout } else { Trouble::Connection };
-            self.report.tell(trouble, &format!("Redis at {host}:{port}: {error}"));
-            // Who came just before the connection was lost is not left waiting.
-            while self.commands.try_recv().is_ok() {}
+            self.report.tell(trouble, &format!("Redis at {host}:{port}: {lost}"));
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// A connection that is logged in and answers.
-    async fn connect(&self) -> io::Result<TcpStream> {
-        let Settings { host, port, user, password, db, .. } = &self.settings;
-        let mut stream = TcpStream::connect((host.as_str(), *port)).await?;
-        stream.set_nodelay(true)?;
-        let (mut greeting, db) = (BytesMut::new(), db.to_string());
-        let mut expected = 1;
-        if !password.is_empty() {
-            let words: &[&[u8]] = match user.is_empty() {
-                true => &[b"AUTH", password.as_bytes()],
-                false => &[b"AUTH", user.as_bytes(), password.as_bytes()],
-            };
-            resp::command(&mut greeting, words);
-            expected += 1;
-        }
-        // Also shows whether the other end is a Redis that lets us in.
-        resp::command(&mut greeting, &[b"SELECT", db.as_bytes()]);
-        stream.write_all(&greeting).await?;
-        let mut input = BytesMut::new();
-        while expected > 0 {
-            match resp::reply(&mut input).map_err(other_end)? {
-                Some(Reply::Done) => expected -= 1,
-                Some(Reply::Refused(words)) => return Err(io::Error::other(format!("it refuses us: {words}"))),
-                Some(_) => return Err(other_end("a value that nobody asked for".to_owned())),
-                None if stream.read_buf(&mut input).await? == 0 => return Err(closed()),
-                None => {}
-            }
-        }
-        Ok(stream)
-    }
-
-    /// Sends commands and takes replies until nobody asks any more, or until something is wrong with the connection.
-    async fn serve(&mut self, mut stream: TcpStream) -> io::Result<()> {
-        let (mut reader, mut writer) = stream.split();
-        let (mut input, mut output) = (BytesMut::with_capacity(16 << 10), BytesMut::new());
-        let mut flow =
-            Flow { unanswered: VecDeque::new(), patience: self.settings.timeout, moved: Instant::now(), read: 0 };
+    /// Lends the connection to look-ups for as long as it answers. Returns why it no longer does.
+    async fn serve(&self, mut connection: Connection) -> (Trouble, String) {
         loop {
-            let (busy, room) = (!output.is_empty(), flow.unanswered.len() < MOST_UNANSWERED && output.len() < OUTBOX);
-            tokio::select! {
-                command = self.commands.recv(), if room => match command {
-                    Some(command) => flow.send(command, &mut output),
-                    None => return Ok(()),
-                },
-                written = writer.write_buf(&mut output), if busy => {
-                    written?;
-                    flow.moved = Instant::now();
-                }
-                read = reader.read_buf(&mut input) => match read? {
-                    0 => return Err(closed()),
-                    read => self.take(&mut flow, &mut input, read)?,
-                },
-                () = sleep_until(flow.moved + flow.patience), if !flow.unanswered.is_empty() => {
-                    let text = format!("no answer within {} ms", flow.patience.as_millis());
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-                }
+            self.link.replace(Some(connection.clone()));
+            self.link.suspect.notified().await;
+            // It was too slow for a look-up: a long value may be on its way, or the server hangs.
+            match timeout(CONNECT, connection.answers()).await {
+                Ok(true) => {}
+                Ok(false) => return (Trouble::Connection, "it closed the connection".to_owned()),
+                Err(_) => return (Trouble::Timeout, format!("no answer within {} s", CONNECT.as_secs())),
             }
         }
     }
-
-    /// Hands out the replies that are whole.
-    fn take(&self, flow: &mut Flow, input: &mut BytesMut, read: usize) -> io::Result<()> {
-        flow.read += read;
-        if flow.read >= PROGRESS {
-            (flow.moved, flow.read) = (Instant::now(), 0);
-        }
-        while let Some(reply) = resp::reply(input).map_err(other_end)? {
-            (flow.moved, flow.read) = (Instant::now(), 0);
-            match (flow.unanswered.pop_front(), reply) {
-                // Who waited no longer does not take it.
-                (Some(Awaited::Get(waiting)), reply) => drop(waiting.send(reply)),
-                (Some(Awaited::Set(_)), Reply::Done) => {}
-                (Some(Awaited::Set(_)), Reply::Refused(words)) => {
-                    self.report.tell(Trouble::Reply, &format!("Redis refuses SET: {words}"));
-                }
-                (Some(Awaited::Set(_)), _) => return Err(other_end("a value that nobody asked for".to_owned())),
-                (None, _) => return Err(other_end("a reply that nobody asked for".to_owned())),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What is on its way.
-struct Flow {
-    unanswered: VecDeque<Awaited>,
-    /// How long nothing may move while something is unanswered.
-    patience: Duration,
-    moved: Instant,
-    /// Bytes of an unfinished reply since then.
-    read: usize,
-}
-
-impl Flow {
-    fn send(&mut self, command: Command, output: &mut BytesMut) {
-        if matches!(&command.answer, Awaited::Get(waiting) if waiting.is_closed()) {
-            return;
-        }
-        if self.unanswered.is_empty() {
-            self.moved = Instant::now();
-        }
-        if output.is_empty() {
-            *output = command.bytes;
-        } else {
-            output.extend_from_slice(&command.bytes);
-        }
-        self.unanswered.push_back(command.answer);
-    }
-}
-
-fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionReset, "it closed the connection")
-}
-
-fn other_end(text: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("it answered {text}"))
 }

@@ -1,5 +1,6 @@
 //! What is configured of the response cache.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What is configured of the response cache.
@@ -35,8 +36,23 @@ pub struct RedisSettings {
     pub db: u32,
     /// How long a response is kept; `None` leaves it to Redis.
     pub ttl: Option<Duration>,
-    /// The longest look-up, and the longest silence of a connection.
+    /// The longest look-up.
     pub timeout: Duration,
+    /// Whether the server is a node of a cluster.
+    pub cluster: bool,
+    /// TLS, if the connection is encrypted.
+    pub tls: Option<RedisTls>,
+}
+
+/// PEM files for TLS with a Redis server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// The certificate authorities; `None` for those that the machine trusts.
+    pub cacert: Option<PathBuf>,
+    /// The client's certificate, with its chain.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for RedisSettings {

@@ -1,8 +1,9 @@
 //! What the command line says about the response cache: Triton's forms, and what is allowed in them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cache::{self, Backend, RedisSettings};
+use crate::cache::{self, Backend, RedisSettings, RedisTls};
 
 /// One `--cache-config`: the cache's name and what is said about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +75,21 @@ fn local(settings: &Settings<'_>) -> Result<u64, String> {
 }
 
 fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
-    let known = ["host", "port", "user", "password", "db", "ttl", "timeout_ms", "single_flight"];
+    let known = [
+        "host",
+        "port",
+        "user",
+        "password",
+        "db",
+        "ttl",
+        "timeout_ms",
+        "single_flight",
+        "cluster",
+        "tls_enabled",
+        "cacert",
+        "cert",
+        "key",
+    ];
     settings.only("redis", &known)?;
     let port = |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535");
     let number = |text: &str| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0");
@@ -94,7 +109,22 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
         db: settings.parsed("db", number)?.unwrap_or(0),
         ttl: settings.parsed("ttl", positive)?.map(|seconds| Duration::from_secs(seconds.into())),
         timeout: Duration::from_millis(settings.parsed("timeout_ms", positive)?.unwrap_or(100).into()),
+        cluster: settings.parsed("cluster", super::boolean)?.unwrap_or(false),
+        tls: redis_tls(settings)?,
     })
+}
+
+fn redis_tls(settings: &Settings<'_>) -> Result<Option<RedisTls>, String> {
+    let path = |key: &str| settings.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let tls = RedisTls { cacert: path("cacert"), cert: path("cert"), key: path("key") };
+    if tls.cert.is_some() != tls.key.is_some() {
+        return Err("the client's certificate needs both settings, cert=FILE and key=FILE".to_owned());
+    }
+    let enabled = settings.parsed("tls_enabled", super::boolean)?.unwrap_or(false);
+    if !enabled && tls != RedisTls::default() {
+        return Err("cacert, cert and key need tls_enabled=true".to_owned());
+    }
+    Ok(enabled.then_some(tls))
 }
 
 /// What is said about one cache; of equal keys the last counts.
@@ -155,6 +185,13 @@ mod tests {
             panic!("no Redis")
         };
         assert_eq!((redis.port, redis.password.as_str(), redis.ttl), (6379, "own", None));
+        assert_eq!((redis.cluster, redis.tls), (false, None));
+        let tls = "redis,host=h,cluster=true,tls_enabled=true,cacert=ca.pem";
+        let Some(cache::Settings { backend: Backend::Redis(redis), .. }) = read(&[tls], None).unwrap() else {
+            panic!("no Redis")
+        };
+        let files = RedisTls { cacert: Some("ca.pem".into()), ..RedisTls::default() };
+        assert_eq!((redis.cluster, redis.tls), (true, Some(files)));
     }
 
     #[test]
@@ -172,6 +209,9 @@ mod tests {
             (&["redis,port=1"], None, &["needs its host"]),
             (&["redis,host=h,port=0"], None, &["port is '0'", "1 to 65535"]),
             (&["redis,host=h,timeout_ms=0"], None, &["timeout_ms is '0'", "from 1"]),
+            (&["redis,host=h,cacert=ca.pem"], None, &["need tls_enabled=true"]),
+            (&["redis,host=h,tls_enabled=true,cert=c.pem"], None, &["both settings, cert=FILE and key=FILE"]),
+            (&["redis,host=h,cluster=2"], None, &["cluster is '2'"]),
             (
                 &["local,size=1", "redis,host=h"],
                 None,

@@ -65,8 +65,10 @@ pub enum Endpoint {
     Token,
     /// The workflows: there are none.
     Workflows,
-    /// A workflow: there is none.
+    /// A prediction by a workflow: there is none.
     Workflow(String),
+    /// The management of a workflow: there is none.
+    ManageWorkflow(String),
     /// The metrics.
     Metrics,
     /// Nothing is there.
@@ -93,7 +95,9 @@ impl Endpoint {
             Self::Token => Route::Token,
             Self::Metrics => Route::Metrics,
             Self::Kserve(route) => *route,
-            Self::Workflows | Self::Workflow(_) | Self::NotFound | Self::WrongMethod => Route::Unknown,
+            Self::Workflows | Self::Workflow(_) | Self::ManageWorkflow(_) | Self::NotFound | Self::WrongMethod => {
+                Route::Unknown
+            }
         }
     }
 
@@ -101,7 +105,9 @@ impl Endpoint {
     pub(crate) fn class(&self) -> Class {
         match self {
             // These have no route of their own, or one that inference needs too.
-            Self::ManagementApi(..) | Self::Workflows | Self::V1Ready(_) => Class::Part(Api::ModelRepository),
+            Self::ManagementApi(..) | Self::Workflows | Self::ManageWorkflow(_) | Self::V1Ready(_) => {
+                Class::Part(Api::ModelRepository)
+            }
             Self::Workflow(_) => Class::Part(Api::Inference),
             endpoint => routes::class(endpoint.route()),
         }
@@ -196,7 +202,7 @@ fn management(method: &Method, segments: &[&str]) -> Option<Endpoint> {
         ["token"] if get => Endpoint::Token,
         ["workflows"] if get => Endpoint::Workflows,
         ["workflows"] => Endpoint::WrongMethod,
-        ["workflows", workflow] => Endpoint::Workflow((*workflow).to_owned()),
+        ["workflows", workflow] => Endpoint::ManageWorkflow((*workflow).to_owned()),
         _ => return None,
     })
 }
@@ -306,6 +312,7 @@ mod tests {
         assert_eq!(purpose(INFERENCE, Method::GET, "/v2/logging"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::OPTIONS, "/models/m"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/workflows"), Some(Purpose::Management));
+        assert_eq!(purpose(MANAGEMENT, Method::DELETE, "/workflows/w"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/models"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/nowhere"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/token"), Some(Purpose::Renewal));

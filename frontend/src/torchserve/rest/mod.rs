@@ -202,7 +202,7 @@ impl<S: Management> Port<S> {
             Endpoint::V1Ready(model) => manage::ready(shared, &model),
             Endpoint::Token => manage::token(shared, asked).await,
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
-            Endpoint::Workflow(name) => Err(answer::no_workflow(&name)),
+            Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
             Endpoint::Metrics => metrics::metrics(shared, asked).await,
             Endpoint::NotFound => Err(answer::not_found()),
             Endpoint::WrongMethod => Err(answer::wrong_method()),

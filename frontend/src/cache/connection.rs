@@ -1,0 +1,187 @@
+//! Connections to Redis: to one server or to a cluster, with or without TLS.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    RedisConnectionInfo, RedisError, TlsCertificates, Value, cmd,
+};
+use tokio::task::spawn_blocking;
+use tokio_rustls::rustls::RootCertStore;
+
+use super::RedisSettings as Settings;
+
+/// Commands that wait to be sent, at most.
+const MOST_COMMANDS: usize = 1024;
+
+/// How long the library waits for a reply of a cluster. Callers wait less long.
+const REPLY: Duration = Duration::from_secs(15);
+
+/// A connection that is logged in. Clones share it.
+#[derive(Clone)]
+pub(super) enum Connection {
+    /// One server.
+    Server(MultiplexedConnection),
+    /// A cluster.
+    Cluster(ClusterConnection),
+}
+
+/// A client that can connect.
+enum Connector {
+    Server(Client),
+    Cluster(ClusterClient),
+}
+
+impl Connection {
+    /// Connects and logs in, which takes at most `limit` for each step.
+    ///
+    /// # Errors
+    /// A file of a certificate cannot be used, the server cannot be reached, or it refuses the log-in.
+    pub(super) async fn open(settings: &Settings, limit: Duration) -> Result<Self, String> {
+        let (files, login) = (settings.clone(), settings.clone());
+        let connector = spawn_blocking(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
+        let mut connection = match connector {
+            Connector::Cluster(client) => Self::Cluster(client.get_async_connection().await.map_err(text)?),
+            Connector::Server(client) => {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(limit))
+                    .set_response_timeout(None)
+                    .set_pipeline_buffer_size(MOST_COMMANDS);
+                Self::Server(client.get_multiplexed_async_connection_with_config(&config).await.map_err(text)?)
+            }
+        };
+        connection.log_in(&login).await?;
+        Ok(connection)
+    }
+
+    /// Sends a command and waits for the reply.
+    ///
+    /// # Errors
+    /// The connection is lost, or the server refuses the command.
+    pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        match self {
+            Self::Server(connection) => command.query_async(connection).await,
+            Self::Cluster(connection) => command.query_async(connection).await,
+        }
+    }
+
+    /// Whether the server still answers: it replies to a command that changes nothing.
+    pub(super) async fn answers(&mut self) -> bool {
+        match self.ask(&cmd("PING")).await {
+            Ok(_) => true,
+            // A user that may not send PING gets an answer as well.
+            Err(error) => refusal(&error).is_some(),
+        }
+    }
+
+    /// Logs in and selects the database, which also shows that the other end is a Redis that accepts commands. The library
+    /// would do both, but its errors leave out the words of the server.
+    async fn log_in(&mut self, settings: &Settings) -> Result<(), String> {
+        let Settings { user, password, db, .. } = settings;
+        let mut commands = Vec::new();
+        if matches!(self, Self::Cluster(_)) {
+            commands.push(cmd("PING"));
+        } else {
+            if !password.is_empty() {
+                let mut command = cmd("AUTH");
+                if !user.is_empty() {
+                    command.arg(user);
+                }
+                command.arg(password);
+                commands.push(command);
+            }
+            let mut command = cmd("SELECT");
+            command.arg(*db);
+            commands.push(command);
+        }
+        for command in commands {
+            match self.ask(&command).await.map_err(text)? {
+                Value::Okay | Value::SimpleString(_) => {}
+                _ => return Err("it answered the log-in with a value".to_owned()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The words of a server that refuses a command; `None` for an error of the connection.
+pub(super) fn refusal(error: &RedisError) -> Option<String> {
+    error.code().map(|code| format!("{code} {}", error.detail().unwrap_or_default()))
+}
+
+fn text(error: RedisError) -> String {
+    refusal(&error).map_or_else(|| error.to_string(), |words| format!("it refuses us: {words}"))
+}
+
+/// Reads certificates and makes a client.
+fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> {
+    let Settings { host, port, user, password, db, .. } = settings;
+    let address = match &settings.tls {
+        Some(_) => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
+        None => ConnectionAddr::Tcp(host.clone(), *port),
+    };
+    let login = RedisConnectionInfo::default().set_skip_set_lib_name();
+    let info = address.into_connection_info().map_err(text)?.set_redis_settings(login);
+    let certificates = settings.tls.as_ref().map(|tls| certificates(tls)).transpose()?;
+    if !settings.cluster {
+        let client = match certificates {
+            Some(certificates) => Client::build_with_tls(info, certificates),
+            None => Client::open(info),
+        };
+        return client.map(Connector::Server).map_err(text);
+    }
+    cluster(info, certificates, (user, password, *db), limit)
+}
+
+fn cluster(
+    info: ConnectionInfo,
+    certificates: Option<TlsCertificates>,
+    (user, password, db): (&str, &str, u32),
+    limit: Duration,
+) -> Result<Connector, String> {
+    // Enough to follow a key to the node that has it now. How long that may take is bounded by the caller.
+    let builder = ClusterClient::builder([info]).retries(2).database_id(db.into());
+    let mut builder = builder.connection_timeout(limit).response_timeout(REPLY);
+    if let Some(certificates) = certificates {
+        builder = builder.certs(certificates);
+    }
+    if !password.is_empty() {
+        builder = builder.password(password);
+    }
+    if !user.is_empty() {
+        builder = builder.username(user);
+    }
+    builder.build().map(Connector::Cluster).map_err(text)
+}
+
+/// The authorities and the client's certificate, in PEM.
+fn certificates(tls: &super::RedisTls) -> Result<TlsCertificates, String> {
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read '{}': {error}", path.display()));
+    let client_tls = match (&tls.cert, &tls.key) {
+        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        _ => None,
+    };
+    let root_cert = match &tls.cacert {
+        Some(path) => read(path)?,
+        None => system_authorities(),
+    };
+    Ok(TlsCertificates { client_tls, root_cert: Some(root_cert) })
+}
+
+/// The authorities that this machine trusts. The library would read them where it connects, on a thread that serves requests.
+fn system_authorities() -> Vec<u8> {
+    let certificates = rustls_native_certs::load_native_certs().certs.into_iter();
+    let usable = certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
+    let pem = usable.map(|certificate| {
+        let text = BASE64_STANDARD.encode(certificate);
+        format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+    });
+    pem.collect::<String>().into_bytes()
+}
