@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pharos::id::CorrelationId;
 use pharos::metrics::labels::InstanceState;
 use pharos::metrics::record;
 use pharos::timeline::Instant;
@@ -63,6 +64,14 @@ impl Engine {
     pub fn killed_since(&self, name: &str, since: Instant) -> bool {
         let serving = self.0.repository.serving(name, "");
         serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
+    }
+
+    /// Ends the sequence with this id of a model (a name of the repository's) when the requests that it has are done.
+    pub fn end_sequence(&self, name: &str, id: &CorrelationId) {
+        let Ok(serving) = self.0.repository.serving(name, "") else { return };
+        if let Some(driver) = serving.driver() {
+            driver.end_sequence(id);
+        }
     }
 
     /// A request by this name and version has come that no model can take now, although there is one of this name: it is

@@ -8,6 +8,8 @@ pub mod beside;
 mod command;
 mod configuration;
 pub mod deployment;
+#[cfg(not(test))]
+mod ended;
 pub mod failure;
 pub mod form;
 // The edges of the v2 protocol have another engine in unit tests (`fake_engine`).

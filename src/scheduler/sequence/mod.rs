@@ -440,6 +440,13 @@ impl Scheduler for SequenceBatcher {
         known.is_some_and(|sequence| !matches!(sequence.place, Place::Lost))
     }
 
+    fn end_sequence(&mut self, id: &CorrelationId, now: Instant) {
+        if let Some(number) = self.table.find(id) {
+            self.table.close(number);
+            self.settle(number, now);
+        }
+    }
+
     fn sequences(&self) -> Option<SequenceCounts> {
         let (slots_used, slots) = self.table.slots();
         let active = |place: Place| matches!(place, Place::Slot(..) | Place::Leaving(_));

@@ -18,6 +18,7 @@ use super::sequences;
 use crate::clock;
 use crate::engine::{Responses, Streamed};
 use crate::torchserve::beside::{self, Wish};
+use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::form::Part;
 use crate::torchserve::registry::{InFlight, Version};
 use crate::torchserve::rest::{Shared, end_of, enter, first_of, loaded};
@@ -150,6 +151,9 @@ impl Call {
         }
         let part = match answer.and_then(beside::answer) {
             Ok(answer) => {
+                if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
+                    ended.close(&answer.headers);
+                }
                 Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
             }
             Err(error) => Err(self.failed(&error).await),

@@ -22,6 +22,7 @@ use crate::engine::{Responses, Streamed};
 use crate::http::body::{self, Read};
 use crate::torchserve::Refused;
 use crate::torchserve::beside::{self, Wish};
+use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::failure::{self, End};
 use crate::torchserve::form::{self, Part};
 use crate::torchserve::registry::{InFlight, Version};
@@ -54,7 +55,8 @@ pub(super) async fn predict(port: &Port, asked: &Asked, target: Target, body: Bo
         let mut responses = shared.engine.stream(request)?;
         let first = first_of(&mut responses, &version, asked.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
-        respond(first, (responses, entered), shared.settings.max_response_size)
+        let ended = EndedSequences::of(&port.shared, &version);
+        respond(first, (responses, entered), (ended, shared.settings.max_response_size))
     };
     match answered.await {
         Ok(response) => Ok(response),
@@ -203,13 +205,20 @@ fn sequence(shared: &Shared, asked: &Asked, wish: &mut Wish) -> (String, bool, b
 }
 
 /// The answer to a client: whole, or in parts if more are to come.
-fn respond(first: Streamed, (responses, entered): (Responses, InFlight), most: u64) -> Result<Response, InferError> {
+fn respond(
+    first: Streamed,
+    (responses, entered): (Responses, InFlight),
+    (ended, most): (Option<EndedSequences>, u64),
+) -> Result<Response, InferError> {
     let last = first.last || !responses.is_decoupled();
     let answer = beside::answer(first.answer?)?;
+    if let Some(ended) = &ended {
+        ended.close(&answer.headers);
+    }
     check_size(&answer.body, most)?;
     let body = match last {
         true => Body::from(answer.body),
-        false => Body::new(Parts::new(answer.body, responses, (entered, most))),
+        false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
     };
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(answer.status)

@@ -9,7 +9,8 @@ use pharos::error::InferError;
 
 use super::predict::check_size;
 use crate::engine::{Responses, Streamed};
-use crate::torchserve::beside;
+use crate::torchserve::beside::{self, Answer};
+use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::registry::InFlight;
 
 /// The body of a response with parts.
@@ -19,18 +20,26 @@ pub(super) struct Parts {
     ended: bool,
     /// The most bytes of a part.
     most: u64,
+    sequences: Option<EndedSequences>,
     _entered: InFlight,
 }
 
 impl Parts {
     /// This part, and all that follow.
-    pub(super) fn new(first: Bytes, responses: Responses, (entered, most): (InFlight, u64)) -> Self {
-        Self { first: Some(first), responses, ended: false, most, _entered: entered }
+    pub(super) fn new(
+        first: Bytes,
+        responses: Responses,
+        (entered, sequences, most): (InFlight, Option<EndedSequences>, u64),
+    ) -> Self {
+        Self { first: Some(first), responses, ended: false, most, sequences, _entered: entered }
     }
 
     fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
         self.ended = streamed.last;
-        let body = beside::answer(streamed.answer?)?.body;
+        let Answer { body, headers, .. } = beside::answer(streamed.answer?)?;
+        if let Some(sequences) = &self.sequences {
+            sequences.close(&headers);
+        }
         check_size(&body, self.most)?;
         Ok(body)
     }

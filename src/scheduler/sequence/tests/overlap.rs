@@ -170,6 +170,34 @@ fn the_end_flag_lets_what_is_executed_again_go_on() {
 }
 
 #[test]
+fn a_sequence_that_the_model_ends_finishes_what_it_has() {
+    let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
+    let end = |bench: &mut Bench| bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now);
+    bench.send(&["a", "a"]);
+    bench.check(["1: (1"]);
+    end(&mut bench);
+    bench.again(1, &[1]);
+    bench.check(["1: 1 (2"]);
+    bench.send(&["a"]);
+    bench.check(["3 QueueFull"]);
+    bench.again(1, &[1]);
+    bench.check(["1 ended [3]", "1: 1"]);
+    bench.done(1);
+    bench.check(["1 ended [2]"]);
+    // An idle one ends at once, and an unknown one changes nothing.
+    for _ in 0..2 {
+        bench.send(&["a"]);
+        assert!(bench.actions()[0].starts_with("1: ("));
+        bench.done(1);
+        assert_eq!(bench.actions().len(), 1);
+        assert_eq!(bench.active(), (1, 1));
+        end(&mut bench);
+        end(&mut bench);
+        assert_eq!(bench.active(), (0, 0));
+    }
+}
+
+#[test]
 fn a_lost_instance_takes_all_requests_of_its_sequences_along() {
     let mut bench = Bench::new(overlapping(4), 1);
     bench.send(&["a", "a", "a"]);
