@@ -197,6 +197,8 @@ pub struct SequenceBatching {
     pub max_sequence_idle_us: u64,
     /// Whether one request makes a sequence that the backend continues.
     pub iterative: bool,
+    /// Whether iterative requests of one id share an instance and overlap. From the parameter `overlapping_sequences`.
+    pub overlapping: bool,
     /// What the server tells the model of each place of a batch.
     pub controls: Vec<ControlInput>,
     /// The most sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`: the

@@ -121,6 +121,7 @@ fn sequence(
         strategy,
         max_sequence_idle_us: raw.max_sequence_idle_microseconds,
         iterative: raw.iterative_sequence,
+        overlapping: overlapping(raw, model)?,
         controls,
         max_queued_sequences: match parameter(model, "max_queued_sequences") {
             Some("none") => Some(0),
@@ -129,6 +130,19 @@ fn sequence(
         max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence")?,
         implicit_start: flag(model, "implicit_sequence_start")?,
     })
+}
+
+/// Whether iterative requests of one id overlap.
+fn overlapping(raw: &proto::ModelSequenceBatching, model: &proto::ModelConfig) -> Result<bool, ConfigError> {
+    const NAME: &str = "overlapping_sequences";
+    let oldest = matches!(raw.strategy_choice, Some(StrategyChoice::Oldest(_)));
+    match flag(model, NAME)? {
+        true if !(raw.iterative_sequence && oldest) => error(format!(
+            "parameter '{NAME}' needs 'sequence_batching' with 'iterative_sequence: true' and the strategy 'oldest' for {}",
+            model.name
+        )),
+        overlaps => Ok(overlaps),
+    }
 }
 
 /// A limit among the free parameters; 0 if it is not there.

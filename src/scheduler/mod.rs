@@ -380,6 +380,9 @@ pub trait Scheduler: Send {
     fn sequences(&self) -> Option<SequenceCounts> {
         None
     }
+    /// No more requests come for the sequence of this id: it ends when those that it has are done, and a later request of
+    /// the id begins another.
+    fn end_sequence(&mut self, _id: &CorrelationId, _now: Instant) {}
     /// Whether a sequence of this id has begun and not ended.
     fn has_sequence(&self, _id: &CorrelationId) -> bool {
         false

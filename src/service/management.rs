@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Naming, Service};
+use crate::id::CorrelationId;
 use crate::metrics::cache::Cache;
 use crate::metrics::labels::InstanceState;
 use crate::timeline::Instant;
@@ -58,6 +59,9 @@ pub trait Management: Service {
 
     /// Whether the system, and not this server, killed a worker of a model since then.
     fn killed_since(&self, model: &str, since: Instant) -> bool;
+
+    /// Ends the sequence with this id of a model after the requests that it already has.
+    fn end_sequence(&self, model: &str, id: &CorrelationId);
 
     /// Counts a request by a client's name and version that no worker can take now.
     fn record_refused(&self, model: &str, version: &str);

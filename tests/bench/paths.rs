@@ -141,6 +141,7 @@ fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (Sequ
         strategy,
         max_idle_us: 3_600_000_000,
         iterative: false,
+        overlapping: false,
         max_backlog: None,
         max_queue: 0,
         implicit_start: false,

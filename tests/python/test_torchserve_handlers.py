@@ -84,6 +84,7 @@ def served(tmp_path_factory):
     models.model(repository, "unstreamed", "streamed", "streaming: false\n")
     models.model(repository, "continued", "continued", "batchSize: 4\ncontinuousBatching: true\n")
     models.model(repository, "looped", "continued", "batchSize: 4\nstreaming: true\n")
+    models.model(repository, "talks", "talks", "batchSize: 2\ncontinuousBatching: true\nsequenceBatching: true\nmaxNumSequence: 3\n")
     models.model(repository, "later", "later")
     models.model(repository, "micro", "micro", "batchSize: 8\nmaxBatchDelay: 500\nmicro_batching: {micro_batch_size: 2, parallelism: {inference: 2}}\n")
     limits = "responseTimeout: 2\nstartupTimeout: 33\nmaxRetryTimeoutInSec: 44\nuseJobTicket: true\n"
@@ -164,6 +165,11 @@ def test_what_an_archive_says_completes_the_configuration(served):
     assert config("streamed")["model_transaction_policy"]["decoupled"]
     assert not config("unstreamed").get("model_transaction_policy", {}).get("decoupled")
     assert config("continued")["sequence_batching"]["iterative_sequence"]
+    talks = config("talks")
+    assert talks["max_batch_size"] == 4 and talks["parameters"]["torchserve_batch_size"]["string_value"] == "2"
+    assert talks["parameters"]["overlapping_sequences"]["string_value"] == "true"
+    assert talks["sequence_batching"]["iterative_sequence"]
+    assert talks["sequence_batching"]["oldest"]["max_candidate_sequences"] == 3
     said = {name: value["string_value"] for name, value in config("sequence")["parameters"].items()}
     assert said == {
         "torchserve_response_timeout": "2", "torchserve_startup_timeout": "33", "torchserve_max_retry_timeout": "44",
@@ -311,7 +317,9 @@ def streamed(server, model, body, identity="s", sequence=0):
     answers, bodies, told, error = queue.Queue(), [], [], None
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer(model, [tensor], request_id=identity, enable_empty_final_response=True)
+        client.async_stream_infer(
+            model, [tensor], request_id=identity, enable_empty_final_response=True, sequence_id=sequence
+        )
         while True:
             result, error = answers.get(timeout=30)
             if error is not None:
@@ -356,6 +364,23 @@ def test_requests_join_those_that_go_on(served):
         assert error is None and b"batch of 2" in short[-1]
         assert not long.done()
         assert len(long.result()[0]) == 4000
+
+
+def test_a_request_joins_the_stream_of_its_sequence(served):
+    before = served.statistics("talks")
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(streamed, served, "talks", b"stream 400", "long", 7)
+        eventually("it is streamed", 20, lambda: served.statistics("talks")["execution_count"] > before["execution_count"] + 3)
+        assert streamed(served, "talks", b"-1", "other", 8)[0] == [b"cancels 0"], "of another sequence"
+        assert streamed(served, "talks", b"-1", "cancel", 7)[0] == [b"cancels 1"]
+        bodies, _, error = long.result()
+    assert error is None and bodies[-1] == b"cancelled;" and len(bodies) < 200
+    after = served.statistics("talks")
+    grown = {key: after[key] - before[key] for key in ("execution_count", "inference_count")}
+    assert grown["inference_count"] == 3 and len(bodies) <= grown["execution_count"] <= len(bodies) + 2
+    counts = {name: after["inference_stats"][name]["count"] for name in ("success", "fail")}
+    assert counts["success"] - before["inference_stats"]["success"]["count"] == 3
+    assert counts["fail"] == before["inference_stats"]["fail"]["count"]
 
 
 def test_coroutines_run_side_by_side(served):

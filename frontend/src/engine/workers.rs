@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use pharos::id::CorrelationId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::service::{GpuUsage, Management, Naming, WorkerHealth, WorkerStatus};
@@ -51,6 +52,13 @@ impl Management for Engine {
     fn killed_since(&self, model: &str, since: Instant) -> bool {
         let serving = self.inner.loader.models().serving(model, "");
         serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
+    }
+
+    fn end_sequence(&self, model: &str, id: &CorrelationId) {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return };
+        if let Some(driver) = serving.driver() {
+            driver.end_sequence(id);
+        }
     }
 
     fn record_refused(&self, model: &str, version: &str) {

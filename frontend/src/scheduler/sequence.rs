@@ -110,6 +110,12 @@ impl Driver {
         Some((now, counts))
     }
 
+    /// Ends the sequence with this id when the requests that it has are done.
+    pub(crate) fn end_sequence(&self, id: &CorrelationId) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.end_sequence(id, now));
+    }
+
     /// Says that a sequence was begun anew while it was active; at most once a second, since any client can do that.
     pub(super) fn tell_restarted(&self, sequence: &CorrelationId) {
         let held = self.restarts_said.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());

@@ -61,6 +61,7 @@ fn sequences(config: &ModelConfig, batching: &SequenceBatching) -> Settings {
             strategy,
             max_idle_us: batching.max_sequence_idle_us,
             iterative: batching.iterative,
+            overlapping: batching.overlapping,
             max_backlog: batching.max_queued_sequences,
             max_queue: batching.max_queue_size_per_sequence,
             implicit_start: batching.implicit_start,

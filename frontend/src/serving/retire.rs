@@ -195,5 +195,5 @@ impl ModelTable {
 
 /// Whether it has sequences that last longer than a request.
 fn has_sequences(serving: &Serving) -> bool {
-    matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative)
+    matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative || batching.overlapping)
 }

@@ -182,6 +182,11 @@ impl Deployment {
         }
     }
 
+    /// Whether a request of a sequence may enter the batch while the one before it is still streamed.
+    pub fn overlaps(&self) -> bool {
+        self.continuous && self.sequence.is_some()
+    }
+
     /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the archive's files. What was there
     /// under this name is replaced.
     ///

@@ -5,6 +5,8 @@ pub mod archive;
 mod command;
 mod configuration;
 pub mod deployment;
+#[cfg(not(test))]
+mod ended;
 pub mod failure;
 pub mod form;
 mod grpc;

@@ -151,9 +151,13 @@ impl SequenceBatcher {
 
     /// A batch for an idle instance.
     fn batch(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
+        let overlaps = self.overlaps();
         let (batch, reason) = match &mut self.instances.get_mut(&id)?.batcher {
             Some(batcher) => match batcher.poll_action(now)? {
-                Action::Execute { requests, reason, .. } => {
+                Action::Execute { mut requests, reason, .. } => {
+                    if overlaps {
+                        requests.sort_unstable();
+                    }
                     (requests.iter().map(|request| self.table.waiting_in(*request)).collect(), reason)
                 }
                 other => unreachable!("{other:?} of a batcher without limits and timeouts"),
@@ -206,7 +210,7 @@ impl SequenceBatcher {
     /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there.
     pub(super) fn issue(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
-        let Place::Slot(instance, _) = sequence.place else { return };
+        let (Place::Slot(instance, _) | Place::Continued(instance)) = sequence.place else { return };
         let Some(instance) = self.instances.get_mut(&instance) else { return };
         if sequence.current.is_some() || sequence.held || instance.batcher.is_none() {
             return;
@@ -307,9 +311,14 @@ impl SequenceBatcher {
             Some((number, current))
         });
         let Some((number, Current { key, shape_key, queued, end, .. })) = found else { return false };
-        self.table.push_front(number, Step { request, key, shape_key, queued, end });
-        if let Some(sequence) = self.table.get_mut(number) {
+        let split = if self.overlaps() { self.split(number) } else { None };
+        let holder = split.unwrap_or(number);
+        self.table.push_front(holder, Step { request, key, shape_key, queued, end });
+        if let Some(sequence) = self.table.get_mut(holder) {
             sequence.held = hold;
+        }
+        if split.is_some() {
+            self.issue(holder);
         }
         true
     }

@@ -23,10 +23,19 @@
 //! which each sequence has at most one request. Its responses leave in the order in which requests were issued, because
 //! an instance executes one batch at a time: `preserve_ordering` needs nothing more.
 //!
+//! # Overlapping requests
+//! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, as an iterative one, and the id of the
+//! client decides when and where it begins: on the instance of the id, in the order of arrival, as soon as the request
+//! before it was executed for the first time, even if that one is executed again. A batch has at most one request of an
+//! id that begins, beside any number that are executed again, and lists its requests in the order of arrival.
+//! An id is idle only when none of its requests waits or executes. Requests do not depend on each other: cancelling one
+//! ends no other. START of an active id changes nothing for the scheduler.
+//!
 //! No batch is sent to an instance that executes: the next step of a sequence is only known to be possible when the one
 //! before is done. No request is sent twice: a second try would not find the state of the first.
 
 mod batches;
+mod overlap;
 mod settings;
 mod table;
 #[cfg(test)]
@@ -82,10 +91,11 @@ impl SequenceBatcher {
     fn admit(&mut self, wanted: &InSequence) -> Result<Number, RejectReason> {
         let starts = wanted.start || self.sequences.implicit_start;
         let known = || self.sequences.implicit_start && self.table.find(&wanted.id).is_some();
-        if self.stopping && (wanted.start || self.sequences.iterative || starts && !known()) {
+        let alone = self.is_alone(wanted);
+        if self.stopping && (wanted.start || alone || starts && !known()) {
             return Err(RejectReason::Stopping);
         }
-        if self.sequences.iterative {
+        if alone {
             return self.open(CorrelationId::default());
         }
         let full = |limit: usize, count: usize| limit != 0 && count >= limit;
@@ -120,12 +130,13 @@ impl SequenceBatcher {
     fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
         let Some(sequence) = self.table.get_mut(number) else { return };
         let begun = !sequence.is_idle() || sequence.running.is_some();
-        let (backlogged, iterative) = (sequence.place == Place::Backlog, self.sequences.iterative);
+        let backlogged = sequence.place == Place::Backlog;
         // Whether an iterative request is the last step is for the backend to say.
-        let end = wanted.end && !iterative;
+        let end = wanted.end && !self.sequences.iterative;
         let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
-        let again = wanted.start && begun;
-        self.table.push(number, step, again);
+        let overlaps = self.overlaps();
+        let again = wanted.start && begun && !overlaps;
+        self.table.push(number, step, again || overlaps);
         if again {
             self.restarts += 1;
             self.decided.push_back(Action::SequenceRestarted { request: ticket.request });
@@ -135,7 +146,7 @@ impl SequenceBatcher {
         } else if ticket.timeout_us != 0 {
             self.table.set_earlier_alarm(number, now + Duration::from_micros(ticket.timeout_us));
         }
-        if end || iterative {
+        if wanted.end || self.is_alone(wanted) {
             self.table.close(number);
         }
         self.issue(number);
@@ -177,11 +188,18 @@ impl SequenceBatcher {
         if sequence.current.is_some() || sequence.place == Place::Lost {
             return;
         }
-        if !sequence.queue.is_empty() {
+        let (waits, origin, continues) = (!sequence.queue.is_empty(), sequence.origin, sequence.continued > 0);
+        let closed = sequence.closed;
+        self.end_request(number);
+        if waits {
             return self.issue(number);
         }
-        if sequence.closed {
-            return self.finish(number);
+        if continues {
+            return;
+        }
+        if closed {
+            self.finish(number);
+            return self.settle_origin(origin, now);
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         self.table.set_alarm(number, Some(now + idle));
@@ -190,7 +208,7 @@ impl SequenceBatcher {
     /// Forgets a sequence of which nothing waits or executes.
     fn finish(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
-        if let (Place::Slot(instance, _) | Place::Leaving(instance), Some(key)) = (sequence.place, sequence.running) {
+        if let (Some(instance), Some(key)) = (sequence.instance(), sequence.running) {
             self.decided.push_back(Action::SequencesEnded { instance, keys: vec![key] });
         }
         self.table.remove(number);
@@ -210,7 +228,7 @@ impl SequenceBatcher {
             match self.table.get(number).map(|sequence| sequence.place) {
                 Some(Place::Backlog) => self.give_back(number, None, RejectReason::SequenceTimeout),
                 Some(Place::Slot(..)) => self.idle_evicted += 1,
-                Some(Place::Leaving(_) | Place::Lost) | None => {}
+                Some(Place::Leaving(_) | Place::Continued(_) | Place::Lost) | None => {}
             }
             self.table.close(number);
             self.finish(number);
@@ -263,10 +281,8 @@ impl SequenceBatcher {
     }
 
     fn instance_of(&mut self, number: Number) -> Option<&mut Instance> {
-        match self.table.get(number)?.place {
-            Place::Slot(instance, _) | Place::Leaving(instance) => self.instances.get_mut(&instance),
-            Place::Backlog | Place::Lost => None,
-        }
+        let instance = self.table.get(number)?.instance()?;
+        self.instances.get_mut(&instance)
     }
 }
 
@@ -285,7 +301,7 @@ impl Scheduler for SequenceBatcher {
 
     fn cancel(&mut self, request: RequestId, now: Instant) {
         if let Some(number) = self.table.waiting_in(request) {
-            match self.sequences.implicit_start {
+            match self.sequences.implicit_start || self.overlaps() {
                 true => self.leave_out(number, request),
                 false => self.give_back(number, Some(request), RejectReason::Cancelled),
             }
@@ -300,6 +316,10 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn batch_unsent(&mut self, instance: InstanceId, now: Instant) {
+        if self.overlaps() {
+            // Requests do not depend on each other.
+            return self.batch_done(instance, now);
+        }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         for number in self.batch_over(instance, now) {
             // A step is missing: going on without it would be going on with a wrong state.
@@ -418,6 +438,13 @@ impl Scheduler for SequenceBatcher {
     fn has_sequence(&self, id: &CorrelationId) -> bool {
         let known = self.table.find(id).and_then(|number| self.table.get(number));
         known.is_some_and(|sequence| !matches!(sequence.place, Place::Lost))
+    }
+
+    fn end_sequence(&mut self, id: &CorrelationId, now: Instant) {
+        if let Some(number) = self.table.find(id) {
+            self.table.close(number);
+            self.settle(number, now);
+        }
     }
 
     fn sequences(&self) -> Option<SequenceCounts> {

@@ -51,6 +51,9 @@ pub struct SequenceSettings {
     pub max_idle_us: u64,
     /// One request makes a sequence, which ends when it is done and was not rescheduled.
     pub iterative: bool,
+    /// Iterative requests of one id share an instance and begin in the order of arrival, each while those before it may
+    /// still be rescheduled. Has an effect only with `iterative` and the strategy `Oldest`.
+    pub overlapping: bool,
     /// Sequences that may wait for a slot; `None`: any number.
     pub max_backlog: Option<usize>,
     /// Requests that may wait in one sequence, beside the one that executes; 0: any number.

@@ -29,6 +29,8 @@ pub(super) enum Place {
     Slot(InstanceId, u32),
     /// Its last request executes on this instance; its slot is another's.
     Leaving(InstanceId),
+    /// It holds one request that is executed again on this instance, and has no slot: see [`Table::split`].
+    Continued(InstanceId),
     /// Its instance was lost: it is kept only so that its next request can be told.
     Lost,
 }
@@ -59,14 +61,32 @@ pub(super) struct Sequence {
     pub(super) closed: bool,
     /// What waits in it must not go yet.
     pub(super) held: bool,
+    /// The sequence that its request belongs to, if it is [`Place::Continued`].
+    pub(super) origin: Option<Number>,
+    /// Its requests that are [`Place::Continued`].
+    pub(super) continued: usize,
     /// When it is given up: the timeout in the backlog, else the end of its idle time.
     alarm: Option<Instant>,
 }
 
 impl Sequence {
+    fn new(id: CorrelationId, place: Place, key: u64) -> Self {
+        let (queue, current, running) = (VecDeque::new(), None, None);
+        let (closed, held, origin, continued, alarm) = (false, false, None, 0, None);
+        Self { id, place, queue, current, key, running, closed, held, origin, continued, alarm }
+    }
+
     /// Whether nothing of it waits or executes.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.current.is_none()
+        self.queue.is_empty() && self.current.is_none() && self.continued == 0
+    }
+
+    /// The instance that executes it.
+    pub(super) fn instance(&self) -> Option<InstanceId> {
+        match self.place {
+            Place::Slot(instance, _) | Place::Leaving(instance) | Place::Continued(instance) => Some(instance),
+            Place::Backlog | Place::Lost => None,
+        }
     }
 
     /// Its requests that do not execute.
@@ -224,11 +244,22 @@ impl Table {
     fn insert(&mut self, id: CorrelationId, place: Place) -> Number {
         let number = self.fresh();
         self.by_id.insert(id.clone(), number);
-        let (queue, closed) = (VecDeque::new(), false);
-        let sequence =
-            Sequence { id, place, queue, current: None, key: number, running: None, closed, held: false, alarm: None };
-        self.sequences.insert(number, sequence);
+        self.sequences.insert(number, Sequence::new(id, place, number));
         number
+    }
+
+    /// Moves the request that a sequence executes, and that is to be executed again, to a sequence without a slot on the
+    /// same instance. Then the next request of the sequence can follow. Returns the number of the new sequence.
+    pub(super) fn split(&mut self, number: Number) -> Option<Number> {
+        let fresh = self.fresh();
+        let origin = self.sequences.get_mut(&number)?;
+        let Place::Slot(instance, _) = origin.place else { return None };
+        let key = origin.running.take()?;
+        origin.continued += 1;
+        let sequence = Sequence::new(CorrelationId::default(), Place::Continued(instance), key);
+        let (closed, running, origin) = (true, Some(key), Some(number));
+        self.sequences.insert(fresh, Sequence { closed, running, origin, ..sequence });
+        Some(fresh)
     }
 
     /// Gives the smallest free slot to the first sequence of the backlog, which is then no longer there.
@@ -389,9 +420,11 @@ impl Table {
         self.instances.remove(&instance);
         let mut lost = Vec::new();
         for (number, sequence) in &mut self.sequences {
-            if matches!(sequence.place, Place::Slot(at, _) | Place::Leaving(at) if at == instance) {
+            let place = sequence.place;
+            if matches!(place, Place::Slot(at, _) | Place::Leaving(at) | Place::Continued(at) if at == instance) {
                 sequence.place = Place::Lost;
                 sequence.running = None;
+                sequence.continued = 0;
                 lost.push(*number);
             }
         }

@@ -144,4 +144,17 @@ fn sequences_and_streams_are_what_the_yaml_and_the_handler_say() {
     fs::write(place.folder.join("store/m/model-config.yaml"), "continuousBatching: true\nbatchSize: 4\n").unwrap();
     let (text, _) = place.written(&place.deployment("", 0, &handled()).unwrap());
     assert!(text.contains("iterative_sequence: true") && text.contains("decoupled: true"), "{text}");
+    assert!(text.contains("max_batch_size: 4") && !text.contains("overlapping_sequences"), "{text}");
+    let both = "sequenceBatching: true\ncontinuousBatching: true\nbatchSize: 4\nmaxNumSequence: 6\n";
+    fs::write(place.folder.join("store/m/model-config.yaml"), both).unwrap();
+    let (text, _) = place.written(&place.deployment("", 0, &handled()).unwrap());
+    for part in [
+        "max_batch_size: 8\n",
+        "iterative_sequence: true max_sequence_idle_microseconds",
+        "oldest { max_candidate_sequences: 6 max_queue_delay_microseconds: 0 }",
+        "parameters { key: \"overlapping_sequences\" value { string_value: \"true\" } }",
+        "parameters { key: \"torchserve_batch_size\" value { string_value: \"4\" } }",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
 }

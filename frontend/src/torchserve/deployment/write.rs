@@ -34,7 +34,7 @@ fn text(deployment: &Deployment) -> String {
     };
     line(format!("name: {}", quoted(&deployment.name)));
     line("backend: \"torchserve\"".to_owned());
-    line(format!("max_batch_size: {}", deployment.batch_size));
+    line(format!("max_batch_size: {}", max_batch_size(deployment)));
     line("input { name: \"data\" data_type: TYPE_STRING dims: 1 }".to_owned());
     line("output { name: \"prediction\" data_type: TYPE_STRING dims: 1 }".to_owned());
     line(scheduling(deployment));
@@ -46,6 +46,15 @@ fn text(deployment: &Deployment) -> String {
         line(format!("parameters {{ key: \"torchserve_{key}\" value {{ string_value: {} }} }}", quoted(&value)));
     }
     text
+}
+
+/// The most requests that a handler gets at once. Like TorchServe: twice the batch size where sequences are batched
+/// continuously, so that a running stream leaves room for the next request of its sequence.
+fn max_batch_size(deployment: &Deployment) -> u32 {
+    match deployment.overlaps() {
+        true => deployment.batch_size.saturating_mul(2),
+        false => deployment.batch_size,
+    }
 }
 
 fn scheduling(deployment: &Deployment) -> String {
@@ -82,9 +91,14 @@ fn scheduling(deployment: &Deployment) -> String {
             let parameter = |key: &str, value: &str| {
                 format!("\nparameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}")
             };
+            // A request joins those that run; the first does not wait for company.
+            let (kind, delay, overlap) = match deployment.continuous {
+                true => ("iterative_sequence: true ", 0, parameter("overlapping_sequences", "true")),
+                false => ("", delay, String::new()),
+            };
             format!(
-                "sequence_batching {{ max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
-                 max_queue_delay_microseconds: {delay} }} }}{}{}{}",
+                "sequence_batching {{ {kind}max_sequence_idle_microseconds: {idle} oldest {{ max_candidate_sequences: {} \
+                 max_queue_delay_microseconds: {delay} }} }}{overlap}{}{}{}",
                 sequence.most.max(deployment.batch_size),
                 parameter("implicit_sequence_start", "true"),
                 parameter("max_queued_sequences", "none"),
@@ -113,6 +127,7 @@ fn parameters(deployment: &Deployment) -> Vec<(&'static str, String)> {
         ("handler", deployment.handler.clone()),
         ("model_name", deployment.model_name.clone()),
         ("model_version", deployment.archive.version.clone()),
+        ("batch_size", deployment.batch_size.to_string()),
         ("envelope", deployment.envelope.clone().unwrap_or_default()),
         ("limit_max_image_pixels", deployment.limit_max_image_pixels.to_string()),
         ("decode_input_request", deployment.decode_input_request.to_string()),

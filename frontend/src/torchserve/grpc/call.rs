@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::clock;
+use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::form::Part;
 use crate::torchserve::handler_call::{self, HandlerCall};
 use crate::torchserve::registry::{InFlight, Version};
@@ -142,6 +143,9 @@ impl<S: Management> Call<S> {
         }
         let part = match answer.and_then(handler_call::answer) {
             Ok(answer) => {
+                if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
+                    ended.close(&answer.headers);
+                }
                 Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
             }
             Err(error) => Err(self.failed(&error).await),

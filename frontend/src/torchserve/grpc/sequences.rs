@@ -1,5 +1,6 @@
 //! `StreamPredictions2`: requests of any number of sequences in one stream. Those of different sequences are executed
-//! together, those of one sequence one after the other. Errors are answers.
+//! together, those of one sequence one after the other, or as they come if the model's requests may overlap. Errors are
+//! answers.
 
 use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
@@ -52,7 +53,7 @@ struct Sequences<S: Management> {
     shared: Arc<Shared<S>>,
     /// `None` when all have come.
     requests: Option<Streaming<PredictionsRequest>>,
-    /// What is executed: at most one request of each sequence.
+    /// What is executed: at most one request of each sequence, unless they overlap.
     calls: SelectAll<BoxStream<'static, Part>>,
     /// The requests that wait for the one before, for each sequence of `calls`.
     waiting: HashMap<String, VecDeque<PredictionsRequest>>,
@@ -96,6 +97,10 @@ impl<S: Management> Sequences<S> {
             return self.answers.push_back(shown(&status, None));
         };
         self.ahead += 1;
+        if !self.waiting.contains_key(&id) && self.overlaps(&asked) {
+            self.begin(&id, asked);
+            return;
+        }
         match self.waiting.get_mut(&id) {
             Some(waiting) => waiting.push_back(asked),
             None => {
@@ -111,19 +116,37 @@ impl<S: Management> Sequences<S> {
         self.go_on(id);
     }
 
+    /// Whether the engine takes a request at once, whatever else of its sequence is executed. Requests that wait for the
+    /// first worker reach the engine in no certain order, hence one after the other.
+    fn overlaps(&self, asked: &PredictionsRequest) -> bool {
+        let found = self.shared.registry.find(&asked.model_name, &asked.model_version);
+        found.is_ok_and(|version| version.deployment().overlaps() && !version.is_loading())
+    }
+
     /// Executes the next request of a sequence.
     fn go_on(&mut self, id: String) {
         while let Some(asked) = self.waiting.get_mut(&id).and_then(VecDeque::pop_front) {
-            let starts = self.starts(&id);
-            match Call::begin(&self.shared, asked, starts) {
-                Ok(call) => return self.calls.push(parts(call, id).boxed()),
-                Err(status) => {
-                    self.ahead -= 1;
-                    self.answers.push_back(shown(&status, Some(id.clone())));
-                }
+            if self.begin(&id, asked) {
+                return;
             }
         }
         self.waiting.remove(&id);
+    }
+
+    /// Executes a request of a sequence, or answers why that is impossible. Returns whether it is executed.
+    fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
+        let starts = self.starts(id);
+        match Call::begin(&self.shared, asked, starts) {
+            Ok(call) => {
+                self.calls.push(parts(call, id.to_owned()).boxed());
+                true
+            }
+            Err(status) => {
+                self.ahead -= 1;
+                self.answers.push_back(shown(&status, Some(id.to_owned())));
+                false
+            }
+        }
     }
 
     /// Whether this is a sequence's first request.

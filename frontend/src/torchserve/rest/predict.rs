@@ -20,6 +20,7 @@ use super::{Asked, Port, Shared, answer, openapi};
 use crate::clock;
 use crate::receiving::body::{self, Read};
 use crate::torchserve::Refused;
+use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::failure::{self, End};
 use crate::torchserve::form::{self, Part};
 use crate::torchserve::handler_call::{self, HandlerCall};
@@ -58,7 +59,8 @@ pub(super) async fn predict<S: Management>(
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, asked.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
-        respond(first, (responses, entered), shared.settings.max_response_size)
+        let ended = EndedSequences::of(&port.shared, &version);
+        respond(first, (responses, entered), (ended, shared.settings.max_response_size))
     };
     match answered.await {
         Ok(response) => Ok(response),
@@ -211,17 +213,20 @@ fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut Handler
 }
 
 /// The answer to a client: whole, or in parts if more are to come.
-fn respond(
+fn respond<S: Management>(
     first: Streamed,
     (responses, entered): (impl Responses, InFlight),
-    most: u64,
+    (ended, most): (Option<EndedSequences<S>>, u64),
 ) -> Result<Response, InferError> {
     let last = first.last || !responses.is_decoupled();
     let answer = handler_call::answer(first.answer?)?;
+    if let Some(ended) = &ended {
+        ended.close(&answer.headers);
+    }
     check_size(&answer.body, most)?;
     let body = match last {
         true => Body::from(answer.body),
-        false => Body::new(Parts::new(answer.body, responses, (entered, most))),
+        false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
     };
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(answer.status)

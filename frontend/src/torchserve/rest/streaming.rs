@@ -6,36 +6,45 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::Frame;
 use pharos::error::InferError;
-use pharos::service::{Responses, Streamed};
+use pharos::service::{Management, Responses, Streamed};
 
-use crate::torchserve::handler_call;
+use crate::torchserve::ended::EndedSequences;
+use crate::torchserve::handler_call::{self, Answer};
 use crate::torchserve::registry::InFlight;
 
 /// The body of a response with parts.
-pub(super) struct Parts<R> {
+pub(super) struct Parts<R, S: Management> {
     first: Option<Bytes>,
     responses: R,
     ended: bool,
     /// The most bytes of a part.
     most: u64,
+    sequences: Option<EndedSequences<S>>,
     _entered: InFlight,
 }
 
-impl<R: Responses> Parts<R> {
+impl<R: Responses, S: Management> Parts<R, S> {
     /// This part, and all that follow.
-    pub(super) fn new(first: Bytes, responses: R, (entered, most): (InFlight, u64)) -> Self {
-        Self { first: Some(first), responses, ended: false, most, _entered: entered }
+    pub(super) fn new(
+        first: Bytes,
+        responses: R,
+        (entered, sequences, most): (InFlight, Option<EndedSequences<S>>, u64),
+    ) -> Self {
+        Self { first: Some(first), responses, ended: false, most, sequences, _entered: entered }
     }
 
     fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
         self.ended = streamed.last;
-        let body = handler_call::answer(streamed.answer?)?.body;
+        let Answer { body, headers, .. } = handler_call::answer(streamed.answer?)?;
+        if let Some(sequences) = &self.sequences {
+            sequences.close(&headers);
+        }
         check_size(&body, self.most)?;
         Ok(body)
     }
 }
 
-impl<R: Responses> http_body::Body for Parts<R> {
+impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
     type Data = Bytes;
     type Error = InferError;
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod limits;
+mod overlap;
 mod world;
 
 use super::*;
@@ -24,6 +25,7 @@ fn settings(max_batch_size: u32, strategy: SequenceStrategy) -> Settings {
         strategy,
         max_idle_us: IDLE,
         iterative: false,
+        overlapping: false,
         max_backlog: None,
         max_queue: 0,
         implicit_start: false,

@@ -63,7 +63,8 @@ class TritonPythonModel:
 
         given = self.settings
         metrics = ServerMetrics(given.name)
-        places = (given.name, given.directory, given.handler, gpu, max(self.batch, 1), given.envelope or None)
+        size = given.batch_size or max(self.batch, 1)
+        places = (given.name, given.directory, given.handler, gpu, size, given.envelope or None)
         try:
             service = TsModelLoader().load(*places, given.limit_max_image_pixels, metrics)
         except ModuleNotFoundError as error:
@@ -102,8 +103,9 @@ class TritonPythonModel:
         return None
 
     def _items(self, request):
-        if request.request_id() in self.running:
-            return [self.inbox.continued(request)]
+        headers = self.running.get(request.request_id())
+        if headers is not None:
+            return [self.inbox.continued(request, headers)]
         items = self.inbox.items(request)
         if self.iterative and len(items) > 1:
             for item in items:
@@ -152,7 +154,7 @@ class TritonPythonModel:
                 continue
             self._send_part(item, item.body)
             if self.iterative and item.request.request_id():
-                self.running[item.id] = True
+                self.running[item.id] = item.processor.get_request_properties()
                 if len(self.running) > MOST_RUNNING:
                     # Of a client that has gone: it does not come again.
                     del self.running[next(iter(self.running))]

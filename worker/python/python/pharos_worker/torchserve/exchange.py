@@ -83,9 +83,9 @@ class Inbox:
                 headers[flag] = "True"
         return [self._item(request, data, headers)]
 
-    def continued(self, request):
-        """The item of a request that goes on: the handler has its data."""
-        return self._item(request, {}, {})
+    def continued(self, request, headers):
+        """The item of a request that is executed again: with its headers, and without its data, which the handler has."""
+        return self._item(request, {}, headers)
 
     def _item(self, request, data, headers):
         identity = request.request_id() or str(uuid.uuid4())

@@ -55,6 +55,8 @@ class Settings:
     envelope: str = ""
     limit_max_image_pixels: bool = True
     decode_input_request: bool = True
+    batch_size: int = 0
+    """What handlers are given as the batch size; 0: the `max_batch_size` of the configuration."""
     packages: str = ""
     """Where what the archive requires is installed, if not beside its files."""
 
@@ -76,6 +78,7 @@ def of(version, config):
         envelope=files.parameter(config, "torchserve_envelope"),
         limit_max_image_pixels=files.switch(config, "torchserve_limit_max_image_pixels", True),
         decode_input_request=files.switch(config, "torchserve_decode_input_request", True),
+        batch_size=files.number(config, "torchserve_batch_size") or 0,
         packages=files.parameter(config, "torchserve_packages"),
     )
 
@@ -114,16 +117,20 @@ def streams(directory):
 def complete(config, settings):
     """Fills in a `ModelConfig` by what an archive says."""
     keys, given = frontend_keys(settings), config.as_dict()
+    parameters = {LIMITS[name]: str(keys[name]) for name in LIMITS if keys.get(name)}
     if not given["input"] and not given["output"] and not given["max_batch_size"]:
-        config.set_max_batch_size(max(keys.get("batchSize", 1), 1))
+        size = max(keys.get("batchSize", 1), 1)
+        if overlaps(keys):
+            # As in TorchServe: a running stream leaves room for the next request of its sequence.
+            parameters["torchserve_batch_size"], size = str(size), size * 2
+        config.set_max_batch_size(size)
     if not given["input"]:
         config.add_input({"name": "data", "data_type": "TYPE_STRING", "dims": [1]})
     if not given["output"]:
         config.add_output({"name": "prediction", "data_type": "TYPE_STRING", "dims": [1]})
-    parameters = {LIMITS[name]: str(keys[name]) for name in LIMITS if keys.get(name)}
     if not any(name in given for name in ("dynamic_batching", "sequence_batching", "ensemble_scheduling")):
         given.update(scheduling(keys, given["max_batch_size"]))
-        if keys.get("sequenceBatching") and not keys.get("continuousBatching"):
+        if keys.get("sequenceBatching"):
             parameters.update(sequences(keys))
     for name, value in parameters.items():
         given.setdefault("parameters", {}).setdefault(name, {"string_value": value})
@@ -152,16 +159,24 @@ def place(keys, group):
             print(f"model-config.yaml: deviceIds is {ids!r}, the GPUs that it may have are {here}; it is left out")
 
 
+def overlaps(keys):
+    """Whether a request of a sequence may enter the batch while the one before it is still streamed."""
+    return bool(keys.get("sequenceBatching") and keys.get("continuousBatching"))
+
+
 def scheduling(keys, batch):
     """How requests wait: as batches, or by the sequences that they belong to."""
-    if keys.get("continuousBatching"):
+    if keys.get("continuousBatching") and not overlaps(keys):
         return {"sequence_batching": {"iterative_sequence": True, "oldest": {"max_candidate_sequences": max(batch, 1)}}}
     delay = keys.get("maxBatchDelay", DELAY_MS) * 1000
     if keys.get("sequenceBatching"):
         idle = keys.get("sequenceMaxIdleMSec", 0) or FOR_EVER_MS
-        most = max(keys.get("maxNumSequence", 1), batch, 1)
-        oldest = {"max_candidate_sequences": most, "max_queue_delay_microseconds": delay}
-        return {"sequence_batching": {"max_sequence_idle_microseconds": idle * 1000, "oldest": oldest}}
+        most = max(keys.get("maxNumSequence", 1), keys.get("batchSize", 1) if overlaps(keys) else batch, 1)
+        oldest = {"max_candidate_sequences": most, "max_queue_delay_microseconds": 0 if overlaps(keys) else delay}
+        batching = {"max_sequence_idle_microseconds": idle * 1000, "oldest": oldest}
+        if overlaps(keys):
+            batching["iterative_sequence"] = True
+        return {"sequence_batching": batching}
     policy = {"max_queue_size": keys.get("jobQueueSize", QUEUE)}
     if keys.get("clientTimeoutInMills"):
         limit = keys["clientTimeoutInMills"] * 1000
@@ -173,7 +188,8 @@ def scheduling(keys, batch):
 
 def sequences(keys):
     """Parameters by which sequences are as in TorchServe: no START is asked for, and one without a place is refused."""
-    return {
+    more = {"overlapping_sequences": "true"} if overlaps(keys) else {}
+    return more | {
         "implicit_sequence_start": "true",
         "max_queued_sequences": "none",
         "max_queue_size_per_sequence": str(keys.get("maxSequenceJobQueueSize", 1)),

@@ -1,0 +1,295 @@
+//! Requests of one sequence that overlap.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::scheduler::tests::random::Random;
+
+fn overlapping(most: u32) -> Settings {
+    with(oldest(most), |sequences| {
+        (sequences.iterative, sequences.overlapping, sequences.implicit_start) = (true, true, true);
+    })
+}
+
+impl Bench {
+    /// A batch is done of which these requests are executed again.
+    fn again(&mut self, instance: u32, requests: &[u64]) {
+        for request in requests {
+            assert!(self.scheduler.reschedule(RequestId(*request), false));
+        }
+        self.done(instance);
+    }
+
+    /// Sequences that have a slot, and slots that are taken.
+    fn active(&self) -> (usize, usize) {
+        let counts = self.scheduler.sequences().unwrap();
+        (counts.active, counts.slots_used)
+    }
+}
+
+#[test]
+fn the_next_request_enters_while_the_one_before_is_executed_again() {
+    let mut bench = Bench::new(overlapping(4), 2);
+    bench.send(&["a"]);
+    bench.check(["1: (1"]);
+    // Not before the first execution is done.
+    bench.send(&["a", "a"]);
+    bench.check([]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1 (2"]);
+    // One at a time, each a sequence for the backend.
+    bench.again(1, &[1]);
+    bench.check(["1 ended [3]", "1: 1 (3"]);
+    bench.done(1);
+    bench.check(["1 ended [2]", "1 ended [4]"]);
+    assert_eq!(bench.active(), (1, 1), "the sequence is idle and keeps its instance");
+    bench.at(IDLE);
+    assert_eq!(bench.active(), (0, 0));
+}
+
+#[test]
+fn ordinary_sequences_never_overlap() {
+    for (settings, iterative) in [(oldest(4), false), (direct(), false), (oldest(4), true), (direct(), true)] {
+        let settings = with(settings, |sequences| sequences.iterative = iterative);
+        let mut bench = Bench::new(settings, 1);
+        bench.send(&["(a"]);
+        bench.check(["1: (1"]);
+        bench.send(&["a"]);
+        assert_eq!(bench.scheduler.reschedule(RequestId(1), false), iterative);
+        bench.done(1);
+        let actions = bench.actions();
+        let both = actions.iter().any(|action| action.contains('1') && action.contains("(2"));
+        assert_eq!(both, iterative, "{actions:?}: an iterative request is a sequence of its own");
+    }
+    // Without the strategy or without iterative sequences the setting has no effect.
+    for (settings, iterative) in [(direct(), true), (oldest(4), false)] {
+        let settings = with(settings, |sequences| (sequences.iterative, sequences.overlapping) = (iterative, true));
+        let mut bench = Bench::new(settings, 1);
+        bench.send(&["(a"]);
+        bench.check(["1: (1"]);
+        assert_eq!(bench.scheduler.reschedule(RequestId(1), false), iterative);
+    }
+}
+
+#[test]
+fn all_requests_of_a_sequence_go_to_its_instance() {
+    let mut bench = Bench::new(overlapping(4), 2);
+    bench.send(&["a", "b"]);
+    bench.check(["1: (1", "2: (2"]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1"]);
+    bench.again(2, &[2]);
+    bench.check(["2: 2"]);
+    bench.send(&["a", "b"]);
+    bench.again(2, &[2]);
+    bench.check(["2: 2 (4"]);
+    bench.done(1);
+    bench.check(["1 ended [2]", "1: (3"]);
+}
+
+#[test]
+fn more_than_a_batch_take_turns() {
+    let settings = Settings { max_batch_size: 2, ..overlapping(4) };
+    let mut bench = Bench::new(settings, 1);
+    bench.send(&["a", "b"]);
+    assert_eq!(bench.actions().len(), 1);
+    let mut runs = vec![1, 2];
+    bench.send(&["a", "b"]);
+    for _ in 0..6 {
+        bench.again(1, &runs);
+        let batch = bench.actions().pop().unwrap();
+        runs = batch[3..].split(' ').filter_map(|step| step.trim_matches('(').parse().ok()).collect();
+        assert_eq!(runs.len(), 2, "{batch}");
+        assert!(runs.is_sorted(), "in the order of arrival: {batch}");
+    }
+}
+
+#[test]
+fn a_held_request_keeps_no_other_of_its_sequence() {
+    let mut bench = Bench::new(overlapping(4), 1);
+    bench.send(&["a", "a"]);
+    bench.check(["1: (1"]);
+    assert!(bench.scheduler.reschedule(RequestId(1), true));
+    bench.done(1);
+    bench.check(["1: (2"]);
+    bench.scheduler.resume(RequestId(1));
+    bench.done(1);
+    bench.check(["1 ended [3]", "1: 1"]);
+}
+
+#[test]
+fn cancelling_one_request_ends_no_other() {
+    let mut bench = Bench::new(with(overlapping(4), |sequences| sequences.implicit_start = false), 1);
+    bench.send(&["(a", "a", "a"]);
+    bench.check(["1: (1"]);
+    bench.scheduler.cancel(RequestId(2), bench.now);
+    bench.check(["2 Cancelled"]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1 (3"]);
+    // One that waits to be executed again.
+    assert!(bench.scheduler.reschedule(RequestId(1), true));
+    bench.scheduler.cancel(RequestId(1), bench.now);
+    bench.again(1, &[3]);
+    let actions = bench.actions();
+    assert!(actions.contains(&"1 Cancelled".to_owned()) && actions.contains(&"1: 3".to_owned()), "{actions:?}");
+    bench.done(1);
+    assert_eq!(bench.actions().len(), 1, "its end");
+    assert_eq!(bench.active(), (1, 1));
+}
+
+#[test]
+fn a_sequence_is_not_idle_while_a_request_is_executed_again() {
+    let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
+    bench.send(&["a"]);
+    bench.check(["1: (1"]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1"]);
+    bench.at(5 * IDLE);
+    bench.send(&["b", "a"]);
+    bench.check(["2 QueueFull"]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1 (3"]);
+    bench.done(1);
+    assert_eq!(bench.actions().len(), 2, "two ends");
+    bench.at(6 * IDLE);
+    bench.send(&["b"]);
+    bench.check(["1: (4"]);
+}
+
+#[test]
+fn the_end_flag_lets_what_is_executed_again_go_on() {
+    let mut bench = Bench::new(overlapping(1), 1);
+    bench.send(&["a)"]);
+    bench.check(["1: (1"]);
+    bench.again(1, &[1]);
+    bench.check(["1: 1"]);
+    assert_eq!(bench.active(), (1, 1));
+    bench.done(1);
+    bench.check(["1 ended [2]"]);
+    assert_eq!(bench.active(), (0, 0));
+}
+
+#[test]
+fn a_sequence_that_the_model_ends_finishes_what_it_has() {
+    let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
+    let end = |bench: &mut Bench| bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now);
+    bench.send(&["a", "a"]);
+    bench.check(["1: (1"]);
+    end(&mut bench);
+    bench.again(1, &[1]);
+    bench.check(["1: 1 (2"]);
+    bench.send(&["a"]);
+    bench.check(["3 QueueFull"]);
+    bench.again(1, &[1]);
+    bench.check(["1 ended [3]", "1: 1"]);
+    bench.done(1);
+    bench.check(["1 ended [2]"]);
+    // An idle one ends at once, and an unknown one changes nothing.
+    for _ in 0..2 {
+        bench.send(&["a"]);
+        assert!(bench.actions()[0].starts_with("1: ("));
+        bench.done(1);
+        assert_eq!(bench.actions().len(), 1);
+        assert_eq!(bench.active(), (1, 1));
+        end(&mut bench);
+        end(&mut bench);
+        assert_eq!(bench.active(), (0, 0));
+    }
+}
+
+#[test]
+fn a_lost_instance_takes_all_requests_of_its_sequences_along() {
+    let mut bench = Bench::new(overlapping(4), 1);
+    bench.send(&["a", "a", "a"]);
+    bench.check(["1: (1"]);
+    assert!(bench.scheduler.reschedule(RequestId(1), true));
+    bench.done(1);
+    bench.check(["1: (2"]);
+    bench.scheduler.instance_lost(ONE, bench.now);
+    let mut actions = bench.actions();
+    actions.sort();
+    assert_eq!(actions, ["1 RequestLost", "3 RequestLost"], "2 is in flight and belongs to the driver");
+    bench.scheduler.instance_ready(ONE, bench.now);
+    bench.send(&["a"]);
+    bench.check(["1: (4"]);
+    bench.scheduler.stop(bench.now);
+    bench.send(&["a", "b"]);
+    bench.check(["6 Stopping"]);
+    bench.again(1, &[4]);
+    bench.check(["1: 4 (5 drain"]);
+}
+
+#[test]
+fn a_batch_that_was_not_sent_costs_only_its_requests() {
+    let mut bench = Bench::new(overlapping(4), 1);
+    bench.send(&["a", "a"]);
+    bench.check(["1: (1"]);
+    bench.scheduler.batch_unsent(ONE, bench.now);
+    let actions = bench.actions();
+    assert_eq!(actions.last().map(String::as_str), Some("1: (2"), "{actions:?}");
+}
+
+/// Random runs: each request is executed as often as it wants, by one instance, and begins after the one before it.
+#[test]
+fn every_run_keeps_the_rules() {
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let settings = Settings { max_batch_size: 1 + random.below(4) as u32, ..overlapping(2) };
+        let most = settings.max_batch_size as usize;
+        let mut bench = Bench::new(settings, 2);
+        let mut left: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut flying: BTreeMap<InstanceId, Vec<RequestId>> = BTreeMap::new();
+        let (mut of, mut homes) = (BTreeMap::new(), BTreeMap::new());
+        let (mut begun, mut open) = (BTreeMap::<String, u64>::new(), BTreeSet::new());
+        for turn in 0..300 {
+            if turn < 100 && random.chance(2) {
+                let name = ["a", "b", "c", "d"][random.below(4) as usize];
+                bench.send(&[name]);
+                left.insert(bench.next, random.below(5));
+                of.insert(bench.next, name.to_owned());
+            }
+            let ready: Vec<InstanceId> = flying.keys().copied().collect();
+            if let Some(instance) = ready.get(random.below(3) as usize) {
+                for request in flying.remove(instance).unwrap() {
+                    let more = left.get_mut(&request.0).unwrap();
+                    *more = more.saturating_sub(1);
+                    if *more > 0 {
+                        assert!(bench.scheduler.reschedule(request, false));
+                    } else {
+                        left.remove(&request.0);
+                    }
+                }
+                bench.done(instance.0);
+            }
+            while let Some(action) = bench.scheduler.poll_action(bench.now) {
+                match action {
+                    Action::ExecuteSteps { instance, slots, .. } => {
+                        let steps: Vec<SlotStep> = slots.into_iter().flatten().collect();
+                        assert!(steps.len() <= most && steps.is_sorted_by_key(|step| step.request));
+                        for step in &steps {
+                            let name = &of[&step.request.0];
+                            assert_eq!(*homes.entry(name.clone()).or_insert(instance), instance, "one instance");
+                            assert_eq!(open.insert(step.key), step.start, "a key begins once");
+                            let first = begun.entry(name.clone()).or_default();
+                            assert!(
+                                !step.start || step.request.0 > std::mem::replace(first, step.request.0),
+                                "in order"
+                            );
+                        }
+                        let names = steps.iter().filter(|step| step.start).map(|step| &of[&step.request.0]);
+                        let names: Vec<_> = names.collect();
+                        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "one that begins");
+                        let before = flying.insert(instance, steps.iter().map(|step| step.request).collect());
+                        assert_eq!(before, None, "one batch at a time");
+                    }
+                    Action::SequencesEnded { keys, .. } => keys.iter().for_each(|key| assert!(open.remove(key))),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert!(left.is_empty() && open.is_empty() && flying.is_empty(), "all are done: {left:?} {open:?}");
+        assert_eq!(bench.scheduler.queued(), 0);
+        bench.at(IDLE);
+        assert_eq!(bench.active(), (0, 0), "no sequence stays");
+    }
+}
