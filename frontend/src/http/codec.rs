@@ -116,37 +116,6 @@ pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, Inf
     Ok(Encoded { head: head.into(), blobs: blobs.map(|output| output.tensor.data.join()).collect() })
 }
 
-/// For the fuzz target: the parameters of a load, by name, if `body` is one.
-#[doc(hidden)]
-pub fn fuzz_load(body: &[u8]) -> Vec<(String, Bytes)> {
-    super::repository::load_parameters(body).unwrap_or_default()
-}
-
-/// The fuzzer's way in: the first two bytes give the length of the JSON (all ones: no header), the rest is the body. What
-/// decodes is encoded again in both forms. The body is also taken as one of the generate extension.
-pub fn fuzz_decode(data: &[u8]) {
-    let Some((length, body)) = data.split_first_chunk::<2>() else { return };
-    let length = u16::from_le_bytes(*length);
-    let header_length = (length != u16::MAX).then(|| length.to_string());
-    let head = Head { model_name: "model".into(), model_version: String::new(), header_length };
-    super::generate::fuzz(body);
-    super::shared_memory::fuzz(body);
-    let Ok((request, form)) = decode(head, Bytes::copy_from_slice(body), 1 << 20) else { return };
-    let outputs = request.inputs.into_iter();
-    let outputs = outputs.map(|input| pharos::infer::InferOutput { name: input.name, tensor: input.tensor });
-    let response = InferResponse {
-        model_name: request.model_name,
-        id: request.id,
-        parameters: request.parameters,
-        outputs: outputs.collect(),
-        ..InferResponse::default()
-    };
-    let other = AnswerForm { binary: !form.binary, ..form.clone() };
-    for form in [form, other] {
-        let _ = encode(response.clone(), &form);
-    }
-}
-
 #[cfg(test)]
 #[path = "codec_tests.rs"]
 mod tests;

@@ -1,7 +1,7 @@
 //! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
 //! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
 
-mod convert;
+pub(super) mod convert;
 mod events;
 
 use axum::body::Body;
@@ -13,10 +13,8 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
-use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
-use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::infer::{InferRequest, InferResponse};
 use pharos::request_trace::Traced;
-use pharos::tensor::{DataType, byte_size};
 use pharos::timeline::Instant;
 
 use super::Edge;
@@ -87,33 +85,6 @@ async fn only(responses: &mut Responses) -> Result<InferResponse, InferError> {
         }
     }
     found.ok_or_else(not_one)
-}
-
-/// The fuzzer's way in: any body, for a model with inputs of many kinds. What becomes a request fits its own shape.
-pub(super) fn fuzz(body: &[u8]) {
-    let inputs = [
-        ("I", "INT32", vec![-1]),
-        ("ROWS", "FP32", vec![-1, 2]),
-        ("T", "BYTES", vec![1]),
-        ("DEEP", "INT64", vec![-1, 3, -1]),
-        ("B", "BOOL", vec![2]),
-        ("D", "FP64", vec![0]),
-        ("U", "UINT8", vec![-1]),
-        ("H", "FP16", vec![-1]),
-    ];
-    let tensor = |(name, datatype, shape): (&str, _, _)| TensorMetadata { name: name.to_owned(), datatype, shape };
-    let (name, platform, versions, outputs) = ("m".to_owned(), String::new(), Vec::new(), Vec::new());
-    let model = ModelMetadata { name, versions, platform, inputs: inputs.map(tensor).to_vec(), outputs };
-    let mut request = InferRequest::default();
-    if convert::request(body, &model, &mut request).is_ok() {
-        for InferInput { name, tensor } in request.inputs {
-            let fits = tensor.datatype == DataType::Bytes
-                || byte_size(tensor.datatype, &tensor.shape) == Some(tensor.data.len() as u64);
-            assert!(fits, "{name} {:?} has {} bytes", tensor.shape, tensor.data.len());
-            let outputs = vec![InferOutput { name, tensor }];
-            let _ = convert::response(&InferResponse { outputs, ..InferResponse::default() });
-        }
-    }
 }
 
 /// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.

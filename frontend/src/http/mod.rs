@@ -11,6 +11,7 @@ mod compression;
 mod dashboard;
 mod data;
 mod dispatch;
+pub mod fuzzing;
 mod generate;
 mod infer;
 mod json;

@@ -146,7 +146,7 @@ async fn register(edge: &Edge, kind: Kind, region: &str, request: Request<Body>)
 }
 
 /// The key, and the offset and size. Without an offset it is 0, as for Triton.
-fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
+pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     let System { key, offset, byte_size } = members(body)?;
     let key = text(key.ok_or_else(|| missing("key"))?)?;
     let offset = offset.map(number).transpose()?.unwrap_or(0);
@@ -154,7 +154,7 @@ fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
 }
 
 /// The handle, and the device and size.
-fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
+pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
     let Cuda { raw_handle, device_id, byte_size } = members(body)?;
     let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
     let Handle { b64 } = serde_json::from_str(raw_handle.get()).unwrap_or_default();
@@ -194,10 +194,4 @@ fn text(value: &RawValue) -> Result<String, InferError> {
 fn number(value: &RawValue) -> Result<u64, InferError> {
     let text = "attempt to access JSON non-unsigned-integer as unsigned-integer";
     value.get().parse().map_err(|_| wrong(text))
-}
-
-/// The fuzzer's way in: any body of a registration.
-pub(super) fn fuzz(body: &[u8]) {
-    let _ = system(body);
-    let _ = cuda(body);
 }

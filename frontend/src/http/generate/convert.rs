@@ -19,7 +19,11 @@ const NESTED: &str = "parameters";
 ///
 /// # Errors
 /// The text is no JSON object, or a member is not what the model's input of its name takes, or is no parameter.
-pub(super) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+pub(in crate::http) fn request(
+    json: &[u8],
+    model: &ModelMetadata,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
     let json =
         std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
     check_depth(json)?;
@@ -131,7 +135,7 @@ fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
 ///
 /// # Errors
 /// An output that JSON cannot carry.
-pub(super) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> {
+pub(in crate::http) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> {
     let mut members = BTreeMap::<&str, Vec<u8>>::new();
     let mut put = |name, fill: &dyn Fn(&mut Vec<u8>) -> Result<(), InferError>| {
         let mut value = Vec::new();
