@@ -11,6 +11,7 @@ pub mod classification;
 pub mod data;
 pub mod ensemble;
 pub mod error;
+pub mod fuzzing;
 pub mod id;
 pub mod infer;
 pub mod metrics;

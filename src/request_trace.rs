@@ -3,12 +3,15 @@
 //!
 //! Which requests are sampled decides `pharos::trace`; who takes what was collected is a [`Sink`].
 
+mod activity;
 pub mod text;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use activity::{Activity, TensorActivity};
 
 use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
 use crate::tensor::Tensor;
@@ -26,73 +29,6 @@ const MOST_STAMPS: usize = 100_000;
 
 /// The most bytes of tensors that one request collects with all its steps.
 const MOST_BYTES: usize = 64 << 20;
-
-macro_rules! activities {
-    ($($variant:ident = $name:literal;)*) => {
-        /// A point in a request's life that has a stamp, with Triton's name.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Activity {
-            $(#[doc = concat!("`", $name, "`")] $variant,)*
-        }
-
-        impl Activity {
-            /// Its name in trace files and in events of spans.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// The activity of this name.
-            pub fn from_name(name: &str) -> Option<Self> {
-                match name { $($name => Some(Self::$variant),)* _ => None }
-            }
-        }
-    };
-}
-
-activities! {
-    HttpRecvStart = "HTTP_RECV_START";
-    HttpRecvEnd = "HTTP_RECV_END";
-    GrpcWaitReadStart = "GRPC_WAITREAD_START";
-    GrpcWaitReadEnd = "GRPC_WAITREAD_END";
-    RequestStart = "REQUEST_START";
-    QueueStart = "QUEUE_START";
-    ComputeStart = "COMPUTE_START";
-    ComputeInputEnd = "COMPUTE_INPUT_END";
-    ComputeOutputStart = "COMPUTE_OUTPUT_START";
-    ComputeEnd = "COMPUTE_END";
-    RequestEnd = "REQUEST_END";
-    ResponseComplete = "INFER_RESPONSE_COMPLETE";
-    HttpSendStart = "HTTP_SEND_START";
-    HttpSendEnd = "HTTP_SEND_END";
-    GrpcSendStart = "GRPC_SEND_START";
-    GrpcSendEnd = "GRPC_SEND_END";
-}
-
-impl Activity {
-    /// Whether it is of the end of a request or of an answer as a whole, so that a part has one of it at most.
-    fn comes_once(self) -> bool {
-        matches!(self, Self::RequestEnd | Self::ResponseComplete | Self::HttpSendStart | Self::HttpSendEnd)
-    }
-}
-
-/// When a tensor was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TensorActivity {
-    /// An input, as the request entered the queue.
-    QueueInput,
-    /// An output, as the backend gave it.
-    BackendOutput,
-}
-
-impl TensorActivity {
-    /// Its name in trace files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::QueueInput => "TENSOR_QUEUE_INPUT",
-            Self::BackendOutput => "TENSOR_BACKEND_OUTPUT",
-        }
-    }
-}
 
 /// What is collected; neither of the two means that tracing is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,6 +19,8 @@ mod rules;
 mod source;
 #[path = "tidy/tree.rs"]
 mod tree;
+#[path = "tidy/vocabulary.rs"]
+mod vocabulary;
 
 #[cfg(test)]
 #[path = "tidy/made_up.rs"]

@@ -50,7 +50,7 @@ pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Res
                 config.name, config.max_batch_size, member.name, member.max_batch_size
             ));
         }
-        check_step(config, plan, (step, member), &mut nodes)?;
+        check_step(config, plan, step, member, &mut nodes)?;
     }
     Ok(())
 }
@@ -76,7 +76,8 @@ pub fn check_cache(config: &ModelConfig, members: &[&ModelConfig]) -> Result<(),
 fn check_step<'a>(
     config: &ModelConfig,
     plan: &Plan,
-    (step, member): (&Step, &'a ModelConfig),
+    step: &Step,
+    member: &'a ModelConfig,
     nodes: &mut BTreeMap<TensorId, Node<'a>>,
 ) -> Result<(), String> {
     let (ensemble, model) = (&config.name, &member.name);

@@ -103,7 +103,7 @@ impl Draft {
         let inputs = self.ends("input", config, &steps)?;
         let ready = self.ready(&steps, &inputs);
         let outputs = self.ends("output", config, &steps)?;
-        self.check_flow(config, &steps, (&ready, &outputs))?;
+        self.check_flow(config, &steps, &ready, &outputs)?;
         // An input is there from the beginning: what a step makes of the same name would be of no use to anybody.
         if let Some(tensor) = inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some()) {
             let name = &config.name;
@@ -180,7 +180,8 @@ impl Draft {
         &self,
         config: &ModelConfig,
         steps: &[Step],
-        (ready, outputs): (&[bool], &[TensorId]),
+        ready: &[bool],
+        outputs: &[TensorId],
     ) -> Result<(), String> {
         let is_ready = |id: &TensorId| ready.get(*id) == Some(&true);
         let name_of = |id: TensorId| self.tensors.get(id).map_or("", |tensor| tensor.name.as_str());

@@ -41,14 +41,14 @@ impl Stages {
             let number = left.remove(position);
             let Some(step) = plan.steps().get(number) else { break };
             let model = step.model.as_str();
-            let mut origin = common(plan, (ensemble, model), &origins, step.inputs.iter().map(|(_, id)| *id))?;
+            let mut origin = common(plan, ensemble, model, &origins, step.inputs.iter().map(|(_, id)| *id))?;
             if decoupled.get(number) == Some(&true) {
                 producers.push((origin.depth, number));
                 origin = Origin { step: Some(number), depth: origin.depth + 1 };
             }
             step.outputs.iter().for_each(|(_, id)| set(&mut origins, *id, origin));
         }
-        common(plan, (ensemble, ensemble), &origins, plan.outputs().iter().copied())?;
+        common(plan, ensemble, ensemble, &origins, plan.outputs().iter().copied())?;
         producers.sort_unstable();
         let producers: Vec<usize> = producers.into_iter().map(|(_, step)| step).collect();
         let all: Vec<usize> = (0..plan.outputs().len()).collect();
@@ -101,7 +101,8 @@ fn set(origins: &mut [Option<Origin>], tensor: TensorId, origin: Origin) {
 /// The one origin of these tensors, which a model takes.
 fn common(
     plan: &Plan,
-    (ensemble, model): (&str, &str),
+    ensemble: &str,
+    model: &str,
     origins: &[Option<Origin>],
     tensors: impl Iterator<Item = TensorId>,
 ) -> Result<Origin, String> {

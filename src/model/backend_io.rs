@@ -1,7 +1,8 @@
 //! The inputs and outputs of a backend by position: what the configuration lists, and what the server makes beside it.
 
-use super::config::{ModelConfig, Scheduling};
+use super::config::ModelConfig;
 use super::controls::{ControlInput, ControlKind};
+use super::scheduling::Scheduling;
 use crate::infer::CorrelationId;
 use crate::tensor::DataType;
 

@@ -3,9 +3,10 @@
 //!
 //! The table of all fields of the schema is in `tests/fields.rs`.
 
-use super::config::{InstanceKind, ModelConfig, Scheduling};
+use super::config::{InstanceKind, ModelConfig};
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_optimization_policy::{ExecutionAccelerators, ModelPriority};
+use super::scheduling::Scheduling;
 use super::session::PARAMETERS;
 use super::{normalize, proto};
 

@@ -41,8 +41,7 @@ pub use check::Checked;
 pub use completing_code::may_complete;
 pub use completion::Completion;
 pub use config::{
-    DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, QueuePolicy, Scheduling, SequenceBatching,
-    SequenceStrategy, TensorSpec, TimeoutAction, VersionPolicy, Warmup, WarmupData, WarmupInput,
+    InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData, WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::Draft;
@@ -52,6 +51,9 @@ pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
 pub use render::{ModelMetadata, TensorMetadata};
+pub use scheduling::{
+    DynamicBatching, EnsembleStep, QueuePolicy, Scheduling, SequenceBatching, SequenceStrategy, TimeoutAction,
+};
 pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
 pub use warmup::WarmupBatch;

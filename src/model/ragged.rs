@@ -136,7 +136,7 @@ pub(super) fn batch_inputs(proto: &proto::ModelConfig) -> Result<Vec<BatchInput>
                 ));
             }
         };
-        let source = source(proto, ("input", raw.kind().as_str_name()), &raw.source_input)?;
+        let source = source(proto, "input", raw.kind().as_str_name(), &raw.source_input)?;
         if raw.target_name.is_empty() {
             return error(format!("batch input must specify 'target_name' for {}", proto.name));
         }
@@ -162,14 +162,14 @@ pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutpu
                 return error(format!("target output name '{target}' can only be specified once for {}", proto.name));
             }
         }
-        let source = source(proto, ("output", raw.kind().as_str_name()), &raw.source_input)?;
+        let source = source(proto, "output", raw.kind().as_str_name(), &raw.source_input)?;
         Ok(BatchOutput { targets: raw.target_name.clone(), source })
     };
     proto.batch_output.iter().map(convert).collect()
 }
 
 /// The position of the one source.
-fn source(proto: &proto::ModelConfig, (role, kind): (&str, &str), names: &[String]) -> Result<usize, ConfigError> {
+fn source(proto: &proto::ModelConfig, role: &str, kind: &str, names: &[String]) -> Result<usize, ConfigError> {
     let [name] = names else {
         let count = names.len();
         return error(format!("batch {role} kind '{kind}' expects 1 source input, got {count}, for {}", proto.name));

@@ -1,11 +1,133 @@
-//! The schedulers' part of [`validate`](super::validate).
+//! The scheduler of a model: which one its configuration chooses, with what settings.
 
-use super::config::*;
-use super::controls::controls;
+use std::collections::BTreeMap;
+
+use super::controls::{ControlInput, controls};
 use super::error::{ConfigError, error};
 use super::proto::model_config::SchedulingChoice;
 use super::proto::model_queue_policy::TimeoutAction as ProtoTimeoutAction;
 use super::proto::{self, model_sequence_batching::StrategyChoice};
+
+/// How requests come together.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scheduling {
+    /// One request is one execution.
+    Default,
+    /// Requests that wait together are executed together.
+    Dynamic(DynamicBatching),
+    /// Requests belong to sequences, each bound to an instance.
+    Sequence(SequenceBatching),
+    /// The model is a plan over other models.
+    Ensemble {
+        /// The plan.
+        steps: Vec<EnsembleStep>,
+        /// The most requests that a step may have in flight; 0 for no limit.
+        max_inflight_requests: u32,
+    },
+}
+
+/// The dynamic batcher's settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DynamicBatching {
+    /// Batch sizes to aim at: each from 1 to the maximum batch size; empty only when the model does not batch.
+    pub preferred_batch_sizes: Vec<u32>,
+    /// How long a request may wait for company, in microseconds.
+    pub max_queue_delay_us: u64,
+    /// Whether responses leave in the order of their requests.
+    pub preserve_ordering: bool,
+    /// The number of priority levels; 0 for a single queue.
+    pub priority_levels: u64,
+    /// The level of requests that name none: 1 to `priority_levels`, or 0 without levels.
+    pub default_priority_level: u64,
+    /// The policy of the queues without one of their own.
+    pub default_queue_policy: QueuePolicy,
+    /// Policies by level.
+    pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
+}
+
+/// How a queue treats requests that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePolicy {
+    /// What happens to a request whose timeout has passed.
+    pub timeout_action: TimeoutAction,
+    /// The timeout in microseconds; 0 for none.
+    pub default_timeout_us: u64,
+    /// Whether a request may shorten its timeout.
+    pub allow_timeout_override: bool,
+    /// The most requests that may wait; 0 for no limit.
+    pub max_queue_size: u32,
+}
+
+/// What happens to a request whose timeout has passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeoutAction {
+    /// It is refused.
+    #[default]
+    Reject,
+    /// It is served after all that have time left.
+    Delay,
+}
+
+/// The sequence batcher's settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceBatching {
+    /// How sequences share an instance.
+    pub strategy: SequenceStrategy,
+    /// How long a sequence may be silent, in microseconds.
+    pub max_sequence_idle_us: u64,
+    /// Whether one request makes a sequence that the backend continues.
+    pub iterative: bool,
+    /// Whether iterative requests of one id share an instance and overlap. From the parameter `overlapping_sequences`.
+    pub overlapping: bool,
+    /// What the server tells the model of each place of a batch.
+    pub controls: Vec<ControlInput>,
+    /// The most sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`: the
+    /// schema has no place for it.
+    pub max_queued_sequences: Option<usize>,
+    /// The most requests that may wait in one sequence; 0 for no limit. From the parameter `max_queue_size_per_sequence`.
+    pub max_queue_size_per_sequence: usize,
+    /// Whether a sequence begins with the first request of its id, with START or without. From the parameter
+    /// `implicit_sequence_start`.
+    pub implicit_start: bool,
+}
+
+/// How sequences share an instance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SequenceStrategy {
+    /// Each sequence has a slot of the batch.
+    Direct {
+        /// How long a batch may wait, in microseconds.
+        max_queue_delay_us: u64,
+        /// The fill, 0 to 1, at which a batch does not wait.
+        minimum_slot_utilization: f32,
+    },
+    /// The oldest requests of the candidates form the batch.
+    Oldest {
+        /// The most sequences in flight; 0 lets the server choose.
+        max_candidate_sequences: u32,
+        /// As in [`DynamicBatching`].
+        preferred_batch_sizes: Vec<u32>,
+        /// As in [`DynamicBatching`].
+        max_queue_delay_us: u64,
+        /// As in [`DynamicBatching`].
+        preserve_ordering: bool,
+    },
+}
+
+/// One step of an ensemble.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EnsembleStep {
+    /// The model to run.
+    pub model_name: String,
+    /// The repository in which it is looked for first, with `--model-namespacing`; empty for the ensemble's own.
+    pub model_namespace: String,
+    /// Its version; `None` for the latest.
+    pub model_version: Option<u64>,
+    /// From the model's inputs to the ensemble's tensors.
+    pub input_map: BTreeMap<String, String>,
+    /// From the model's outputs to the ensemble's tensors.
+    pub output_map: BTreeMap<String, String>,
+}
 
 /// Checks and converts the choice of scheduler.
 pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Result<Scheduling, ConfigError> {
@@ -15,7 +137,12 @@ pub(super) fn scheduling(proto: &proto::ModelConfig, max_batch_size: u32) -> Res
         Some(SchedulingChoice::DynamicBatching(raw)) => Scheduling::Dynamic(dynamic(raw, name, max_batch_size)?),
         Some(SchedulingChoice::SequenceBatching(raw)) => Scheduling::Sequence(sequence(raw, proto, max_batch_size)?),
         Some(SchedulingChoice::EnsembleScheduling(raw)) => {
-            let steps = raw.step.iter().enumerate().map(|step| ensemble_step(step, name)).collect::<Result<_, _>>()?;
+            let steps = raw
+                .step
+                .iter()
+                .enumerate()
+                .map(|(number, step)| ensemble_step(number, step, name))
+                .collect::<Result<_, _>>()?;
             Scheduling::Ensemble { steps, max_inflight_requests: raw.max_inflight_requests }
         }
     })
@@ -167,10 +294,7 @@ fn parameter<'a>(model: &'a proto::ModelConfig, name: &str) -> Option<&'a str> {
     model.parameters.get(name).map(|parameter| parameter.string_value.trim())
 }
 
-fn ensemble_step(
-    (number, raw): (usize, &proto::model_ensembling::Step),
-    name: &str,
-) -> Result<EnsembleStep, ConfigError> {
+fn ensemble_step(number: usize, raw: &proto::model_ensembling::Step, name: &str) -> Result<EnsembleStep, ConfigError> {
     let missing = match raw {
         step if step.model_name.is_empty() => "model_name",
         step if step.input_map.is_empty() => "input_map",

@@ -11,7 +11,7 @@ use super::proto::model_version_policy::PolicyChoice;
 use super::proto::model_warmup::input::InputDataType;
 use super::proto::{self, ModelTensorReshape, datatype};
 use super::ragged::{batch_inputs, batch_outputs};
-use super::scheduling::{flag, scheduling};
+use super::scheduling::{Scheduling, flag, scheduling};
 use super::state::states;
 use super::{Completion, ConfigError, normalize, session};
 use crate::tensor::DataType;
@@ -181,7 +181,8 @@ fn inputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
             is_shape_tensor: input.is_shape_tensor,
             label_filename: String::new(),
         };
-        check_io("input", proto, (&input.name, input.data_type), &input.dims, input.reshape.as_ref())?;
+        let (dims, reshape) = (input.dims.as_slice(), input.reshape.as_ref());
+        check_io(proto, &Io { role: "input", name: &input.name, data_type: input.data_type, dims, reshape })?;
         if input.format() != proto::model_input::Format::None && input.dims.len() != 3 {
             return error(format!("model input NHWC/NCHW require 3 dims for {}", proto.name));
         }
@@ -192,7 +193,8 @@ fn inputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
 
 fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
     let convert = |output: &proto::ModelOutput| {
-        check_io("output", proto, (&output.name, output.data_type), &output.dims, output.reshape.as_ref())?;
+        let (dims, reshape) = (output.dims.as_slice(), output.reshape.as_ref());
+        check_io(proto, &Io { role: "output", name: &output.name, data_type: output.data_type, dims, reshape })?;
         Ok(TensorSpec {
             name: output.name.clone(),
             datatype: datatype(output.data_type).unwrap_or(DataType::Bool),
@@ -207,14 +209,19 @@ fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
     proto.output.iter().map(convert).collect()
 }
 
-/// One input or output: a name, a datatype, dimensions, and a reshape of the same number of elements.
-fn check_io(
-    role: &str,
-    proto: &proto::ModelConfig,
-    (name, data_type): (&str, i32),
-    dims: &[i64],
-    reshape: Option<&ModelTensorReshape>,
-) -> Result<(), ConfigError> {
+/// One input or output as it is written.
+struct Io<'a> {
+    /// `input` or `output`, for messages.
+    role: &'static str,
+    name: &'a str,
+    data_type: i32,
+    dims: &'a [i64],
+    reshape: Option<&'a ModelTensorReshape>,
+}
+
+/// Checks that it has a name, a datatype, dimensions, and a reshape of the same number of elements.
+fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> {
+    let Io { role, name, data_type, dims, reshape } = *io;
     let model = proto.name.as_str();
     if name.is_empty() {
         return error(format!("model {role} must specify 'name' for {model}"));

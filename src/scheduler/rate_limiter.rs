@@ -51,16 +51,16 @@ pub struct Member(u64);
 /// A place in the line of those that are staged; the smallest is served first. Ties are broken by the
 /// smaller priority, then by the order of staging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct QueuePosition {
     turn: u128,
     priority: u64,
     staged: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum InstanceState {
     Idle,
-    Staged { place: Place, since: Instant },
+    Staged { position: QueuePosition, since: Instant },
     Holding,
 }
 
@@ -71,14 +71,14 @@ struct Instance {
     priority: u64,
     /// Executions times priority, or more if it was idle meanwhile.
     turn: u128,
-    state: State,
+    state: InstanceState,
     /// Nanoseconds that it has been staged, all times together.
     waited_ns: u64,
 }
 
 impl Instance {
     fn is_active(&self) -> bool {
-        self.state != State::Idle
+        self.state != InstanceState::Idle
     }
 
     fn competes(&self, other: &Instance) -> bool {
@@ -92,7 +92,7 @@ impl Instance {
 pub struct RateLimiter {
     pools: Pools,
     instances: BTreeMap<Member, Instance>,
-    line: BTreeSet<(Place, Member)>,
+    line: BTreeSet<(QueuePosition, Member)>,
     next_member: u64,
     next_staged: u64,
     /// Something has happened since nobody could be served.
@@ -116,7 +116,7 @@ impl RateLimiter {
             let member = Member(self.next_member);
             self.next_member += 1;
             let priority = u64::from(demand.priority.max(1));
-            let instance = Instance { needs, priority, turn: 0, state: State::Idle, waited_ns: 0 };
+            let instance = Instance { needs, priority, turn: 0, state: InstanceState::Idle, waited_ns: 0 };
             self.instances.insert(member, instance);
             members.push(member);
         }
@@ -142,10 +142,10 @@ impl RateLimiter {
         let staged = self.next_staged;
         self.next_staged += 1;
         if let Some(instance) = self.instances.get_mut(&member) {
-            let place = Place { turn, priority: instance.priority, staged };
+            let position = QueuePosition { turn, priority: instance.priority, staged };
             instance.turn = turn;
-            instance.state = State::Staged { place, since: now };
-            self.line.insert((place, member));
+            instance.state = InstanceState::Staged { position, since: now };
+            self.line.insert((position, member));
             self.changed = true;
         }
     }
@@ -180,15 +180,15 @@ impl RateLimiter {
 
     /// Whether the instance holds its resources.
     pub fn holds(&self, member: Member) -> bool {
-        self.instances.get(&member).is_some_and(|instance| instance.state == State::Holding)
+        self.instances.get(&member).is_some_and(|instance| instance.state == InstanceState::Holding)
     }
 
     /// Whether the instance is staged, and how long it has waited since it was registered, in nanoseconds.
     pub fn waiting(&self, member: Member, now: Instant) -> (bool, u64) {
         let Some(instance) = self.instances.get(&member) else { return (false, 0) };
         match instance.state {
-            State::Staged { since, .. } => (true, instance.waited_ns + now.ns_since(since)),
-            State::Idle | State::Holding => (false, instance.waited_ns),
+            InstanceState::Staged { since, .. } => (true, instance.waited_ns + now.ns_since(since)),
+            InstanceState::Idle | InstanceState::Holding => (false, instance.waited_ns),
         }
     }
 
@@ -219,11 +219,11 @@ impl RateLimiter {
 
     fn grant(&mut self, member: Member, now: Instant) {
         let Some(granted) = self.instances.get_mut(&member) else { return };
-        if let State::Staged { place, since } = granted.state {
-            self.line.remove(&(place, member));
+        if let InstanceState::Staged { position, since } = granted.state {
+            self.line.remove(&(position, member));
             granted.waited_ns += now.ns_since(since);
         }
-        granted.state = State::Holding;
+        granted.state = InstanceState::Holding;
         granted.turn += u128::from(granted.priority);
         self.pools.take(&granted.needs);
     }
@@ -238,10 +238,10 @@ impl RateLimiter {
 
     fn free(&mut self, member: Member) {
         let Some(instance) = self.instances.get_mut(&member) else { return };
-        match std::mem::replace(&mut instance.state, State::Idle) {
-            State::Idle => return,
-            State::Staged { place, .. } => drop(self.line.remove(&(place, member))),
-            State::Holding => self.pools.give_back(&instance.needs),
+        match std::mem::replace(&mut instance.state, InstanceState::Idle) {
+            InstanceState::Idle => return,
+            InstanceState::Staged { position, .. } => drop(self.line.remove(&(position, member))),
+            InstanceState::Holding => self.pools.give_back(&instance.needs),
         }
         self.changed = true;
     }

@@ -62,6 +62,13 @@ fn bounds(trace: &Trace) -> Option<(u64, u64)> {
     Some((start, trace.last(Activity::RequestEnd).unwrap_or(last).max(start)))
 }
 
+/// Where a slice is drawn: Chrome's process and thread.
+#[derive(Clone, Copy)]
+struct Track {
+    process: usize,
+    thread: usize,
+}
+
 struct Events {
     out: String,
     zero: u64,
@@ -71,8 +78,8 @@ struct Events {
 }
 
 impl Events {
-    /// The slices of a trace. Gives process and thread.
-    fn trace(&mut self, trace: &Trace) -> (usize, usize) {
+    /// The slices of a trace. Gives the track of the request.
+    fn trace(&mut self, trace: &Trace) -> Track {
         let (start, end) = bounds(trace).unwrap_or_default();
         let process = self.process(&format!("{} version {}", trace.model, trace.version));
         let row = match trace.instance {
@@ -81,15 +88,15 @@ impl Events {
             None if trace.at(Activity::ComputeStart).is_some() => EXECUTED.to_owned(),
             None => "not executed".to_owned(),
         };
-        let thread = self.row((process, row), (start, end));
+        let track = Track { process, thread: self.row(process, row, (start, end)) };
         let mut about = format!("\"id\":{},\"request_id\":{}", trace.id, quoted(&trace.request_id));
         if let Some(error) = &trace.error {
             let _ = write!(about, ",\"error\":{}", quoted(error));
         }
-        self.slice((&trace.model, &about), (process, thread), (start, end));
+        self.slice(&trace.model, &about, track, (start, end));
         for (name, from, to) in INNER {
             for (from, to) in trace.spans(from, to) {
-                self.slice((name, ""), (process, thread), (from, to));
+                self.slice(name, "", track, (from, to));
             }
         }
         let spans = |(name, from, to): &(&'static str, Activity, Activity)| {
@@ -99,30 +106,32 @@ impl Events {
         let transfers: Vec<_> = TRANSFERS.iter().flat_map(spans).collect();
         let first = transfers.iter().map(|(_, from, _)| *from).min();
         if let (Some(first), Some(last)) = (first, transfers.iter().map(|(_, _, to)| *to).max()) {
-            let thread = self.row((CLIENTS, "requests".to_owned()), (first, last));
-            self.slice((&trace.model, &about), (CLIENTS, thread), (first, last));
+            let thread = self.row(CLIENTS, "requests".to_owned(), (first, last));
+            let clients = Track { process: CLIENTS, thread };
+            self.slice(&trace.model, &about, clients, (first, last));
             for (name, from, to) in transfers {
-                self.slice((name, ""), (CLIENTS, thread), (from, to));
+                self.slice(name, "", clients, (from, to));
             }
         }
-        (process, thread)
+        track
     }
 
     fn process(&mut self, name: &str) -> usize {
         if self.processes.is_empty() {
-            self.name("process_name", (CLIENTS, 0), "requests");
+            self.name("process_name", Track { process: CLIENTS, thread: 0 }, "requests");
         }
         let number = CLIENTS + 1 + self.processes.len();
         if let Some(known) = self.processes.get(name) {
             return *known;
         }
         self.processes.insert(name.to_owned(), number);
-        self.name("process_name", (number, 0), name);
+        self.name("process_name", Track { process: number, thread: 0 }, name);
         number
     }
 
     /// The first thread of this row that is free. Numbers of threads are unique in their process.
-    fn row(&mut self, row: (usize, String), (start, end): (u64, u64)) -> usize {
+    fn row(&mut self, process: usize, name: String, (start, end): (u64, u64)) -> usize {
+        let row = (process, name);
         let taken = self.rows.get(&row).map_or(&[][..], Vec::as_slice);
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
         // A row's place among those of its process is told by its name: an instance's number, or none.
@@ -130,19 +139,19 @@ impl Events {
         let unnumbered = usize::from(row.1 == EXECUTED);
         let place = first.map_or(unnumbered, |number| number.saturating_add(2));
         let thread = place.saturating_mul(ROWS).saturating_add(free + 1);
-        let (process, name) = (row.0, row.1.clone());
+        let name = row.1.clone();
         let lanes = self.rows.entry(row).or_default();
         match lanes.get_mut(free) {
             Some(until) => *until = end,
             None => {
                 lanes.push(end);
-                self.name("thread_name", (process, thread), &name);
+                self.name("thread_name", Track { process, thread }, &name);
             }
         }
         thread
     }
 
-    fn name(&mut self, what: &str, (process, thread): (usize, usize), name: &str) {
+    fn name(&mut self, what: &str, Track { process, thread }: Track, name: &str) {
         let name = quoted(name);
         let _ = writeln!(
             self.out,
@@ -150,7 +159,7 @@ impl Events {
         );
     }
 
-    fn slice(&mut self, (name, about): (&str, &str), (process, thread): (usize, usize), (from, to): (u64, u64)) {
+    fn slice(&mut self, name: &str, about: &str, Track { process, thread }: Track, (from, to): (u64, u64)) {
         let (name, ts, dur) = (quoted(name), self.us(from), us(to.saturating_sub(from)));
         let _ = writeln!(
             self.out,
@@ -160,9 +169,9 @@ impl Events {
     }
 
     /// From an ensemble's slice to the beginning of a step's.
-    fn arrow(&mut self, step: &Trace, from: (usize, usize), to: (usize, usize)) {
+    fn arrow(&mut self, step: &Trace, from: Track, to: Track) {
         let at = self.us(bounds(step).unwrap_or_default().0);
-        for (phase, (process, thread), more) in [("s", from, ""), ("f", to, ",\"bp\":\"e\"")] {
+        for (phase, Track { process, thread }, more) in [("s", from, ""), ("f", to, ",\"bp\":\"e\"")] {
             let id = step.id;
             let _ = writeln!(
                 self.out,

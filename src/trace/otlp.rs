@@ -107,9 +107,9 @@ impl Trace<'_> {
             let parent = known.iter().find(|(id, _)| *id == part.parent).map_or(self.context.span, |(_, span)| *span);
             known.push((part.id, own));
             if part.model.is_some() {
-                self.model(part, (own, parent));
+                self.model(part, own, parent);
                 if has_computed(part) {
-                    self.compute(part, (span_id(random), own));
+                    self.compute(part, span_id(random), own);
                 }
             }
         }
@@ -123,16 +123,16 @@ impl Trace<'_> {
         let all = self.trace.parts.iter().flat_map(|part| &part.stamps).map(|(_, at)| *at);
         let start = all.clone().min().unwrap_or(self.trace.ended);
         let end = all.max().unwrap_or(start).max(self.trace.ended);
-        let mut span = self.span(ROOT, (self.context.span, self.context.parent), (start, end));
+        let mut span = self.span(ROOT, self.context.span, self.context.parent, (start, end));
         span.events = events;
         span.status = status(root);
         self.spans.push(span);
     }
 
-    fn model(&mut self, part: &Part, (own, parent): (SpanId, SpanId)) {
+    fn model(&mut self, part: &Part, own: SpanId, parent: SpanId) {
         let Some(model) = &part.model else { return };
         let (start, end) = bounds(part, self.trace.ended, Activity::RequestStart, Activity::RequestEnd);
-        let mut span = self.span(model.name.bare(), (own, Some(parent)), (start, end));
+        let mut span = self.span(model.name.bare(), own, Some(parent), (start, end));
         span.attributes = vec![
             text("triton.model_name", model.name.bare()),
             number("triton.model_version", model.version),
@@ -147,14 +147,14 @@ impl Trace<'_> {
         self.spans.push(span);
     }
 
-    fn compute(&mut self, part: &Part, (own, parent): (SpanId, SpanId)) {
+    fn compute(&mut self, part: &Part, own: SpanId, parent: SpanId) {
         let (start, end) = bounds(part, self.trace.ended, Activity::ComputeStart, Activity::ComputeEnd);
-        let mut span = self.span("compute", (own, Some(parent)), (start, end));
+        let mut span = self.span("compute", own, Some(parent), (start, end));
         span.events = self.events(part, is_compute);
         self.spans.push(span);
     }
 
-    fn span(&self, name: &str, (own, parent): (SpanId, Option<SpanId>), (start, end): (Instant, Instant)) -> Span {
+    fn span(&self, name: &str, own: SpanId, parent: Option<SpanId>, (start, end): (Instant, Instant)) -> Span {
         Span {
             trace_id: self.context.trace.to_bytes().to_vec(),
             span_id: own.to_bytes().to_vec(),

@@ -6,6 +6,7 @@
 //! is refused as a whole.)
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::error::InferError;
 use crate::request_trace::{Levels, Sample};
@@ -302,7 +303,7 @@ pub fn level_names(levels: Levels) -> Vec<&'static str> {
 pub fn unsigned(name: &str, text: &str) -> Result<u32, InferError> {
     text.parse().map_err(|_| {
         let digits = text.strip_prefix('-').unwrap_or(text);
-        out_of_range(name, text, (0, u32::MAX.into()), digits)
+        out_of_range(name, text, 0..=u32::MAX.into(), digits)
     })
 }
 
@@ -313,15 +314,16 @@ pub fn unsigned(name: &str, text: &str) -> Result<u32, InferError> {
 pub fn count(text: &str) -> Result<i32, InferError> {
     let name = "trace_count";
     let digits = text.strip_prefix('-').unwrap_or(text);
-    let count: i32 = text.parse().map_err(|_| out_of_range(name, text, (-1, i32::MAX.into()), digits))?;
+    let count: i32 = text.parse().map_err(|_| out_of_range(name, text, -1..=i32::MAX.into(), digits))?;
     if count < -1 {
         return Err(InferError::invalid(format!("Unable to parse '{name}'. Expecting value >= -1, got: {count}")));
     }
     Ok(count)
 }
 
-fn out_of_range(name: &str, text: &str, (least, most): (i64, i64), digits: &str) -> InferError {
-    // Enough to know one's own words by.
+fn out_of_range(name: &str, text: &str, allowed: RangeInclusive<i64>, digits: &str) -> InferError {
+    let (least, most) = (allowed.start(), allowed.end());
+    // Enough for a client to recognize what it sent.
     let text: String = text.chars().take(100).collect();
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         let allowed = format!("allowed are whole numbers from {least} to {most}");

@@ -101,7 +101,7 @@ fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
     let count = |wanted: &dyn Fn(&Trace) -> bool| traces.iter().filter(|trace| wanted(trace)).count();
     let ended = |trace: &Trace| trace.at(Activity::RequestEnd).is_some();
     let stages = STAGES.iter().filter_map(|(name, measure, bounds)| {
-        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, (*from, *to)));
+        let time = |trace: &&Trace| bounds.iter().find_map(|(from, to)| measured(trace, *measure, *from, *to));
         stage(name, traces.iter().filter_map(time).collect())
     });
     Model {
@@ -118,7 +118,7 @@ fn of_model(model: &str, version: i64, traces: &[&Trace]) -> Model {
     }
 }
 
-fn measured(trace: &Trace, measure: Measure, (from, to): (Activity, Activity)) -> Option<u64> {
+fn measured(trace: &Trace, measure: Measure, from: Activity, to: Activity) -> Option<u64> {
     match measure {
         Measure::Sum => trace.between(from, to),
         Measure::Last => trace.last(to)?.checked_sub(trace.last(from)?),

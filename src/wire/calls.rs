@@ -1,7 +1,7 @@
 //! What a model asks of the server while it runs: that other models infer, and what the repository can do.
 
-use super::WireError;
 use super::codec::{DecodeError, Result, Wire, fields};
+use super::error::WireError;
 use crate::id::CorrelationId;
 use crate::infer::Parameters;
 use crate::tensor::DataType;

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use crate::known::MANY_ARGUMENTS;
 use crate::rules::{
-    BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES, NO_METRIC_NAMES,
-    PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
+    ARGUMENTS, BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, MANIFESTS, METRIC_PREFIXES,
+    NO_METRIC_NAMES, PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
-use crate::{cycles, documents, metrics};
+use crate::{cycles, documents, metrics, vocabulary};
 
 /// Every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
@@ -27,12 +28,14 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     found.extend(stale_unsafe(files));
     found.extend(metrics::check(files));
     found.extend(cycles::check(files));
+    found.extend(vocabulary::check(files));
+    found.extend(arguments(files, MANY_ARGUMENTS).0);
     found
 }
 
 /// Every entry of the lists of what is tolerated that is true no more.
 pub(crate) fn stale(files: &[File]) -> Vec<String> {
-    cycles::stale(files)
+    [cycles::stale(files), vocabulary::stale(files), arguments(files, MANY_ARGUMENTS).1].concat()
 }
 
 pub(crate) fn violation(path: &str, line: usize, rule: &str, advice: &str) -> String {
@@ -75,6 +78,33 @@ fn sizes(file: &File, code: &str, own: usize) -> Vec<String> {
         found.push(violation(&file.path, function.line, &rule, "take a step out of it and name it"));
     }
     found
+}
+
+/// Functions with too many arguments that are not in the list, and entries of the list that have few.
+pub(crate) fn arguments(files: &[File], known: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    let (mut found, mut confirmed) = (Vec::new(), BTreeSet::new());
+    for file in files.iter().filter(|file| file.path.ends_with(".rs") && !is_test(&file.path)) {
+        let own = lines_without_tests(&file.text);
+        for function in functions(&mask(&file.text, false)) {
+            if function.arguments <= ARGUMENTS || function.line > own || file.path.starts_with("tests/") {
+                continue;
+            }
+            let name = function.name.as_str();
+            match known.iter().position(|entry| *entry == (file.path.as_str(), name)) {
+                Some(entry) => _ = confirmed.insert(entry),
+                None => {
+                    let rule = format!("a function has at most {ARGUMENTS} arguments, `{name}` {}", function.arguments);
+                    let advice = "give what belongs together a struct with a name; the elements of a tuple count";
+                    found.push(violation(&file.path, function.line, &rule, advice));
+                }
+            }
+        }
+    }
+    let stale = known.iter().enumerate().filter(|(at, _)| !confirmed.contains(at)).map(|(_, (path, name))| {
+        let rule = format!("`{name}` has no more than {ARGUMENTS} arguments");
+        violation(path, 1, &rule, "take it off MANY_ARGUMENTS in tests/tidy/known.rs")
+    });
+    (found, stale.collect())
 }
 
 /// Module heads, forgotten macros, `unsafe`.

@@ -1,10 +1,11 @@
 //! The checker on small made-up trees: each rule must be able to fail, and must not fail on what is allowed.
 
-use crate::checks::all;
+use crate::checks::{all, arguments};
 use crate::cycles::judge;
 use crate::known::Cycle;
 use crate::source::{functions, lines_without_tests, mask, paths};
 use crate::tree::File;
+use crate::vocabulary::{names, torchserve};
 
 /// Violations of a tree of one file.
 fn one(path: &str, text: &str) -> Vec<String> {
@@ -324,4 +325,61 @@ fn known_cycles_are_no_longer_than_true() {
     assert!(stale[0].contains("`a`, `b`, `c` are no cycle of `crate::` any more"), "{stale:#?}");
     let (found, stale) = judge(&files[..1], &known(&["a", "b"]));
     assert!(found.is_empty() && stale.len() == 1, "{found:#?} {stale:#?}");
+}
+
+#[test]
+fn elements_of_tuples_are_arguments() {
+    #[track_caller]
+    fn check(signature: &str, expected: usize) {
+        let found = functions(&format!("fn f{signature} {{ g() }}"));
+        assert_eq!(found.iter().map(|found| found.arguments).collect::<Vec<_>>(), [expected], "{signature}");
+    }
+    check("()", 0);
+    check("(&self)", 0);
+    check("(mut self: Box<Self>, a: u8)", 1);
+    check("<'a, F: Fn(u8) -> (u8, u8)>(&'a mut self, a: &'a F, b: a::B<C, D>)", 2);
+    check("(a: u8, (b, c): (u8, &[(u8, u8)]), d: fn(u8, u8) -> u8) -> (u8, u8)", 4);
+    check("(a: (u8, (u8, u8)), b: &'a mut (u8, u8), c: (), d: [u8; 2])", 7);
+    check("(\n    a: impl Fn(u8, u8) -> u8,\n    b: &dyn for<'a> Fn(&'a u8),\n) -> u8\nwhere\n    A: B<(u8, u8)>,", 2);
+}
+
+#[test]
+fn many_arguments_are_listed() {
+    let files = tree(&[("src/a.rs", "fn f(a: u8, b: u8, (c, d): (u8, u8), e: (u8, u8)) {}\nfn g(a: u8) {}")]);
+    let (found, stale) = arguments(&files, &[]);
+    assert!(found.len() == 1 && stale.is_empty(), "{found:#?} {stale:#?}");
+    assert!(found[0].starts_with("src/a.rs:2: a function has at most 5 arguments, `f` 6"), "{found:#?}");
+    assert_eq!(arguments(&files, &[("src/a.rs", "f")]), (Vec::new(), Vec::new()));
+    let (_, stale) = arguments(&files, &[("src/a.rs", "f"), ("src/a.rs", "g")]);
+    assert!(stale.len() == 1 && stale[0].contains("`g` has no more than 5"), "{stale:#?}");
+    // Tests may.
+    let text = "#[cfg(test)]\nmod tests {\n    fn f(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {}\n}";
+    assert_eq!(arguments(&tree(&[("src/a.rs", text)]), &[]).0, Vec::<String>::new());
+}
+
+#[test]
+fn modules_have_names() {
+    let files =
+        tree(&[("src/cut.rs", ""), ("src/board/mod.rs", ""), ("src/tests/open.rs", ""), ("src/clipboard.rs", "")]);
+    let (found, stale) = names(&files, &["src/cut.rs", "src/slow.rs"]);
+    assert!(found.len() == 1 && found[0].starts_with("src/board/mod.rs:1: "), "{found:#?}");
+    assert!(stale.len() == 1 && stale[0].starts_with("src/slow.rs:1: "), "{stale:#?}");
+}
+
+#[test]
+fn torchserve_is_named_in_its_places() {
+    let text = "// TorchServe\nuse torchserve;\nconst A: &str = \"torch_serve\";\nconst B: u8 = 1;\n#[cfg(test)]\nmod tests {\n    // TorchServe\n}";
+    let path = "frontend/src/engine.rs";
+    let here = tree(&[(path, text), ("frontend/src/torchserve/mod.rs", text), ("README.md", text)]);
+    let (found, stale) = torchserve(&here, &[]);
+    assert!(found.len() == 1 && stale.is_empty(), "{found:#?} {stale:#?}");
+    assert!(found[0].starts_with(&format!("{path}:1: 3 lines name TorchServe, at most 0 may")), "{found:#?}");
+    assert_eq!(torchserve(&here, &[(path, 3)]), (Vec::new(), Vec::new()));
+    assert_eq!(torchserve(&here, &[(path, 2)]).0.len(), 1);
+    let (found, stale) = torchserve(&here, &[(path, 4), ("src/gone.rs", 1)]);
+    assert!(found.is_empty() && stale.len() == 2, "{found:#?} {stale:#?}");
+    assert!(
+        stale[0].contains("4 lines may name TorchServe, 3 do") && stale[1].starts_with("src/gone.rs:1: "),
+        "{stale:#?}"
+    );
 }

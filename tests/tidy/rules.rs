@@ -6,6 +6,33 @@ pub(crate) const FILE_LINES: usize = 500;
 /// Lines of a function, from `fn` to its closing brace; tests may be as long as their tables.
 pub(crate) const FUNCTION_LINES: usize = 60;
 
+/// Arguments of a function without `self`; each element of a tuple counts as one.
+pub(crate) const ARGUMENTS: usize = 5;
+
+/// Names of modules that only their builders understand.
+pub(crate) const PRIVATE_NAMES: &[&str] = &[
+    "apart",
+    "seen",
+    "slow",
+    "reread",
+    "lent",
+    "cut",
+    "ways",
+    "beside",
+    "given",
+    "home",
+    "open",
+    "stash",
+    "board",
+    "words",
+    "asked",
+    "workplace",
+    "traced",
+];
+
+/// Where words of TorchServe belong.
+pub(crate) const TORCHSERVE: &[&str] = &["frontend/src/torchserve", "frontend/torchserve/", "worker/python/"];
+
 /// A package and its floors, from the roof down. A module may use what lies below it, never what lies above.
 pub(crate) struct House {
     /// Where its source is.
@@ -33,6 +60,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "src/",
         floors: &[
+            apart(&["fuzzing"]),
             // The contract between edges and engine, in the nouns of all that lies below.
             apart(&["service"]),
             apart(&[

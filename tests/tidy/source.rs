@@ -220,6 +220,8 @@ pub(crate) struct Function {
     pub(crate) line: usize,
     /// Lines from there to its closing brace.
     pub(crate) lines: usize,
+    /// Arguments without `self`; each element of a tuple counts as one.
+    pub(crate) arguments: usize,
 }
 
 /// The functions of masked code.
@@ -248,6 +250,7 @@ fn function(code: &str, at: usize) -> Option<Function> {
                         name,
                         line,
                         lines: line_of(code, offset) - line + 1,
+                        arguments: arguments(&code[at..offset]),
                     });
                 }
                 if depth < 0 {
@@ -262,4 +265,61 @@ fn function(code: &str, at: usize) -> Option<Function> {
 
 fn in_brackets(signature: &str) -> bool {
     signature.matches('[').count() > signature.matches(']').count()
+}
+
+/// The arguments of a function whose text begins with `fn`.
+fn arguments(function: &str) -> usize {
+    let Some(open) = top_level(function, &['(', '{']).into_iter().next() else { return 0 };
+    let of_self =
+        |argument: &&str| words(argument).take(3).any(|(_, word)| word == "self") && !argument.contains(": (");
+    let elements = |argument: &str| match top_level(argument, &[':']).first() {
+        Some(colon) => elements(&argument[colon + 1..]),
+        None => 1,
+    };
+    list(&function[open..]).into_iter().filter(|argument| !of_self(argument)).map(elements).sum()
+}
+
+/// How many values a type stands for: those of a tuple, or one.
+fn elements(kind: &str) -> usize {
+    let mut kind = kind.trim_start().trim_start_matches('&').trim_start();
+    if kind.starts_with('\'') {
+        kind = kind.split_once(' ').map_or("", |(_, rest)| rest);
+    }
+    let kind = kind.strip_prefix("mut ").unwrap_or(kind);
+    if kind.starts_with('(') { list(kind).into_iter().map(elements).sum::<usize>().max(1) } else { 1 }
+}
+
+/// What stands between the parentheses that a text begins with, split at its commas.
+fn list(text: &str) -> Vec<&str> {
+    let inside = text.get(1..).unwrap_or_default();
+    let end = top_level(inside, &[')']).first().copied().unwrap_or(inside.len());
+    let inside = &inside[..end];
+    let mut begin = 0;
+    let mut found = Vec::new();
+    for comma in top_level(inside, &[',']).into_iter().chain([inside.len()]) {
+        found.push(&inside[begin.min(comma)..comma]);
+        begin = comma + 1;
+    }
+    found.retain(|piece| !piece.trim().is_empty());
+    found
+}
+
+/// Where one of these letters stands outside all brackets. A path's `::` is no colon, and an arrow closes nothing.
+fn top_level(text: &str, letters: &[char]) -> Vec<usize> {
+    let bytes = text.as_bytes();
+    let (mut depth, mut found) = (0_i32, Vec::new());
+    for (at, byte) in bytes.iter().copied().enumerate() {
+        let beside = |other: usize| bytes.get(other) == Some(&b':');
+        let is_path = byte == b':' && (beside(at + 1) || (at > 0 && beside(at - 1)));
+        if depth == 0 && letters.contains(&char::from(byte)) && !is_path {
+            found.push(at);
+        }
+        match byte {
+            b'(' | b'[' | b'{' | b'<' => depth += 1,
+            b'>' if at > 0 && matches!(bytes[at - 1], b'-' | b'=') => {}
+            b')' | b']' | b'}' | b'>' => depth -= 1,
+            _ => {}
+        }
+    }
+    found
 }

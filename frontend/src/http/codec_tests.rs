@@ -10,7 +10,6 @@ use pharos::tensor::{DataType, Tensor, push_bytes_element};
 use proptest::prelude::*;
 
 use super::*;
-use crate::http::fuzz;
 
 const LIMIT: u64 = 1 << 20;
 
@@ -458,7 +457,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
 proptest! {
     #[test]
     fn decoding_never_panics(data in proptest::collection::vec(any::<u8>(), 0..300)) {
-        fuzz::bodies(&data);
+        crate::http::fuzzing::request(&data);
     }
 
     #[test]
@@ -469,7 +468,7 @@ proptest! {
         body[at] = byte;
         body.truncate(cut.max(at + 1));
         for length in [length, u16::MAX, body.len() as u16 - 1] {
-            fuzz::bodies(&[&length.to_le_bytes(), &body[..]].concat());
+            crate::http::fuzzing::request(&[&length.to_le_bytes(), &body[..]].concat());
         }
     }
 

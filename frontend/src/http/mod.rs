@@ -11,8 +11,7 @@ mod compression;
 mod dashboard;
 mod data;
 mod dispatch;
-#[doc(hidden)]
-pub mod fuzz;
+pub mod fuzzing;
 mod generate;
 mod headers;
 mod infer;

@@ -1,4 +1,5 @@
-//! Entry points of the fuzz targets: bytes from outside the process, as this edge reads them.
+//! Checks for the fuzz targets of HTTP bodies: each takes any bytes and panics when an invariant does not hold. Nothing in
+//! the server uses this module.
 
 use bytes::Bytes;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
@@ -9,21 +10,21 @@ use super::codec::{AnswerForm, Head, decode, encode};
 use super::generate::convert;
 use super::{repository, shared_memory};
 
-/// The parameters of a load, by name, if `body` is one.
-pub fn load_parameters(body: &[u8]) -> Vec<(String, Bytes)> {
+/// The parameters of a load, by name; none if `body` is no such request.
+pub fn load(body: &[u8]) -> Vec<(String, Bytes)> {
     repository::load_parameters(body).unwrap_or_default()
 }
 
-/// Any request: the first two bytes give the length of the JSON (all ones: no header), the rest is the body. A decoded request is
-/// encoded again in both forms. The body is also read as one of the generate and of the shared memory extension.
-pub fn bodies(data: &[u8]) {
+/// Any body with any header: the first two bytes give the length of the JSON (all ones: no header), the rest is the body.
+/// What decodes is encoded again in both forms. The body is also read as one of the generate extension and as one that
+/// registers shared memory.
+pub fn request(data: &[u8]) {
     let Some((length, body)) = data.split_first_chunk::<2>() else { return };
-    generate(body);
-    let _ = shared_memory::system(body);
-    let _ = shared_memory::cuda(body);
     let length = u16::from_le_bytes(*length);
     let header_length = (length != u16::MAX).then(|| length.to_string());
     let head = Head { model_name: "model".into(), model_version: String::new(), header_length };
+    generate(body);
+    let _ = (shared_memory::system(body), shared_memory::cuda(body));
     let Ok((request, form)) = decode(head, Bytes::copy_from_slice(body), 1 << 20) else { return };
     let outputs = request.inputs.into_iter();
     let outputs = outputs.map(|input| InferOutput { name: input.name, tensor: input.tensor });
@@ -40,7 +41,7 @@ pub fn bodies(data: &[u8]) {
     }
 }
 
-/// A body of the generate extension, for a model with inputs of many kinds. A decoded input fits its shape.
+/// Any body of the generate extension, for a model with inputs of many kinds. What becomes a request fits its own shape.
 fn generate(body: &[u8]) {
     let inputs = [
         ("I", "INT32", vec![-1]),

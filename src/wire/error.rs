@@ -1,0 +1,64 @@
+//! Errors between the processes.
+
+use super::codec::{Result, Wire, fields};
+use crate::error::{ErrorCode, InferError, Reason};
+
+/// An error as it crosses the wire.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WireError {
+    /// What the client is told.
+    pub code: ErrorCode,
+    /// The text.
+    pub message: String,
+    /// It is about memory of the client's.
+    pub of_region: bool,
+}
+
+impl From<WireError> for InferError {
+    fn from(error: WireError) -> Self {
+        let reason = match error.code {
+            _ if error.of_region => Reason::SharedMemory,
+            ErrorCode::Cancelled => Reason::Cancelled,
+            _ => Reason::Backend,
+        };
+        let message = match error.code {
+            // A worker that gives up a request that its client has cancelled has nothing to say.
+            ErrorCode::Cancelled => error.message,
+            _ => said(error.message),
+        };
+        InferError::new(error.code, reason, message)
+    }
+}
+
+/// A message of a worker's for clients. An empty one would leave them without any.
+pub fn said(message: String) -> String {
+    match message.trim().is_empty() {
+        true => "the model reported an error without a message".to_owned(),
+        false => message,
+    }
+}
+
+impl From<InferError> for WireError {
+    fn from(error: InferError) -> Self {
+        let of_region = error.reason == Reason::SharedMemory;
+        Self { code: error.code, message: error.message, of_region }
+    }
+}
+
+fields!(WireError { code, message, of_region });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_a_message() {
+        for (sent, told) in
+            [("", "the model reported an error without a message"), ("no", "no"), (" \n", "the model reported")]
+        {
+            let error = WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
+            assert!(InferError::from(error).message.starts_with(told), "{sent:?}");
+        }
+        assert_eq!(InferError::from(WireError::from(InferError::cancelled())), InferError::cancelled());
+    }
+}

@@ -1,0 +1,215 @@
+//! Frames survive their encoding, and no bytes panic the decoder.
+
+use proptest::prelude::*;
+
+use super::codec::*;
+use super::*;
+use crate::error::ErrorCode;
+use crate::id::CorrelationId;
+use crate::infer::Parameter;
+use crate::tensor::DataType;
+use crate::timeline::{ComputeStamps, Instant};
+
+fn execute() -> ToWorker {
+    ToWorker::Execute(Execute {
+        batch: 7,
+        requests: vec![
+            BatchRequest {
+                id: "a".into(),
+                rows: 2,
+                parameters: vec![("p".into(), Parameter::Double(0.5))],
+                sequence: Some(SequenceStep { key: 7, start: true, end: false }),
+                details: Some(Box::new(Details {
+                    correlation: CorrelationId::String("s".into()),
+                    start: true,
+                    end: false,
+                    priority: 2,
+                    timeout_us: 3,
+                    outputs: vec![1],
+                    traced: true,
+                    trace_context: Some("{}".into()),
+                    ragged: vec![(0, vec![1, 3])],
+                })),
+            },
+            BatchRequest::default(),
+        ],
+        inputs: vec![InputBlock {
+            input: 1,
+            datatype: DataType::Bf16,
+            shape: vec![2, -1],
+            offset: 64,
+            len: 4,
+            pieces: vec![Piece { region: 9, request: 1, offset: 0, len: 4, elements: 2 }],
+        }],
+        outputs: vec![0, 3],
+        released: vec![128],
+        flags: 1,
+        placements: vec![Placement { request: 1, output: 3, region: 9, offset: 1 << 40, len: 5 }],
+        elements: vec![(3, vec![2, 0])],
+        resumed: vec![Resumed { request: 1, sent: 40, taken: 33 }],
+    })
+}
+
+fn done() -> ToFrontend {
+    let stamps = ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
+    let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
+    let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
+    let (shape, lent) = (vec![1, 2], Some(7));
+    let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, placed: true, lent };
+    ToFrontend::Done(Done {
+        batch: 7,
+        stamps,
+        error: Some(error.clone()),
+        failed: vec![(1, error)],
+        outputs: vec![output],
+        parameters: vec![(0, vec![("p".into(), Parameter::Bool(true))])],
+        rescheduled: vec![2],
+        open: vec![3],
+        held: true,
+    })
+}
+
+fn response() -> ToFrontend {
+    ToFrontend::Response(Response {
+        batch: 9,
+        request: 3,
+        outputs: vec![OutputBlock {
+            output: 1,
+            requests: Vec::new(),
+            datatype: DataType::Int32,
+            shape: vec![1],
+            offset: 64,
+            len: 4,
+            placed: false,
+            lent: None,
+        }],
+        parameters: vec![("p".into(), Parameter::String("x".into()))],
+        error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
+        last: true,
+        empty: false,
+        stamps: ComputeStamps { end: Instant(5), ..ComputeStamps::default() },
+    })
+}
+
+fn call() -> ToFrontend {
+    let (name, shape) = ("X".to_owned(), vec![1]);
+    ToFrontend::Call(Call {
+        call: 5,
+        model: "m".into(),
+        version: "1".into(),
+        id: "i".into(),
+        correlation: CorrelationId::Uint(9),
+        start: false,
+        end: true,
+        priority: 1,
+        timeout_us: 2,
+        inputs: vec![CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) }],
+        outputs: vec!["Y".into()],
+        parameters: vec![("p".into(), Parameter::Int(-1))],
+        decoupled: true,
+        parent: Some((7, 1)),
+    })
+}
+
+fn answer() -> ToWorker {
+    let (name, shape) = ("Y".to_owned(), vec![2]);
+    ToWorker::Answer(Answer {
+        call: 5,
+        version: "1".into(),
+        outputs: vec![AnswerOutput { name, datatype: DataType::Uint8, shape, offset: 128, len: 2 }],
+        loan: FIRST_LOAN,
+        parameters: vec![("p".into(), Parameter::Uint(1))],
+        error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
+        empty: true,
+        last: true,
+        ready: true,
+    })
+}
+
+fn payload(frame: &[u8]) -> &[u8] {
+    let length = payload_length(frame[..PREFIX].try_into().unwrap()).unwrap();
+    assert_eq!(frame.len(), PREFIX + length);
+    &frame[PREFIX..]
+}
+
+#[test]
+fn frames_round_trip() {
+    let load = ToWorker::Load(Load {
+        wire_version: VERSION,
+        model: "m".into(),
+        version: 3,
+        instance: "m_0".into(),
+        directory: "/r/m/3".into(),
+        config: vec![1, 2],
+        initial_states: "/r/m/initial_state".into(),
+        threads: 2,
+        metrics: "mode: prometheus".into(),
+        auto_detect: true,
+        device: Some(Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 1 << 20 }),
+    });
+    let metrics = ToWorker::Metrics("mode: both".into());
+    let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
+    let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
+    let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
+    let given_up = ToWorker::GivenUp(7, 1);
+    let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget, answer(), given_up];
+    for frame in frames.into_iter().chain([ToWorker::AskReady]) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
+    }
+    let loaded =
+        ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true, asked: true, pinned: 6 });
+    let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
+    let verbs = [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
+    let more = [ToFrontend::Taken(5, 2), ToFrontend::Abandoned(5), ToFrontend::Returned(vec![FIRST_LOAN])];
+    let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
+    for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(decode_to_frontend(payload(&bytes)), Ok(frame));
+    }
+}
+
+#[test]
+fn of_another_version_only_the_version_is_read() {
+    let mut bytes = vec![1];
+    (VERSION + 1).put(&mut bytes);
+    bytes.extend_from_slice(b"what that version says");
+    let expected = Load { wire_version: VERSION + 1, ..Load::default() };
+    assert_eq!(decode_to_worker(&bytes), Ok(ToWorker::Load(expected)));
+    assert!(decode_to_worker(&bytes[..4]).is_err());
+}
+
+#[test]
+fn every_shortened_frame_is_refused() {
+    let mut bytes = Vec::new();
+    execute().encode(&mut bytes);
+    for length in 0..payload(&bytes).len() {
+        assert!(decode_to_worker(&payload(&bytes)[..length]).is_err(), "{length} bytes");
+    }
+    bytes.push(0);
+    assert_eq!(decode_to_worker(&bytes[PREFIX..]), Err(DecodeError::new("bytes left over", 1)));
+}
+
+#[test]
+fn a_huge_count_reserves_nothing() {
+    let mut payload = vec![3];
+    payload.extend_from_slice(&u32::MAX.to_le_bytes());
+    assert_eq!(decode_to_worker(&payload), Err(DecodeError::new("count", u64::from(u32::MAX))));
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_never_panic(payload in prop::collection::vec(any::<u8>(), 0..200), position in any::<prop::sample::Index>(), value in any::<u8>()) {
+        let _ = decode_to_worker(&payload);
+        let _ = decode_to_frontend(&payload);
+        for frame in [done(), response(), call()] {
+            let mut bytes = Vec::new();
+            frame.encode(&mut bytes);
+            let index = PREFIX + position.index(bytes.len() - PREFIX);
+            bytes[index] = value;
+            let _ = decode_to_frontend(&bytes[PREFIX..]);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Names: modules have the field's, and TorchServe is named in its own places only.
+
+use std::collections::BTreeMap;
+
+use crate::checks::{is_test, module_of, violation};
+use crate::known::{PRIVATE_NAMES_LEFT, TORCHSERVE_LEFT};
+use crate::rules::{PRIVATE_NAMES, TORCHSERVE};
+use crate::source::lines_without_tests;
+use crate::tree::File;
+
+/// Private names and words of TorchServe that are not in the lists of what is left.
+pub(crate) fn check(files: &[File]) -> Vec<String> {
+    [names(files, PRIVATE_NAMES_LEFT).0, torchserve(files, TORCHSERVE_LEFT).0].concat()
+}
+
+/// Entries of these lists that are true no more.
+pub(crate) fn stale(files: &[File]) -> Vec<String> {
+    [names(files, PRIVATE_NAMES_LEFT).1, torchserve(files, TORCHSERVE_LEFT).1].concat()
+}
+
+/// Modules with a private name that are not in the list, and entries of the list that are none.
+pub(crate) fn names(files: &[File], known: &[&str]) -> (Vec<String>, Vec<String>) {
+    let is_private = |path: &str| module_of(path).last().is_some_and(|name| PRIVATE_NAMES.contains(&name.as_str()));
+    let paths = files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".rs") && !is_test(path));
+    let left: Vec<_> = paths.filter(|path| is_private(path)).collect();
+    let found = left.iter().filter(|path| !known.contains(path)).map(|path| {
+        let advice = "name it by the field's term for what it does, or add a word to the glossary in ARCHITECTURE.md";
+        violation(path, 1, "a module has a name that a newcomer finds", advice)
+    });
+    let stale = known.iter().filter(|path| !left.contains(path)).map(|path| {
+        violation(path, 1, "no module of this name any more", "take it off PRIVATE_NAMES_LEFT in tests/tidy/known.rs")
+    });
+    (found.collect(), stale.collect())
+}
+
+/// Files that name TorchServe more often than the list says, and entries of the list that say too much.
+pub(crate) fn torchserve(files: &[File], known: &[(&str, usize)]) -> (Vec<String>, Vec<String>) {
+    let has_place = |path: &str| TORCHSERVE.iter().any(|place| path.starts_with(place));
+    let is_judged = |path: &str| path.ends_with(".rs") && path.contains("src/") && !is_test(path) && !has_place(path);
+    let count = |file: &File| {
+        let lines = file.text.lines().take(lines_without_tests(&file.text));
+        lines.filter(|line| line.to_ascii_lowercase().replace(['_', ' ', '-'], "").contains("torchserve")).count()
+    };
+    let judged = files.iter().filter(|file| is_judged(&file.path));
+    let counts: BTreeMap<_, _> = judged.map(|file| (file.path.as_str(), count(file))).collect();
+    let allowed: BTreeMap<_, _> = known.iter().copied().collect();
+    let (mut found, mut stale) = (Vec::new(), Vec::new());
+    for (path, count) in &counts {
+        let most = allowed.get(path).copied().unwrap_or_default();
+        if *count > most {
+            let rule = format!("{count} lines name TorchServe, at most {most} may");
+            found.push(violation(
+                path,
+                1,
+                &rule,
+                "give the engine a policy or a view, and name it in TorchServe's own package",
+            ));
+        }
+    }
+    for (path, most) in known {
+        let count = counts.get(path).copied().unwrap_or_default();
+        if count < *most {
+            let rule = format!("{most} lines may name TorchServe, {count} do");
+            stale.push(violation(
+                path,
+                1,
+                &rule,
+                "lower the count in TORCHSERVE_LEFT in tests/tidy/known.rs, or take it off",
+            ));
+        }
+    }
+    (found, stale)
+}
