@@ -28,10 +28,10 @@ use crate::metrics::statistics::ModelStatistics;
 use crate::model::ModelMetadata;
 use crate::region::Kind;
 use crate::repository::IndexEntry;
+use crate::request_trace::Traced;
 use crate::shared_memory::Status;
 use crate::timeline::Instant;
 use crate::trace::settings::Update;
-use crate::traced::Traced;
 
 /// The most responses of one request that may be produced and not read yet.
 pub const UNREAD_RESPONSES: u32 = crate::wire::CREDITS;

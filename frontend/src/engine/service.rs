@@ -185,15 +185,15 @@ impl Service for Engine {
     }
 
     fn registers_directories(&self) -> bool {
-        self.inner.settings.loader.registered.is_some()
+        self.inner.settings.loader.stores.registered.is_some()
     }
 
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
-        self.inner.settings.loader.registered.as_ref().map_or(Ok(()), |registered| registered.add(models))
+        self.inner.settings.loader.stores.registered.as_ref().map_or(Ok(()), |registered| registered.add(models))
     }
 
     fn unregister_directories<'a>(&self, models: impl IntoIterator<Item = &'a String>) {
-        if let Some(registered) = &self.inner.settings.loader.registered {
+        if let Some(registered) = &self.inner.settings.loader.stores.registered {
             registered.remove(models);
         }
     }

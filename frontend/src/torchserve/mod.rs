@@ -5,7 +5,6 @@ pub mod archive;
 mod command;
 mod configuration;
 pub mod deployment;
-#[cfg(not(test))]
 mod ended;
 pub mod failure;
 pub mod form;
@@ -40,6 +39,5 @@ pub use registry::{Registry, Uncounted};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;
-#[cfg(not(test))]
-pub(crate) use workplace::DIRECTORY;
+pub(crate) use work_directory::DIRECTORY;
 pub use yaml::ModelYaml;
