@@ -456,7 +456,7 @@ impl Wire for Parameter {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
+    use super::super::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_LOAN, Manage, Verb};
     use super::*;
     use proptest::prelude::*;
 
@@ -544,8 +544,7 @@ mod tests {
 
     fn call() -> ToFrontend {
         let (name, shape) = ("X".to_owned(), vec![1]);
-        ToFrontend::Call(Call {
-            call: 5,
+        let request = CallRequest {
             model: "m".into(),
             version: "1".into(),
             id: "i".into(),
@@ -554,12 +553,13 @@ mod tests {
             end: true,
             priority: 1,
             timeout_us: 2,
-            inputs: vec![CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) }],
             outputs: vec!["Y".into()],
             parameters: vec![("p".into(), Parameter::Int(-1))],
             decoupled: true,
             parent: Some((7, 1)),
-        })
+        };
+        let input = CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) };
+        ToFrontend::Call(Call { call: 5, request, inputs: vec![input] })
     }
 
     fn answer() -> ToWorker {

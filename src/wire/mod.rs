@@ -17,11 +17,11 @@ use crate::infer::Parameters;
 use crate::tensor::DataType;
 use crate::timeline::ComputeStamps;
 
-pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
+pub use calls::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_LOAN, Manage, Verb};
 pub use codec::{DecodeError, decode_to_frontend, decode_to_worker};
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.
