@@ -74,7 +74,7 @@ impl Calls {
     pub(crate) fn infer(&self, call: Call) {
         let (number, credit) = (call.call, Arc::new(Semaphore::new(CREDITS as usize)));
         let request = self.shared.request(&call);
-        let decoupled = call.decoupled;
+        let decoupled = call.request.decoupled;
         let (shared, own) = (self.shared.clone(), credit.clone());
         self.begin(number, credit, async move {
             let outcome = match request {
@@ -161,20 +161,20 @@ impl Shared {
         }
         let output = |name: &String| RequestedOutput { name: name.clone(), ..RequestedOutput::default() };
         let mut request = InferRequest {
-            model_name: call.model.clone(),
-            model_version: call.version.clone(),
-            id: call.id.clone(),
+            model_name: call.request.model.clone(),
+            model_version: call.request.version.clone(),
+            id: call.request.id.clone(),
             inputs,
-            outputs: call.outputs.iter().map(output).collect(),
-            parameters: call.parameters.clone(),
-            priority: call.priority,
-            timeout_us: call.timeout_us,
-            correlation_id: call.correlation.clone(),
-            sequence_start: call.start,
-            sequence_end: call.end,
+            outputs: call.request.outputs.iter().map(output).collect(),
+            parameters: call.request.parameters.clone(),
+            priority: call.request.priority,
+            timeout_us: call.request.timeout_us,
+            correlation_id: call.request.correlation.clone(),
+            sequence_start: call.request.start,
+            sequence_end: call.request.end,
             ..InferRequest::default()
         };
-        if let Some(parent) = call.parent.and_then(|place| self.driver.part_at(place)) {
+        if let Some(parent) = call.request.parent.and_then(|place| self.driver.part_at(place)) {
             request.trace = parent.request.trace;
             request.traced = parent.request.traced.as_ref().map(Traced::step);
         }

@@ -14,6 +14,15 @@ pub const FIRST_LOAN: u64 = 1 << 62;
 pub struct Call {
     /// Its number, unique within the connection and shared with [`Manage::call`].
     pub call: u64,
+    /// What is called, and how.
+    pub request: CallRequest,
+    /// The inputs.
+    pub inputs: Vec<CallInput>,
+}
+
+/// A request to another model, without its inputs.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct CallRequest {
     /// The model.
     pub model: String,
     /// Its version; empty for the latest.
@@ -30,15 +39,13 @@ pub struct Call {
     pub priority: u64,
     /// `timeout`, microseconds; 0 for none.
     pub timeout_us: u64,
-    /// The inputs.
-    pub inputs: Vec<CallInput>,
     /// The outputs that are asked for; empty for all.
     pub outputs: Vec<String>,
     /// Free parameters.
     pub parameters: Parameters,
     /// Any number of answers may come: else the model must not be decoupled.
     pub decoupled: bool,
-    /// The request that it is made for, if it is to be in that one's trace: the batch, and the position in it.
+    /// The request that it is made for, if it is to be in the trace of that one: the batch, and the position in it.
     pub parent: Option<(u64, u32)>,
 }
 
@@ -120,8 +127,8 @@ pub struct AnswerOutput {
     pub len: u64,
 }
 
-fields!(Call {
-    call,
+fields!(Call { call, request, inputs });
+fields!(CallRequest {
     model,
     version,
     id,
@@ -130,7 +137,6 @@ fields!(Call {
     end,
     priority,
     timeout_us,
-    inputs,
     outputs,
     parameters,
     decoupled,

@@ -19,7 +19,7 @@ mod tests;
 mod to_frontend;
 mod to_worker;
 
-pub use calls::{Answer, AnswerOutput, Call, CallInput, FIRST_LOAN, Manage, Verb};
+pub use calls::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_LOAN, Manage, Verb};
 pub use codec::DecodeError;
 pub use error::{WireError, said};
 pub use to_frontend::{Done, Loaded, OutputBlock, Response, ToFrontend, decode_to_frontend};
@@ -29,7 +29,7 @@ pub use to_worker::{
 };
 
 /// Changes with every change of the encoding. A worker of another version refuses to load.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
 /// lists of requests.

@@ -93,8 +93,7 @@ fn response() -> ToFrontend {
 
 fn call() -> ToFrontend {
     let (name, shape) = ("X".to_owned(), vec![1]);
-    ToFrontend::Call(Call {
-        call: 5,
+    let request = CallRequest {
         model: "m".into(),
         version: "1".into(),
         id: "i".into(),
@@ -103,12 +102,13 @@ fn call() -> ToFrontend {
         end: true,
         priority: 1,
         timeout_us: 2,
-        inputs: vec![CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) }],
         outputs: vec!["Y".into()],
         parameters: vec![("p".into(), Parameter::Int(-1))],
         decoupled: true,
         parent: Some((7, 1)),
-    })
+    };
+    let input = CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) };
+    ToFrontend::Call(Call { call: 5, request, inputs: vec![input] })
 }
 
 fn answer() -> ToWorker {

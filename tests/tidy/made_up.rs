@@ -44,8 +44,8 @@ fn floors_point_down() {
     passes("src/infer.rs", "//! x\nuse crate::tensor::Tensor;");
     fails("src/tensor.rs", "//! x\nuse crate::model::ModelConfig;", 2, "`tensor` uses `model`");
     fails("src/wire/codec.rs", "//! x\nuse crate::scheduler::Ticket;", 2, "beside");
-    passes("worker/src/backend/mod.rs", "//! x\npub use crate::instance::Outputs;");
-    fails("worker/src/clock.rs", "//! x\nuse crate::instance::Instance;", 2, "above");
+    passes("worker/src/instance.rs", "//! x\nuse crate::backend::Registry;");
+    fails("worker/src/state.rs", "//! x\nuse crate::instance::Instance;", 2, "above");
 }
 
 #[test]

@@ -129,13 +129,26 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "worker/src/",
         floors: &[
-            // A backend is handed its batch and its outputs by the instance that runs it: one thing in two modules.
-            // The runtime is what a backend has at all times, and ends what the instance has begun.
-            together(&["instance", "backend", "runtime"]),
-            apart(&["wire", "metrics", "watch"]),
-            apart(&["memory", "regions", "state"]),
+            apart(&["instance"]),
+            apart(&["backend"]),
+            apart(&["regions", "pinning", "state", "watch"]),
             apart(&["descriptors", "device"]),
-            apart(&["clock"]),
+        ],
+    },
+    House {
+        source: "worker/backend/src/",
+        floors: &[
+            apart(&["readiness"]),
+            apart(&["backend"]),
+            apart(&["outputs", "batch", "calls"]),
+            apart(&["responder"]),
+            apart(&["session"]),
+            apart(&["connection"]),
+            apart(&["streams"]),
+            apart(&["deferred"]),
+            apart(&["reply", "blocks"]),
+            apart(&["received", "metrics", "client_memory"]),
+            apart(&["aligned", "device", "error", "frames", "memory", "clock"]),
         ],
     },
 ];
@@ -220,13 +233,13 @@ pub(crate) const BANS: &[Ban] = &[
     Ban {
         within: &["src/"],
         except: &[],
-        paths: &["pharos_frontend", "pharos_worker"],
+        paths: &["pharos_frontend", "pharos_worker", "pharos_backend"],
         advice: "the core lies below both packages: move what is shared down into src/",
     },
     Ban {
         within: &["frontend/"],
         except: &[],
-        paths: &["pharos_worker"],
+        paths: &["pharos_worker", "pharos_backend"],
         advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
     },
     Ban {
@@ -234,6 +247,18 @@ pub(crate) const BANS: &[Ban] = &[
         except: &[],
         paths: &["pharos_frontend"],
         advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
+    },
+    Ban {
+        within: &["worker/backend/"],
+        except: &[],
+        paths: &["pharos_worker", "cudarc", "ort"],
+        advice: "a backend's interface lies below the worker's runtime: what the runtime provides is a trait in worker/backend",
+    },
+    Ban {
+        within: &["worker/python/", "examples/backend_rust/"],
+        except: &[],
+        paths: &["pharos_backend::runtime"],
+        advice: "a backend uses what pharos_backend offers its authors; its module `runtime` is for pharos-worker",
     },
     Ban {
         within: DECIDERS,
@@ -319,7 +344,8 @@ pub(crate) const BANS: &[Ban] = &[
 /// A manifest and the dependencies that it may not have, in any of its tables.
 pub(crate) const MANIFESTS: &[(&str, &[&str])] = &[
     ("Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"]),
-    ("frontend/Cargo.toml", &["pharos-worker"]),
+    ("frontend/Cargo.toml", &["pharos-worker", "pharos-backend"]),
+    ("worker/backend/Cargo.toml", &["tokio", "cudarc", "ort", "pharos-worker", "pharos-frontend"]),
     ("worker/Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower", "pharos-frontend"]),
 ];
 
@@ -328,7 +354,8 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
     ("frontend/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
     ("frontend/src/loader/prepare.rs", "a mapping of a model file, which a user may change under us"),
-    ("worker/src/memory.rs", "the same on the worker's side"),
+    ("worker/backend/src/memory.rs", "the same on the worker's side"),
+    ("worker/src/pinning.rs", "memory that is registered with the driver of a GPU"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
     ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and cut off"),
     ("worker/src/regions/fault.rs", "a signal handler, which puts zeros where a client has cut memory off"),
@@ -350,7 +377,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/running.rs", "a batch that is lent to the library while it executes it"),
     ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
-    ("worker/src/runtime/bytes.rs", "inputs and memory for answers that outlive a batch"),
+    ("worker/backend/src/received.rs", "inputs and memory for answers that outlive a batch"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),
     ("worker/src/backend/onnxruntime/device.rs", "the same with memory of a device"),
     ("worker/src/backend/onnxruntime/providers.rs", "a stream that a library is lent"),
@@ -365,7 +392,7 @@ pub(crate) const METRIC_PREFIXES: &[&str] =
     &["nv_inference", "nv_model", "nv_cache", "nv_gpu", "nv_cpu", "ts_inference", "ts_queue"];
 
 /// Where a metric's name may not stand in a string.
-pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/src/", "worker/src/"];
+pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/src/", "worker/src/", "worker/backend/src/"];
 
 /// What may stand at the top: the user's own layout, and files that tools or readers look for there.
 pub(crate) const TOP_LEVEL: &[&str] = &[

@@ -1,10 +1,14 @@
 //! One loaded model: takes an Execute frame's batch through the backend and says how it went.
 
+mod client_memory;
 mod inputs;
-pub(crate) mod lent;
-mod outputs;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+mod responder_tests;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod response_tests;
 mod steps;
-mod streams;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -17,25 +21,25 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
-use pharos::wire::{Done, Execute, Load, Loaded, WireError};
+use pharos::wire::{Done, Execute, Load, Loaded};
+use pharos_backend::runtime::{BatchLoan, ClientAccess, ClientMemory, Finished, Loan, clock};
+use pharos_backend::{
+    Backend, Batch, Context, DeviceInputs, Outputs, Readiness, Received, Requests, Runtime, Series, load_error,
+    run_error,
+};
 
-use crate::backend::{Backend, Batch, Context, DeviceInputs, Readiness, Registry, Requests, load_error, run_error};
-use crate::clock;
-use crate::metrics::Series;
-use crate::runtime::{Loan, LoanCell, Received, Runtime};
+use crate::backend::Registry;
+use crate::regions::ClientRegions;
 use crate::state::States;
 
-use inputs::{batch_of, batch_with};
-use lent::Lent;
-pub use outputs::Outputs;
-pub(crate) use outputs::placed_block;
-pub use streams::Response;
+use inputs::batch_of;
 
 /// A loaded model instance.
 pub(crate) struct Instance {
     backend: Box<dyn Backend>,
     config: ModelConfig,
     runtime: Runtime,
+    regions: Arc<ClientRegions>,
     /// What is kept for sequences, if the model has states.
     states: Option<States>,
     /// The bytes of the states, if the definition of the metrics has it.
@@ -52,8 +56,13 @@ impl Instance {
     /// Loads the model.
     ///
     /// # Errors
-    /// What the user is told about why the model cannot be loaded.
-    pub(crate) fn load(load: &Load, runtime: Runtime, backends: &Registry) -> Result<Self, InferError> {
+    /// For the user: why the model cannot be loaded.
+    pub(crate) fn load(
+        load: &Load,
+        runtime: Runtime,
+        regions: Arc<ClientRegions>,
+        backends: &Registry,
+    ) -> Result<Self, InferError> {
         let before = resident_memory();
         let config = ModelConfig::decode(&load.config).map_err(|error| load_error(error.to_string()))?;
         let context = Context {
@@ -64,8 +73,9 @@ impl Instance {
             runtime: &runtime,
             instance: &load.instance,
             version: load.version,
+            on_gpu: regions.cuda().device().is_some(),
         };
-        let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context)))
+        let backend = catch_unwind(AssertUnwindSafe(|| backends.create(&context, regions.cuda())))
             .unwrap_or_else(|panic| Err(load_error(format!("the backend panicked: {}", panic_text(&*panic)))))?;
         let read = |file: &str| {
             let path = Path::new(&load.initial_states).join(file);
@@ -75,18 +85,24 @@ impl Instance {
         let grown = resident_memory().saturating_sub(before);
         runtime.metrics().flush();
         let (state_bytes, instance, readiness) = (None, load.instance.clone(), backend.readiness());
-        let pinned = runtime.0.pin();
-        let mut this = Self { backend, config, runtime, states, state_bytes, instance, grown, readiness, pinned };
+        let pinned = crate::pinning::pin(runtime.session(), regions.cuda());
+        let mut this =
+            Self { backend, config, runtime, regions, states, state_bytes, instance, grown, readiness, pinned };
         this.show_states();
         Ok(this)
     }
 
     /// One of a backend that a test has made.
     #[cfg(test)]
-    pub(crate) fn new(backend: Box<dyn Backend>, config: ModelConfig, runtime: Runtime) -> Self {
+    pub(crate) fn new(
+        backend: Box<dyn Backend>,
+        config: ModelConfig,
+        runtime: Runtime,
+        regions: Arc<ClientRegions>,
+    ) -> Self {
         let (states, state_bytes, instance, grown, readiness) = (None, None, "m_0".to_owned(), 0, backend.readiness());
         let pinned = 0;
-        Self { backend, config, runtime, states, state_bytes, instance, grown, readiness, pinned }
+        Self { backend, config, runtime, regions, states, state_bytes, instance, grown, readiness, pinned }
     }
 
     /// Looks the metric of the states up, and records what they take now.
@@ -118,7 +134,7 @@ impl Instance {
         }
     }
 
-    /// What the frontend is told about this instance.
+    /// The instance, as the frontend needs to know it.
     pub(crate) fn loaded(&self) -> Loaded {
         Loaded {
             engine: self.backend.engine(),
@@ -129,7 +145,7 @@ impl Instance {
         }
     }
 
-    /// What is to be asked whether the model is ready; given once.
+    /// The model's own answer to whether it is ready; returned once.
     pub(crate) fn take_readiness(&mut self) -> Option<Readiness> {
         self.readiness.take()
     }
@@ -149,31 +165,28 @@ impl Instance {
         let arrived = clock::now();
         let Self { backend, config, states, .. } = self;
         let timed = (!backend.records_its_times()).then_some(arrived);
-        let runtime = self.runtime.clone();
-        let shared = &runtime.0;
+        let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
+        let session = runtime.session();
         // Memory is handed back to the system only when there is time for it.
-        shared.outputs.release(&execute.released);
-        shared.metrics.batch_begins(&execute.requests);
+        session.arenas.outputs.release(&execute.released);
+        session.metrics.batch_begins(&execute.requests);
         let start = clock::now();
         let bytes = states.as_ref().map(States::bytes);
-        let uses_regions = lent::uses_regions(execute);
-        let unusable = if uses_regions { lent::open(&mut shared.regions_to_change(), execute) } else { Vec::new() };
-        let regions = uses_regions.then(|| shared.regions());
-        let loan = LoanCell::new(shared, execute);
-        let mut outputs = Outputs::new(shared, (config, execute), start);
+        let uses_regions = client_memory::uses_regions(execute);
+        let unusable = if uses_regions { client_memory::open(&mut regions.table_mut(), execute) } else { Vec::new() };
+        let table = uses_regions.then(|| regions.table());
+        let loan = BatchLoan::new(&session.arenas, &*regions, execute);
+        let mut outputs = Outputs::new(session, config, execute, start);
         if config.decoupled {
             outputs.register();
         }
         let engine = Engine { backend: &mut **backend, states: states.as_mut() };
-        let result = if let Some(regions) = &regions {
-            // What is read again later, or not sent in the end, is not written there at once.
-            let at_once = engine.states.is_none() && !config.decoupled && !outputs.iterative;
-            let bears_changes = at_once && engine.backend.bears_changes();
-            let on_device = if at_once { engine.backend.takes_device_memory() } else { DeviceInputs::Never };
-            outputs.lent = Some(Lent::new(regions, execute, (bears_changes, on_device)));
-            engine.execute_lent((config, &loan), execute, &mut outputs, unusable)
+        let result = if let Some(table) = &table {
+            let access = engine.access(config);
+            outputs.use_client_memory(ClientMemory::new(&**table, execute, access));
+            engine.execute_with_client_memory(config, &loan, execute, &mut outputs, unusable)
         } else {
-            match batch_of(config, (shared, &loan), execute) {
+            match batch_of(config, &session.arenas.inputs, &loan, execute) {
                 Ok(batch) => engine.execute(&batch, &mut outputs),
                 Err(error) => Ok(Err(error)),
             }
@@ -182,11 +195,10 @@ impl Instance {
             Ok(result) => (result.err(), false),
             Err(panic) => (Some(run_error(format!("the backend panicked: {}", panic_text(&*panic)))), true),
         };
-        let mut executed = outputs.executed(loan.into_loan(), error);
-        executed.panicked = panicked;
+        let Finished { done, kept } = outputs.finish_batch(loan.into_loan(), error);
         self.record_states(bytes);
-        runtime.metrics().batch_executed(&executed.done, timed);
-        executed
+        runtime.metrics().batch_executed(&done, timed);
+        Executed { done, panicked, kept }
     }
 }
 
@@ -207,8 +219,7 @@ struct Engine<'e> {
 
 impl Engine<'_> {
     fn execute(self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
-        // Given up while it waited behind another batch: nobody would read what it gives. But a sequence must not miss a
-        // step.
+        // Cancelled while it waited behind another batch: its outputs would be discarded. But a sequence must not miss a step.
         if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) {
             return Ok(Err(InferError::cancelled()));
         }
@@ -218,10 +229,21 @@ impl Engine<'_> {
         }
     }
 
+    /// What the backend accesses itself in memory of clients. Outputs that are read again later, or not sent in the end, are
+    /// not written there at once.
+    fn access(&self, config: &ModelConfig) -> ClientAccess {
+        if self.states.is_some() || config.decoupled || config.has_iterative_sequences() {
+            return ClientAccess { in_place: false, on_device: DeviceInputs::Never };
+        }
+        let in_place = self.backend.tolerates_concurrent_writes();
+        ClientAccess { in_place, on_device: self.backend.takes_device_memory() }
+    }
+
     /// Executes a batch that has inputs or outputs in memory of clients, some of which may be unusable.
-    fn execute_lent<'a>(
+    fn execute_with_client_memory<'a>(
         self,
-        (config, loan): (&'a ModelConfig, &LoanCell<'a>),
+        config: &'a ModelConfig,
+        loan: &BatchLoan<'a>,
         execute: &'a Execute,
         outputs: &mut Outputs<'a>,
         unusable: Vec<(u32, InferError)>,
@@ -233,15 +255,14 @@ impl Engine<'_> {
                 outputs.fail(request as usize, error);
             }
         }
-        let shared = outputs.shared;
-        let gathered = match lent::gather((config, &shared.inputs), execute, outputs, &mut failed) {
+        let gathered = match client_memory::gather(config, outputs.input_arena(), execute, outputs, &mut failed) {
             Ok(gathered) => gathered,
             Err(error) => return Ok(Err(error)),
         };
         outputs.inputs_ready();
-        let inputs = lent::inputs(config, execute, &gathered);
-        match inputs.map(|inputs| batch_with(config, (shared, loan), execute, inputs)) {
-            Ok(batch) if lent::is_hopeless(&batch, &failed) => Ok(Ok(())),
+        let inputs = client_memory::inputs(config, execute, &gathered);
+        match inputs.map(|inputs| Batch::new(config, loan, inputs)) {
+            Ok(batch) if client_memory::is_hopeless(&batch, &failed) => Ok(Ok(())),
             Ok(batch) => self.execute(&batch, outputs),
             Err(error) => Ok(Err(error)),
         }
@@ -253,17 +274,6 @@ type Outcome = Result<Result<(), InferError>, Box<dyn Any + Send>>;
 
 fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
     catch_unwind(AssertUnwindSafe(|| backend.execute(batch, outputs)))
-}
-
-/// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
-const MAX_MESSAGE: usize = 4 << 10;
-
-pub(crate) fn wire_error(mut error: InferError) -> WireError {
-    if error.message.len() > MAX_MESSAGE {
-        error.message.truncate(error.message.floor_char_boundary(MAX_MESSAGE));
-        error.message.push_str("...");
-    }
-    error.into()
 }
 
 /// What a panic said.

@@ -6,30 +6,29 @@
 #[allow(unsafe_code)]
 mod descriptors;
 
-pub mod backend;
-mod clock;
+mod backend;
 mod device;
 mod instance;
 #[allow(unsafe_code)]
-mod memory;
-mod metrics;
+mod pinning;
 mod regions;
-mod runtime;
 mod state;
 mod watch;
-mod wire;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use pharos::error::InferError;
 use pharos::wire::regions::PROBE;
 use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
+use pharos_backend::runtime::{Reader, Sender, SessionParts, map, split};
+use pharos_backend::{Create, Metrics, Runtime, load_error};
 
-use crate::backend::{Create, Registry, Runtime};
+use crate::backend::Registry;
 use crate::descriptors::{Inherited, SharedDescriptors};
 use crate::device::Cuda;
 use crate::instance::{Executed, Instance};
-use crate::wire::{Reader, Sender};
+use crate::regions::ClientRegions;
 
 /// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
 ///
@@ -37,8 +36,8 @@ use crate::wire::{Reader, Sender};
 /// use std::process::ExitCode;
 ///
 /// use pharos::error::InferError;
+/// use pharos_backend::{Backend, Batch, Outputs};
 /// use pharos_worker::Worker;
-/// use pharos_worker::backend::{Backend, Batch, Outputs};
 ///
 /// /// Gives each input back as the output at the same position.
 /// struct Echo;
@@ -79,10 +78,10 @@ impl Worker {
         self
     }
 
-    /// Sets what makes the backends of all other names, for a program that finds its code by the name.
+    /// Sets the function that makes backends of all other names, for a program that finds its code by the name.
     #[must_use]
-    pub fn otherwise(mut self, create: Create) -> Self {
-        self.backends.set_otherwise(create);
+    pub fn fallback_backend(mut self, create: Create) -> Self {
+        self.backends.set_fallback(create);
         self
     }
 
@@ -121,7 +120,7 @@ pub fn run() -> ExitCode {
 /// The life of the process: load, then answer batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
-    answer(wire::split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
+    answer(split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
 }
 
 /// As [`serve`], over a driver of CUDA.
@@ -139,16 +138,18 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    let runtime = Runtime::open(&load, (reader, sender.clone()), memory, cuda(&load));
-    let loaded = runtime.and_then(|runtime| Ok((Instance::load(&load, runtime.clone(), backends)?, runtime)));
-    let (mut instance, runtime) = match loaded {
+    let opened = open(&load, (reader, sender.clone()), memory, cuda(&load));
+    let loaded = opened.and_then(|(runtime, regions)| {
+        Ok((Instance::load(&load, runtime.clone(), regions.clone(), backends)?, runtime, regions))
+    });
+    let (mut instance, runtime, regions) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => return sender.send(&ToFrontend::LoadFailed(error.message)),
     };
     sender.send(&ToFrontend::Loaded(instance.loaded()))?;
-    instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_for(readiness))?;
-    let shared = &runtime.0;
-    while let Some(frame) = shared.receive()? {
+    instance.take_readiness().map_or(Ok(()), |readiness| runtime.answer_readiness(readiness))?;
+    let (connection, cuda) = (&runtime.session().connection, regions.cuda());
+    while let Some(frame) = connection.receive()? {
         match frame {
             ToWorker::Execute(execute) => {
                 let Executed { done, panicked, kept } = instance.execute(&execute);
@@ -157,28 +158,47 @@ fn answer(
                 sender.send(&ToFrontend::Done(done))?;
                 drop(kept);
                 if open {
-                    shared.batch_announced(execute.batch);
+                    connection.batch_announced(execute.batch);
                 }
-                shared.cuda.look(failed || open);
+                cuda.look(failed || open);
                 if panicked {
                     return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
                 }
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Forget(regions) => shared.regions_to_change().forget(&regions),
+            ToWorker::Forget(ids) => regions.table_mut().forget(&ids),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
-            // Whoever read them has dealt with them.
+            // Handled by the thread that read them.
             ToWorker::Release(_)
             | ToWorker::Credits(_)
             | ToWorker::Answer(_)
             | ToWorker::GivenUp(..)
             | ToWorker::AskReady => {}
         }
-        if let Some(sentence) = shared.cuda.broken() {
+        if let Some(sentence) = cuda.broken() {
             return Err(std::io::Error::other(sentence));
         }
     }
     Ok(())
+}
+
+/// Maps the shared memory and opens the metrics.
+///
+/// # Errors
+/// For the user: why the model cannot be loaded.
+fn open(
+    load: &Load,
+    connection: (Reader, Sender),
+    descriptors: SharedDescriptors,
+    cuda: Arc<Cuda>,
+) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
+    let arenas = map(&descriptors.inputs, &descriptors.outputs);
+    let arenas = arenas.map_err(|error| load_error(format!("shared memory cannot be mapped: {error}")))?;
+    let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
+    let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
+    let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
+    let devices = regions.clone();
+    Ok((Runtime::new(SessionParts { connection, arenas, metrics, devices }), regions))
 }

@@ -18,22 +18,81 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::regions::{Announced, Place};
+use pharos_backend::runtime::{Devices, RegionRange, Regions};
+use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
 
 use mapping::Mapping;
 
-use crate::device::{Cuda, DeviceMemory, Fault};
+use crate::device::{Cuda, Fault, Stream};
 
-use cuda::Opened;
-pub use cuda::ReceivedOnDevice;
-pub(crate) use cuda::{ask, probe};
+pub(crate) use cuda::probe;
+use cuda::{Opened, ask};
+
+/// Memory of clients and of devices, for all threads.
+pub(crate) struct ClientRegions {
+    // Changed by the main thread only, between batches.
+    table: RwLock<RegionTable>,
+    cuda: Arc<Cuda>,
+}
+
+impl ClientRegions {
+    /// Regions come over this socket. The driver is called when memory on a device is used for the first time.
+    pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
+        Self { table: RwLock::new(RegionTable::new(socket, cuda.clone())), cuda }
+    }
+
+    /// The driver.
+    pub(crate) fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
+    }
+
+    /// The regions.
+    pub(crate) fn table(&self) -> RwLockReadGuard<'_, RegionTable> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The regions, to open or forget some.
+    pub(crate) fn table_mut(&self) -> RwLockWriteGuard<'_, RegionTable> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Devices for ClientRegions {
+    fn write_region(&self, region: u64, offset: u64, bytes: &[u8]) -> Result<(), InferError> {
+        self.table().write(region, offset, bytes)
+    }
+
+    fn keep_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice> {
+        self.table().kept_on_device(range)
+    }
+
+    fn read(&self, from: DeviceMemory, into: &mut [u8]) -> Result<(), InferError> {
+        let device = from.device();
+        let read = ask(&self.cuda, device, |driver| driver.read(device, from.address(), into));
+        read.map_err(|why| cannot_be_copied(device, &why))
+    }
+
+    fn copy(&self, from: DeviceMemory, to: DeviceMemory) -> Result<(), InferError> {
+        let device = from.device();
+        let copied = ask(&self.cuda, device, |driver| {
+            driver.copy(device, Stream::DEFAULT, DeviceMemory::new(device, from.address(), to.len()), to)?;
+            driver.synchronize(device, Stream::DEFAULT)
+        });
+        copied.map_err(|why| cannot_be_copied(device, &why))
+    }
+}
+
+fn cannot_be_copied(device: u32, why: &Fault) -> InferError {
+    run_error(format!("memory of device {device} cannot be copied: {why}"))
+}
 
 /// All regions that this worker knows.
-pub(crate) struct Regions {
+pub(crate) struct RegionTable {
     socket: OwnedFd,
     known: HashMap<u64, Known>,
     cuda: Arc<Cuda>,
@@ -54,7 +113,7 @@ enum Memory {
     Cuda(Arc<Opened>),
 }
 
-impl Regions {
+impl RegionTable {
     /// None yet; they come over this socket. The driver is asked when memory on a device is used for the first time.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
         Self { socket, known: HashMap::new(), cuda }
@@ -89,30 +148,11 @@ impl Regions {
         }
     }
 
-    /// Bytes of system memory where they are; `None` for what has to be copied.
-    pub(crate) fn in_place(&self, id: u64, offset: u64, len: u64) -> Option<&[u8]> {
-        self.mapping(id)?.bytes(offset, len)
-    }
-
-    /// As [`Regions::in_place`], to be written. Ranges of one region that are lent out together must be apart.
-    pub(crate) fn in_place_mut(&self, id: u64, offset: u64, len: u64) -> Option<&mut [u8]> {
-        self.mapping(id)?.bytes_mut(offset, len)
-    }
-
-    /// Bytes on a device where they are; `None` for what is not on one. It is there as long as these regions are borrowed:
-    /// they are forgotten between batches only.
-    pub(crate) fn on_device(&self, id: u64, offset: u64, len: u64) -> Option<DeviceMemory> {
-        let known = self.known.get(&id)?;
-        known.check_range(offset, len).ok()?;
-        let Some(Memory::Cuda(opened)) = &known.memory else { return None };
-        opened.memory().part(usize::try_from(offset).ok()?, usize::try_from(len).ok()?)
-    }
-
     /// As [`Regions::on_device`], to be kept for any time.
-    pub(crate) fn kept_on_device(&self, id: u64, offset: u64, len: u64) -> Option<ReceivedOnDevice> {
-        let memory = self.on_device(id, offset, len)?;
-        match &self.known.get(&id)?.memory {
-            Some(Memory::Cuda(opened)) => Some(ReceivedOnDevice::new(opened, memory)),
+    fn kept_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice> {
+        let memory = self.on_device(range)?;
+        match &self.known.get(&range.region)?.memory {
+            Some(Memory::Cuda(opened)) => Some(ReceivedOnDevice::new(opened.clone(), memory)),
             _ => None,
         }
     }
@@ -124,11 +164,32 @@ impl Regions {
         }
     }
 
-    /// Copies from a region that is open.
-    ///
-    /// # Errors
-    /// The range is not in it, or the driver cannot copy.
-    pub(crate) fn read(&self, id: u64, offset: u64, into: &mut [u8]) -> Result<(), InferError> {
+    fn receive(&mut self) -> io::Result<()> {
+        while let Some(regions) = packet::receive(&self.socket)? {
+            self.known
+                .extend(regions.into_iter().map(|(region, file)| (region.id, Known { region, file, memory: None })));
+        }
+        Ok(())
+    }
+}
+
+impl Regions for RegionTable {
+    fn in_place(&self, range: RegionRange) -> Option<&[u8]> {
+        self.mapping(range.region)?.bytes(range.offset, range.len)
+    }
+
+    fn in_place_mut(&self, range: RegionRange) -> Option<&mut [u8]> {
+        self.mapping(range.region)?.bytes_mut(range.offset, range.len)
+    }
+
+    fn on_device(&self, range: RegionRange) -> Option<DeviceMemory> {
+        let known = self.known.get(&range.region)?;
+        known.check_range(range.offset, range.len).ok()?;
+        let Some(Memory::Cuda(opened)) = &known.memory else { return None };
+        opened.memory().part(usize::try_from(range.offset).ok()?, usize::try_from(range.len).ok()?)
+    }
+
+    fn read(&self, id: u64, offset: u64, into: &mut [u8]) -> Result<(), InferError> {
         let known = self.known.get(&id).ok_or_else(|| outside(id))?;
         known.check_range(offset, into.len() as u64)?;
         match &known.memory {
@@ -142,11 +203,7 @@ impl Regions {
         }
     }
 
-    /// Copies into a region that is open.
-    ///
-    /// # Errors
-    /// As [`Regions::read`].
-    pub(crate) fn write(&self, id: u64, offset: u64, from: &[u8]) -> Result<(), InferError> {
+    fn write(&self, id: u64, offset: u64, from: &[u8]) -> Result<(), InferError> {
         let known = self.known.get(&id).ok_or_else(|| outside(id))?;
         known.check_range(offset, from.len() as u64)?;
         match &known.memory {
@@ -160,24 +217,12 @@ impl Regions {
         }
     }
 
-    /// Whether a region that was used was there all the time.
-    ///
-    /// # Errors
-    /// It was cut off meanwhile: what was read of it were zeros, and what was written is nowhere.
-    pub(crate) fn check(&self, id: u64) -> Result<(), InferError> {
+    fn check(&self, id: u64) -> Result<(), InferError> {
         let Some(known) = self.known.get(&id) else { return Err(outside(id)) };
         match &known.memory {
             Some(Memory::System(mapping)) if mapping.is_cut_off() => Err(known.cut_off("less")),
             _ => known.check_size(),
         }
-    }
-
-    fn receive(&mut self) -> io::Result<()> {
-        while let Some(regions) = packet::receive(&self.socket)? {
-            self.known
-                .extend(regions.into_iter().map(|(region, file)| (region.id, Known { region, file, memory: None })));
-        }
-        Ok(())
     }
 }
 

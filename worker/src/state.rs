@@ -14,64 +14,18 @@ use std::collections::HashMap;
 use pharos::model::{ModelConfig, StateSpec, StateValue};
 use pharos::tensor::{DataType, bytes_elements};
 use pharos::wire::{BatchRequest, SequenceStep};
-
-/// Where tensors begin in memory: a multiple of this.
-const ALIGNMENT: usize = 64;
-
-/// Bytes that begin at a multiple of [`ALIGNMENT`].
-#[derive(Default)]
-pub(crate) struct Buffer {
-    /// As many bytes more than there is data as the alignment may take.
-    bytes: Vec<u8>,
-    start: usize,
-}
-
-impl Buffer {
-    /// This many bytes, all zero.
-    pub(crate) fn zeroed(len: usize) -> Self {
-        let mut buffer = Self { bytes: vec![0; len + ALIGNMENT - 1], start: 0 };
-        buffer.align();
-        buffer
-    }
-
-    /// Takes other content.
-    fn set(&mut self, data: &[u8]) {
-        self.bytes.resize(data.len() + ALIGNMENT - 1, 0);
-        // Growing may have moved it.
-        self.align();
-        self.as_mut_slice().copy_from_slice(data);
-    }
-
-    fn align(&mut self) {
-        self.start = self.bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT - 1);
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        let end = self.start + self.bytes.len().saturating_sub(ALIGNMENT - 1);
-        self.bytes.get(self.start..end).unwrap_or_default()
-    }
-
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let end = self.start + self.bytes.len().saturating_sub(ALIGNMENT - 1);
-        self.bytes.get_mut(self.start..end).unwrap_or_default()
-    }
-
-    /// What it takes of the process's memory.
-    fn capacity(&self) -> u64 {
-        self.bytes.capacity() as u64
-    }
-}
+use pharos_backend::runtime::{AlignedBuffer, MadeOutput, joined};
 
 /// A state of a sequence.
 struct Kept {
     /// Without the batch.
     shape: Vec<i64>,
-    data: Buffer,
+    data: AlignedBuffer,
 }
 
 impl Kept {
     fn first(value: &StateValue) -> Self {
-        let mut data = Buffer::default();
+        let mut data = AlignedBuffer::default();
         data.set(&value.data);
         Self { shape: value.shape.clone(), data }
     }
@@ -89,8 +43,8 @@ pub(crate) struct Gathered<'a> {
 
 enum GatheredData<'a> {
     /// A sequence's own buffer: there is only one request.
-    Own(&'a Buffer),
-    Copied(Buffer),
+    Own(&'a AlignedBuffer),
+    Copied(AlignedBuffer),
 }
 
 impl Gathered<'_> {
@@ -100,15 +54,6 @@ impl Gathered<'_> {
             GatheredData::Copied(buffer) => buffer.as_slice(),
         }
     }
-}
-
-/// A value that the model has given for a state, over all requests of a batch.
-pub(crate) struct Given<'a> {
-    /// The number of the state.
-    pub(crate) state: usize,
-    pub(crate) datatype: DataType,
-    pub(crate) shape: &'a [i64],
-    pub(crate) data: &'a [u8],
 }
 
 /// The states of an instance's sequences.
@@ -256,7 +201,7 @@ impl States {
         Some(Gathered { input: self.input + state, datatype: spec.datatype, shape: whole, data })
     }
 
-    /// Takes the values that the model has given for these requests. A state without a value stays as it is; so do the
+    /// Takes the values that the model has made for these requests. A state without a value stays as it is; so do the
     /// sequences of requests that are not to be `kept`.
     ///
     /// # Errors
@@ -264,18 +209,18 @@ impl States {
     pub(crate) fn keep(
         &mut self,
         requests: &[&BatchRequest],
-        given: &[Given<'_>],
+        made: &[MadeOutput<'_>],
         kept: impl Fn(usize) -> bool,
     ) -> Result<(), String> {
-        let cut: Result<Vec<_>, String> = given.iter().map(|given| self.cut(requests, given)).collect();
-        for (given, (shape, rows)) in given.iter().zip(cut?) {
+        let values: Result<Vec<_>, String> = made.iter().map(|output| self.split(requests, output)).collect();
+        for (state, shape, rows) in values? {
             let mut rows = rows.into_iter();
             for (position, request) in requests.iter().enumerate() {
                 // The rows of all that belongs to this request; a step of a sequence has one.
                 let row = rows.by_ref().take(request.rows as usize).last();
                 let own =
                     request.sequence.filter(|_| kept(position)).and_then(|step| self.sequences.get_mut(&step.key));
-                let own = own.and_then(|states| states.get_mut(given.state));
+                let own = own.and_then(|states| states.get_mut(state));
                 if let (Some(own), Some(row)) = (own, row) {
                     let before = own.data.capacity();
                     own.shape.clone_from(&shape);
@@ -287,39 +232,31 @@ impl States {
         Ok(())
     }
 
-    /// The shape of each row of a value, and the rows.
-    fn cut<'a>(&self, requests: &[&BatchRequest], given: &Given<'a>) -> Result<(Vec<i64>, Vec<&'a [u8]>), String> {
-        let spec = self.specs.get(given.state).ok_or("there is no such state")?;
+    /// The number of a state, the shape of each row of its value, and the rows.
+    fn split<'a>(
+        &self,
+        requests: &[&BatchRequest],
+        made: &MadeOutput<'a>,
+    ) -> Result<(usize, Vec<i64>, Vec<&'a [u8]>), String> {
+        let state = self.number(made.output).ok_or("there is no such state")?;
+        let spec = self.specs.get(state).ok_or("there is no such state")?;
         let wrong = |what: String| format!("state output '{}' of model '{}' {what}", spec.output_name, self.model);
-        if given.datatype != spec.datatype {
-            return Err(wrong(format!("is {}, the configuration says {}", given.datatype, spec.datatype)));
+        if made.datatype != spec.datatype {
+            return Err(wrong(format!("is {}, the configuration says {}", made.datatype, spec.datatype)));
         }
         let rows: u64 = requests.iter().map(|request| u64::from(request.rows)).sum();
-        let shape = match given.shape.split_first() {
+        let shape = match made.shape.split_first() {
             Some((first, shape)) if self.batches && u64::try_from(*first) == Ok(rows) => shape,
-            _ if self.batches => return Err(wrong(format!("has shape {:?} for a batch of {rows}", given.shape))),
-            _ => given.shape,
+            _ if self.batches => return Err(wrong(format!("has shape {:?} for a batch of {rows}", made.shape))),
+            _ => made.shape,
         };
         if !spec.fits(shape) {
             return Err(wrong(format!("has shape {shape:?}, the configuration says {:?}", spec.dims)));
         }
         let rows = if self.batches { rows } else { 1 };
-        let cut =
-            rows_of(given.datatype, given.data, rows).ok_or_else(|| wrong("is not framed as BYTES".to_owned()))?;
-        Ok((shape.to_vec(), cut))
+        let rows = rows_of(made.datatype, made.data, rows).ok_or_else(|| wrong("is not framed as BYTES".to_owned()))?;
+        Ok((state, shape.to_vec(), rows))
     }
-}
-
-/// Pieces one behind the other.
-pub(crate) fn joined<'a>(pieces: impl Iterator<Item = &'a [u8]> + Clone) -> Buffer {
-    let mut buffer = Buffer::zeroed(pieces.clone().map(<[u8]>::len).sum());
-    let mut rest = buffer.as_mut_slice();
-    for piece in pieces {
-        let Some((place, after)) = rest.split_at_mut_checked(piece.len()) else { break };
-        place.copy_from_slice(piece);
-        rest = after;
-    }
-    buffer
 }
 
 /// The rows of a tensor with a batch dimension; `None` if the elements of BYTES are not framed, or not as many as rows

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::tensor::DataType;
+use pharos_backend::{Backend, Batch, Context, Outputs};
 use pharos_worker::Worker;
-use pharos_worker::backend::{Backend, Batch, Context, Outputs};
 
 struct Scale {
     factor: f32,

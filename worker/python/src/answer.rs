@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos_worker::backend::{Reply, Responder};
+use pharos_backend::{Reply, Responder};
 use pyo3::prelude::*;
 
 use crate::error::{TritonModelException, model_exception};

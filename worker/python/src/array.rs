@@ -15,7 +15,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use pharos::tensor::DataType;
-use pharos_worker::backend::{Memory, Received};
+use pharos_backend::{Memory, Received};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -1,13 +1,13 @@
 //! The backend that runs a model in Python: loads it, hands it each batch, and answers with what it returns.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos_backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness};
 use pharos_worker::Worker;
-use pharos_worker::backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyListMethods};
@@ -15,16 +15,13 @@ use pyo3::types::{PyList, PyListMethods};
 use crate::answer::Answer;
 use crate::batch;
 use crate::error::{self, TritonModelException};
-use crate::model::Model;
+use crate::model::{self, Model};
 use crate::parameters;
 use crate::request::InferenceRequest;
 use crate::response::InferenceResponse;
 
 /// The names of backends whose models are run by Python.
 const NAMES: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
-
-/// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
-static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
 
 /// What a device has spent on the inputs of the batch that is executed, as the model has measured it, nanoseconds.
 static INPUTS_TOOK: AtomicU64 = AtomicU64::new(0);
@@ -39,15 +36,6 @@ fn inputs_took(seconds: f64) -> PyResult<()> {
     Ok(())
 }
 
-/// The model of this process.
-///
-/// # Errors
-/// None is being run: the package was imported elsewhere.
-pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
-    let text = "this works only in a model that a server runs";
-    MODEL.get().ok_or_else(|| TritonModelException::new_err(text))
-}
-
 /// Adds the functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fail, module)?)?;
@@ -60,7 +48,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn run(py: Python<'_>) -> u8 {
     let code = py.detach(|| {
         let worker = NAMES.into_iter().fold(Worker::new(), |worker, name| worker.backend(name, create));
-        worker.otherwise(create).run()
+        worker.fallback_backend(create).run()
     });
     // The type has no number, but an equality.
     u8::from(code != ExitCode::SUCCESS)
@@ -83,7 +71,7 @@ struct PythonModel {
 /// Loads `model.py`, or what runs the file of the model.
 fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let model = Arc::new(Model::new(context));
-    let model = Arc::clone(MODEL.get_or_init(|| model));
+    let model = model::install(model);
     let described = parameters::object([
         ("config", context.config.to_json()),
         ("backend", context.config.backend.clone()),
@@ -93,7 +81,7 @@ fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
         ("version", context.version.to_string()),
         ("file", context.config.default_model_filename.clone()),
         ("threads", context.threads.to_string()),
-        ("kind", if context.is_on_gpu() { "GPU" } else { "CPU" }.to_owned()),
+        ("kind", if context.on_gpu { "GPU" } else { "CPU" }.to_owned()),
     ]);
     Python::attach(|py| {
         let load = || -> PyResult<PythonModel> {
@@ -249,10 +237,10 @@ fn failed(model: &Model, message: &str) -> InferError {
 fn fail(py: Python<'_>, requests: &Bound<'_, PyList>, error: Bound<'_, PyAny>) -> PyResult<()> {
     let error = PyErr::from_value(error);
     error::log(py, &error);
-    let told = failed(model()?, &error::shortened(py, &error));
+    let message = failed(model::model()?, &error::shortened(py, &error));
     for request in requests.iter() {
         if let Ok(request) = request.cast::<InferenceRequest>() {
-            request.get().fail(&told);
+            request.get().fail(&message);
         }
     }
     Ok(())

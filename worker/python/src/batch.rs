@@ -9,13 +9,13 @@ use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::tensor::{DataType, byte_size, element_count};
 use pharos::wire::Details;
-use pharos_worker::backend::{Batch, Input, Outputs, ReceivedPiece};
+use pharos_backend::{Batch, Input, Outputs, ReceivedPiece};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::answer::Answer;
 use crate::model::Model;
-use crate::request::{InferenceRequest, SEQUENCE_END, SEQUENCE_START, Told};
+use crate::request::{InferenceRequest, RequestFields, SEQUENCE_END, SEQUENCE_START};
 use crate::tensor::Tensor;
 
 /// One request's part of an input: its shape, and where it is in the bytes of the batch.
@@ -66,19 +66,19 @@ pub(crate) fn requests<'py>(
         let details = request.details.as_deref().unwrap_or(&none);
         let flags = [(details.start, SEQUENCE_START), (details.end, SEQUENCE_END)];
         let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
-        let request = InferenceRequest::received(told(model, request, details), flags, inputs, Arc::clone(answer));
+        let request = InferenceRequest::received(fields_of(model, request, details), flags, inputs, Arc::clone(answer));
         list.append(Bound::new(py, request).map_err(python)?).map_err(python)?;
     }
     Ok(list)
 }
 
-fn told(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> Told {
+fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Details) -> RequestFields {
     let name = |output: &u16| model.config.outputs.get(usize::from(*output)).map(|output| output.name.clone());
     let outputs = match details.outputs.as_slice() {
         [] => model.config.outputs.iter().map(|output| output.name.clone()).collect(),
         some => some.iter().filter_map(name).collect(),
     };
-    Told {
+    RequestFields {
         id: request.id.clone(),
         correlation: match &details.correlation {
             CorrelationId::String(text) if text.is_empty() => CorrelationId::default(),
@@ -117,7 +117,7 @@ fn in_pieces(
     if shapes.len() != input.pieces.len() {
         return Err(missing(input));
     }
-    let tensor = |(at, (shape, piece)): (usize, (Vec<i64>, &pharos_worker::backend::Source<'_>))| {
+    let tensor = |(at, (shape, piece)): (usize, (Vec<i64>, &pharos_backend::Source<'_>))| {
         if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
             return Err(InferError::internal(format!(
                 "input '{}' does not hold the elements of its shape",

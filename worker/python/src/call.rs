@@ -3,26 +3,25 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
-use pharos_worker::backend::{Call, CallInput, Called, Canceller, Pending, Runtime};
-use pyo3::exceptions::PyTypeError;
+use pharos_backend::{Call, Called, Canceller, Pending, Runtime};
 use pyo3::prelude::*;
 
-use crate::backend;
 use crate::error::{TritonError, TritonModelException, model_exception};
-use crate::request::{InferenceRequest, SEQUENCE_END, SEQUENCE_START};
+use crate::model::model;
 use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
 /// Has another model infer.
-pub(crate) fn exec(py: Python<'_>, request: &InferenceRequest, decoupled: bool) -> PyResult<Py<PyAny>> {
-    let model = backend::model()?;
+pub(crate) fn exec(
+    py: Python<'_>,
+    decoupled: bool,
+    request: impl FnOnce(&Runtime) -> PyResult<Call>,
+) -> PyResult<Py<PyAny>> {
+    let model = model()?;
     if !model.is_open() {
         return Err(TritonModelException::new_err("BLS is only supported during the 'execute' function."));
     }
-    if request.told.model_name.is_empty() {
-        return Err(PyTypeError::new_err("InferenceRequest() needs model_name to be executed"));
-    }
-    let call = call_of(py, &model.runtime, request, decoupled)?;
+    let call = request(&model.runtime)?;
     let pending = py.detach(|| model.runtime.call(call));
     let mut pending = match pending {
         Ok(pending) => pending,
@@ -49,34 +48,6 @@ fn one(py: Python<'_>, decoupled: bool, response: InferenceResponse) -> PyResult
     let seen = Seen { responses: vec![response], next: 0, complete: true };
     let iterator = ResponseIterator { waiting: Mutex::new(None), seen: Mutex::new(seen), canceller: None };
     Ok(Py::new(py, iterator)?.into_any())
-}
-
-fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoupled: bool) -> PyResult<Call> {
-    let input = |tensor: &Py<Tensor>| -> PyResult<CallInput> {
-        let tensor = tensor.get();
-        Ok(CallInput {
-            name: tensor.name().to_owned(),
-            datatype: tensor.datatype(),
-            shape: tensor.shape().to_vec(),
-            content: tensor.content(py, runtime)?,
-        })
-    };
-    let (told, flags) = (&request.told, request.flag_bits());
-    Ok(Call {
-        model: told.model_name.clone(),
-        version: if told.model_version < 0 { String::new() } else { told.model_version.to_string() },
-        id: told.id.clone(),
-        correlation: told.correlation.clone(),
-        start: flags & SEQUENCE_START != 0,
-        end: flags & SEQUENCE_END != 0,
-        priority: 0,
-        timeout_us: told.timeout_us,
-        inputs: request.inputs.iter().map(input).collect::<PyResult<_>>()?,
-        outputs: told.outputs.clone(),
-        parameters: told.parameters.clone(),
-        decoupled,
-        parent: request.parent(),
-    })
 }
 
 fn failed(py: Python<'_>, error: &InferError) -> PyResult<InferenceResponse> {
@@ -177,18 +148,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Loads a model with these files in place of its own.
 pub(crate) fn load(py: Python<'_>, name: &str, files: Vec<(String, Vec<u8>)>) -> PyResult<()> {
-    let model = backend::model()?;
+    let model = model()?;
     py.detach(|| model.runtime.load_model(name, files)).map_err(|error| model_exception(&error))
 }
 
 /// Unloads a model.
 pub(crate) fn unload(py: Python<'_>, name: &str, dependents: bool) -> PyResult<()> {
-    let model = backend::model()?;
+    let model = model()?;
     py.detach(|| model.runtime.unload_model(name, dependents)).map_err(|error| model_exception(&error))
 }
 
 /// Whether a model can infer.
 pub(crate) fn is_ready(py: Python<'_>, name: &str, version: &str) -> PyResult<bool> {
-    let model = backend::model()?;
+    let model = model()?;
     py.detach(|| model.runtime.model_ready(name, version)).map_err(|error| model_exception(&error))
 }

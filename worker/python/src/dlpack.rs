@@ -13,8 +13,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::datatype;
+use crate::device::{CPU, CUDA};
 use crate::error::TritonModelException;
-use crate::tensor::{CPU, CUDA};
 
 const FRESH: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";

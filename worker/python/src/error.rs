@@ -6,7 +6,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTraceback};
 
-use crate::given::Text;
+use crate::arguments::Text;
 
 create_exception!(
     triton_python_backend_utils,

@@ -5,6 +5,7 @@
 //! `model.py`) is Python, in the package. Never holds the interpreter while it waits for the server or copies much.
 
 mod answer;
+mod arguments;
 #[allow(unsafe_code)]
 mod array;
 mod backend;
@@ -12,10 +13,11 @@ mod batch;
 mod bodies;
 mod call;
 mod datatype;
+mod device;
 #[allow(unsafe_code)]
 mod dlpack;
 mod error;
-mod given;
+
 mod metrics;
 mod model;
 mod output;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pharos::metrics::catalog::Kind;
-use pharos_worker::backend;
+use pharos_backend as backend;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::backend::model;
 use crate::error::TritonModelException;
+use crate::model::model;
 
 /// This process is a copy that the model has forked: the ring of samples is its parent's.
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -124,9 +124,9 @@ fn record(
     let (name, unit, kind) = metric;
     let dimensions: Vec<(&str, &str)> =
         dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    let sample = backend::Loose { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };
+    let sample = backend::UndeclaredSample { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };
     let requests = if request_ids.is_empty() { backend::Requests::None } else { backend::Requests::Ids(request_ids) };
-    metrics()?.record_loose(&sample, value, requests);
+    metrics()?.record_undeclared(&sample, value, requests);
     Ok(())
 }
 

@@ -2,10 +2,30 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pharos::model::ModelConfig;
-use pharos_worker::backend::{Context, Runtime};
+use pharos_backend::{Context, Runtime};
+use pyo3::PyResult;
+
+use crate::error::TritonModelException;
+
+/// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
+static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+
+/// The model of this process.
+///
+/// # Errors
+/// The process runs no model: the package was imported elsewhere.
+pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
+    let text = "this works only in a model that a server runs";
+    MODEL.get().ok_or_else(|| TritonModelException::new_err(text))
+}
+
+/// Makes a model that of this process, unless it has one; gives the process's.
+pub(crate) fn install(model: Arc<Model>) -> Arc<Model> {
+    Arc::clone(MODEL.get_or_init(|| model))
+}
 
 /// What counters and gauges have come to, by name and labels, as the bits of doubles.
 type Values = HashMap<(String, Vec<String>), Arc<AtomicU64>>;

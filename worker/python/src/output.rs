@@ -1,7 +1,7 @@
 //! The elements of outputs, in the server's memory: copied there once, from wherever they are.
 
 use pharos::tensor::{DataType, byte_size};
-use pharos_worker::backend::{Content, Memory, Runtime};
+use pharos_backend::{Content, DeviceMemory, Memory, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -9,9 +9,9 @@ use pyo3::types::PyDict;
 
 use crate::array::{self, Source};
 use crate::datatype;
+use crate::device::{CPU, CUDA};
 use crate::dlpack::Foreign;
 use crate::error::{TritonModelException, model_exception};
-use crate::tensor::{CPU, CUDA};
 
 /// Numpy's letter and size for the elements of BF16, which it has no type for: as many bytes, and nobody computes with them.
 const BITS: (u8, usize) = (b'i', 2);
@@ -49,7 +49,8 @@ pub(crate) fn lent(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyRe
 /// Bytes at an address of a device, behind the work of its default stream.
 pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime: &Runtime) -> PyResult<Content> {
     let mut memory = room(runtime, len)?;
-    py.detach(|| runtime.read_device(place, &mut memory)).map_err(|error| model_exception(&error))?;
+    py.detach(|| runtime.read_device(DeviceMemory::new(place.0, place.1, len), &mut memory))
+        .map_err(|error| model_exception(&error))?;
     Ok(Content::Memory(memory))
 }
 

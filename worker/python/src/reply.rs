@@ -1,6 +1,6 @@
 //! From `pb_utils.InferenceResponse` to what the server sends.
 
-use pharos_worker::backend::{Reply, ReplyOutput, Responder};
+use pharos_backend::{Reply, ReplyOutput, Responder};
 use pyo3::prelude::*;
 
 use crate::error::TritonModelException;

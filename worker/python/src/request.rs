@@ -6,15 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pharos::error::InferError;
 use pharos::id::CorrelationId;
 use pharos::infer::Parameters;
+use pharos_backend::{Call, CallInput, CallRequest, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet, PyString};
 
 use crate::answer::Answer;
+use crate::arguments::{NotNone, Text};
 use crate::call;
 use crate::error::TritonModelException;
-use crate::given::{Given, Text};
 use crate::parameters::{self, Fractions};
 use crate::sender::InferenceResponseSender;
 use crate::tensor::Tensor;
@@ -73,7 +74,7 @@ impl PreferredMemory {
 /// A request.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
 pub(crate) struct InferenceRequest {
-    pub(crate) told: Told,
+    pub(crate) fields: RequestFields,
     pub(crate) inputs: Vec<Py<Tensor>>,
     flags: AtomicU32,
     release: AtomicU32,
@@ -84,7 +85,7 @@ pub(crate) struct InferenceRequest {
 }
 
 /// What is said of a request in words and numbers.
-pub(crate) struct Told {
+pub(crate) struct RequestFields {
     pub(crate) id: String,
     pub(crate) correlation: CorrelationId,
     pub(crate) model_name: String,
@@ -99,10 +100,10 @@ pub(crate) struct Told {
 
 impl InferenceRequest {
     /// A request of the batch.
-    pub(crate) fn received(told: Told, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
-        let trace = InferenceTrace { place: Some(answer.place()), context: told.trace_context.clone() };
+    pub(crate) fn received(fields: RequestFields, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
+        let trace = InferenceTrace { place: Some(answer.place()), context: fields.trace_context.clone() };
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
-        Self { told, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
+        Self { fields, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
     }
 
     /// Whether the model wants it once more.
@@ -141,21 +142,21 @@ impl InferenceRequest {
 impl InferenceRequest {
     /// A request to another model.
     #[new]
-    #[pyo3(signature = (request_id = Text::default(), correlation_id = Given(None), inputs = Given(None),
-        requested_output_names = Given(None), model_name = Given(None), model_version = -1, flags = 0, timeout = 0,
-        preferred_memory = Given(None), trace = Given(None), parameters = None))]
+    #[pyo3(signature = (request_id = Text::default(), correlation_id = NotNone(None), inputs = NotNone(None),
+        requested_output_names = NotNone(None), model_name = NotNone(None), model_version = -1, flags = 0, timeout = 0,
+        preferred_memory = NotNone(None), trace = NotNone(None), parameters = None))]
     #[allow(clippy::too_many_arguments)] // Triton's.
     fn new(
         request_id: Text,
-        correlation_id: Given<Bound<'_, PyAny>>,
-        inputs: Given<Bound<'_, PyAny>>,
-        requested_output_names: Given<Vec<Text>>,
-        model_name: Given<Text>,
+        correlation_id: NotNone<Bound<'_, PyAny>>,
+        inputs: NotNone<Bound<'_, PyAny>>,
+        requested_output_names: NotNone<Vec<Text>>,
+        model_name: NotNone<Text>,
         model_version: i64,
         flags: u32,
         timeout: u64,
-        preferred_memory: Given<PreferredMemory>,
-        trace: Given<InferenceTrace>,
+        preferred_memory: NotNone<PreferredMemory>,
+        trace: NotNone<InferenceTrace>,
         parameters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let missing = |what: &str| PyTypeError::new_err(format!("InferenceRequest() needs {what}"));
@@ -168,7 +169,7 @@ impl InferenceRequest {
         if outputs.iter().any(String::is_empty) {
             return Err(TritonModelException::new_err(format!("Requested output name {of}")));
         }
-        let told = Told {
+        let fields = RequestFields {
             correlation: correlation_of(correlation_id.0.as_ref())?,
             id: request_id.0,
             model_name,
@@ -181,7 +182,7 @@ impl InferenceRequest {
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
         let (trace, answer) = (trace.0.unwrap_or_default(), Mutex::new(None));
         let preferred_memory = preferred_memory.0;
-        Ok(Self { told, inputs, flags, release, preferred_memory, trace, answer })
+        Ok(Self { fields, inputs, flags, release, preferred_memory, trace, answer })
     }
 
     /// The inputs.
@@ -192,12 +193,12 @@ impl InferenceRequest {
 
     /// The client's id; may be empty.
     fn request_id(&self) -> &str {
-        &self.told.id
+        &self.fields.id
     }
 
     /// The id of the sequence, a number or a text; 0 for none.
     fn correlation_id(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(match &self.told.correlation {
+        Ok(match &self.fields.correlation {
             CorrelationId::Uint(id) => id.into_pyobject(py)?.into_any().unbind(),
             CorrelationId::String(id) => id.into_pyobject(py)?.into_any().unbind(),
         })
@@ -205,12 +206,12 @@ impl InferenceRequest {
 
     /// The model's name.
     fn model_name(&self) -> &str {
-        &self.told.model_name
+        &self.fields.model_name
     }
 
     /// The model's version; -1 for the latest.
     fn model_version(&self) -> i64 {
-        self.told.model_version
+        self.fields.model_version
     }
 
     /// `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`.
@@ -224,13 +225,13 @@ impl InferenceRequest {
 
     /// The client's timeout in microseconds; 0 for none.
     fn timeout(&self) -> u64 {
-        self.told.timeout_us
+        self.fields.timeout_us
     }
 
     /// The parameters as a JSON text.
     #[pyo3(name = "parameters")]
     fn py_parameters(&self) -> String {
-        parameters::to_json(&self.told.parameters)
+        parameters::to_json(&self.fields.parameters)
     }
 
     /// Where the outputs are to be.
@@ -245,7 +246,7 @@ impl InferenceRequest {
 
     /// The outputs that are asked for.
     fn requested_output_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PySet>> {
-        PySet::new(py, &self.told.outputs)
+        PySet::new(py, &self.fields.outputs)
     }
 
     /// Whether nobody waits for it any more.
@@ -275,7 +276,7 @@ impl InferenceRequest {
     /// Has the other model infer and waits for its response; with `decoupled`, gives an iterator over its responses.
     #[pyo3(signature = (decoupled = false))]
     fn exec(&self, py: Python<'_>, decoupled: bool) -> PyResult<Py<PyAny>> {
-        call::exec(py, self, decoupled)
+        call::exec(py, decoupled, |runtime| call_of(py, runtime, self, decoupled))
     }
 
     /// As `exec`, to be awaited.
@@ -288,7 +289,7 @@ impl InferenceRequest {
     }
 
     fn __repr__(&self) -> String {
-        format!("<InferenceRequest '{}' to '{}'>", self.told.id, self.told.model_name)
+        format!("<InferenceRequest '{}' to '{}'>", self.fields.id, self.fields.model_name)
     }
 }
 
@@ -313,4 +314,37 @@ fn correlation_of(given: Option<&Bound<'_, PyAny>>) -> PyResult<CorrelationId> {
     number
         .map(CorrelationId::Uint)
         .map_err(|_| TritonModelException::new_err("Correlation ID must be integer or string"))
+}
+
+/// The request as a call of another model.
+fn call_of(py: Python<'_>, runtime: &Runtime, request: &InferenceRequest, decoupled: bool) -> PyResult<Call> {
+    if request.fields.model_name.is_empty() {
+        return Err(PyTypeError::new_err("InferenceRequest() needs model_name to be executed"));
+    }
+    let input = |tensor: &Py<Tensor>| -> PyResult<CallInput> {
+        let tensor = tensor.get();
+        Ok(CallInput {
+            name: tensor.name().to_owned(),
+            datatype: tensor.datatype(),
+            shape: tensor.shape().to_vec(),
+            content: tensor.content(py, runtime)?,
+        })
+    };
+    let (fields, flags) = (&request.fields, request.flag_bits());
+    let inputs = request.inputs.iter().map(input).collect::<PyResult<_>>()?;
+    let request = CallRequest {
+        model: fields.model_name.clone(),
+        version: if fields.model_version < 0 { String::new() } else { fields.model_version.to_string() },
+        id: fields.id.clone(),
+        correlation: fields.correlation.clone(),
+        start: flags & SEQUENCE_START != 0,
+        end: flags & SEQUENCE_END != 0,
+        priority: 0,
+        timeout_us: fields.timeout_us,
+        outputs: fields.outputs.clone(),
+        parameters: fields.parameters.clone(),
+        decoupled,
+        parent: request.parent(),
+    };
+    Ok(Call { request, inputs })
 }

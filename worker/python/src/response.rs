@@ -5,8 +5,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::arguments::NotNone;
 use crate::error::{TritonError, TritonModelException};
-use crate::given::Given;
 use crate::parameters::{self, Fractions};
 use crate::tensor::Tensor;
 
@@ -22,9 +22,9 @@ pub(crate) struct InferenceResponse {
 #[pymethods]
 impl InferenceResponse {
     #[new]
-    #[pyo3(signature = (output_tensors = Given(None), error = None, parameters = None))]
+    #[pyo3(signature = (output_tensors = NotNone(None), error = None, parameters = None))]
     fn new(
-        output_tensors: Given<Bound<'_, PyAny>>,
+        output_tensors: NotNone<Bound<'_, PyAny>>,
         error: Option<&Bound<'_, PyAny>>,
         parameters: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {

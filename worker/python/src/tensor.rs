@@ -2,25 +2,21 @@
 //! elsewhere.
 
 use pharos::tensor::{DataType, byte_size};
-use pharos_worker::backend::{Content, Received, ReceivedOnDevice, Runtime};
+use pharos_backend::{Content, DeviceMemory, Received, ReceivedOnDevice, Runtime};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyList;
 
+use crate::arguments::Text;
 use crate::array;
 use crate::datatype;
+use crate::device::{CPU, CUDA};
 use crate::dlpack::{self, Foreign};
 use crate::error::{TritonModelException, model_exception};
-use crate::given::Text;
 use crate::output;
 use crate::strings::{self, Elements};
-
-/// DLPack's number of the processor as a device.
-pub(crate) const CPU: i32 = 1;
-/// DLPack's number of CUDA's devices.
-pub(crate) const CUDA: i32 = 2;
 
 /// A tensor.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
@@ -142,15 +138,16 @@ impl Tensor {
         let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok());
         let Some(len) = len.filter(|_| self.device().0 == CUDA) else { return Ok(None) };
         let Some(to) = place(len) else { return Ok(None) };
+        let at = |(device, address)| DeviceMemory::new(device, address, len);
         let lent;
         let from = match &self.stored {
-            Stored::OnDevice(kept) => (kept.memory().device(), kept.memory().address()),
-            Stored::Foreign(foreign) => foreign.on_cuda(),
+            Stored::OnDevice(kept) => kept.memory(),
+            Stored::Foreign(foreign) => at(foreign.on_cuda()),
             Stored::Device { object, .. } => match output::behind_the_default_stream(object.bind(py)) {
                 // The model may have made another one of it since.
                 Some(foreign) if (foreign.datatype(), foreign.shape()) == (self.datatype, &self.shape) => {
                     lent = foreign;
-                    lent.on_cuda()
+                    at(lent.on_cuda())
                 }
                 _ => return Ok(None),
             },

@@ -23,23 +23,23 @@
 //! On a GPU there are `identity` and `add_sub`, the latter for numbers: see `on_gpu.rs`.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
+use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 
-use super::elements::{self, Operation};
+use super::delay::delay;
+use super::elements::{self, Operation, echo_parameters};
 use super::emit::Emitter;
 use super::repeat::Repeat;
 use super::stateful::Stateful;
-use super::{Backend, Batch, Context, Input, Outputs, countdown, load_error, on_gpu, run_error, sequence};
-use crate::clock;
+use super::{countdown, on_gpu, ready_gpu, sequence};
+use crate::device::Cuda;
 
 const FUNCTIONS: &str = "identity, add_sub, delay, fail, crash, panic, hang, print, repeat, silent, sequence_sum, countdown, accumulate, append, emit";
-
-/// How often [`delay`] looks whether its batch is cancelled.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
 
 enum Function {
     Identity,
@@ -64,10 +64,10 @@ struct Builtin {
 }
 
 /// Makes the function that the configuration asks for.
-pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     let parameter = |name: &str| context.config.parameters.get(name).map(String::as_str);
-    if context.is_on_gpu() {
-        return create_on_gpu(context, parameter("function").unwrap_or("(none)"));
+    if context.on_gpu {
+        return create_on_gpu(context, cuda, parameter("function").unwrap_or("(none)"));
     }
     let function = match parameter("function") {
         Some("identity") => Function::Identity,
@@ -111,10 +111,10 @@ fn check_counts(context: &Context<'_>, is_add_sub: bool) -> Result<(), InferErro
 }
 
 /// As [`create`], for an instance on a GPU.
-fn create_on_gpu(context: &Context<'_>, function: &str) -> Result<Box<dyn Backend>, InferError> {
+fn create_on_gpu(context: &Context<'_>, cuda: &Arc<Cuda>, function: &str) -> Result<Box<dyn Backend>, InferError> {
     on_gpu::check(function)?;
     check_counts(context, function == "add_sub")?;
-    let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
+    let cuda = ready_gpu(cuda)?;
     let echo_parameters = context.config.parameters.get("echo_parameters").is_some_and(|value| value == "true");
     on_gpu::create(context, &cuda, (function, echo_parameters))
 }
@@ -133,7 +133,7 @@ impl Backend for Builtin {
     }
 
     /// Those that pass over their inputs once.
-    fn bears_changes(&self) -> bool {
+    fn tolerates_concurrent_writes(&self) -> bool {
         use Function::{AddSub, Crash, Delay, Fail, Hang, Identity};
         matches!(self.function, Identity | AddSub | Delay(_) | Fail(_) | Crash | Hang)
     }
@@ -158,32 +158,9 @@ impl Backend for Builtin {
             Function::Identity | Function::Crash | Function::Panic | Function::Hang => {}
         }
         if self.echo_parameters {
-            echo(batch, outputs);
+            echo_parameters(batch, outputs);
         }
         identity(batch, outputs)
-    }
-}
-
-/// Gives each response the parameters of its request.
-pub(super) fn echo(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
-    for (position, request) in batch.requests.iter().enumerate() {
-        for (name, value) in &request.parameters {
-            outputs.parameter(position, name, value.clone());
-        }
-    }
-}
-
-/// Waits, and looks now and then whether anybody still waits for the batch.
-fn delay(duration: Duration, batch: &Batch<'_>) -> Result<(), InferError> {
-    let end = clock::now() + duration;
-    loop {
-        if batch.all_cancelled() {
-            return Err(InferError::cancelled());
-        }
-        match end - clock::now() {
-            Duration::ZERO => return Ok(()),
-            left => thread::sleep(left.min(LOOK)),
-        }
     }
 }
 

@@ -14,8 +14,7 @@ use std::time::Duration;
 use pharos::error::{ErrorCode, InferError};
 use pharos::model::{ModelConfig, TensorSpec};
 use pharos::tensor::DataType;
-
-use super::{Backend, Batch, Outputs, load_error, run_error};
+use pharos_backend::{Backend, Batch, Outputs, load_error, run_error};
 
 struct Countdown {
     /// Executions so far, by the sequences' keys.

@@ -3,8 +3,7 @@
 use half::{bf16, f16};
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements};
-
-use super::{Batch, Input, Outputs, run_error};
+use pharos_backend::{Batch, Input, Outputs, run_error};
 
 /// An operation on two elements, for integers (wrapping) and for floats.
 #[derive(Clone, Copy)]
@@ -153,6 +152,15 @@ pub(super) fn texts(
         }
     }
     Ok(texts)
+}
+
+/// Gives each response the parameters of its request.
+pub(super) fn echo_parameters(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
+    for (position, request) in batch.requests.iter().enumerate() {
+        for (name, value) in &request.parameters {
+            outputs.parameter(position, name, value.clone());
+        }
+    }
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ use pharos::error::InferError;
 use pharos::infer::Parameter;
 use pharos::metrics::catalog::Kind;
 use pharos::shm::{self, SharedMemory};
-
-use super::{Batch, Context, Metric, Outputs, Requests, Series, load_error};
-use crate::clock;
+use pharos_backend::runtime::clock;
+use pharos_backend::{Batch, Context, Metric, Outputs, Requests, Series, load_error};
 
 /// The name of the memory that says what was recorded.
 const LEDGER: &str = "pharos-emit-ledger";

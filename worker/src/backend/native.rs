@@ -10,6 +10,7 @@ mod library;
 mod load;
 mod metrics;
 mod outputs;
+mod replies;
 mod responses;
 mod running;
 mod slots;
@@ -19,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use pharos::error::InferError;
+use pharos_backend::{Backend, Batch, Context, Outputs, load_error};
 
-use super::{Backend, Batch, Context, Outputs, load_error};
 use library::Functions;
 use load::Load;
 use metrics::MetricsHandle;
@@ -53,7 +54,7 @@ pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backe
     let whole = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
     let functions = library::open(&whole).map_err(refused)?;
     let metrics = Box::new(MetricsHandle::new(context.metrics));
-    let load = Load::new(context, &raw const *metrics);
+    let load = Load::new(context, (&raw const host::HOST).cast(), (&raw const *metrics).cast());
     let mut instance = ptr::null_mut();
     foreign::forget_error();
     // SAFETY: this module's contract; what `load` shows lives until after the call.
@@ -73,14 +74,16 @@ impl Backend for Native {
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         // SAFETY: this module's contract; the handle is that of this batch.
-        self.handle.run(batch, outputs, |handle| unsafe { (self.functions.execute)(self.instance, handle, handle) })
+        self.handle.run(batch, outputs, |handle| unsafe {
+            (self.functions.execute)(self.instance, handle.cast(), handle.cast())
+        })
     }
 
     fn wants_details(&self) -> bool {
         self.functions.wants & abi::WANTS_DETAILS != 0
     }
 
-    fn bears_changes(&self) -> bool {
+    fn tolerates_concurrent_writes(&self) -> bool {
         self.functions.wants & abi::BEARS_CHANGES != 0
     }
 

@@ -14,9 +14,12 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::tensor::DataType;
+use pharos_backend::{
+    Backend, Batch, Context, DeviceInputs, Input, OutputMemory, Outputs, Source, load_error, run_error,
+};
 
-use super::{Backend, Batch, Context, DeviceInputs, Input, Outputs, Place, Source, builtin, load_error, run_error};
-use crate::device::{Ahead, Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Queues, Work};
+use super::elements::echo_parameters;
+use crate::device::{Ahead, Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Queues, Work, is_usable};
 
 /// What it does with a batch.
 enum Operation {
@@ -99,7 +102,7 @@ impl Backend for OnGpu {
     }
 
     /// Each is copied once, and texts are not looked at.
-    fn bears_changes(&self) -> bool {
+    fn tolerates_concurrent_writes(&self) -> bool {
         true
     }
 
@@ -109,7 +112,7 @@ impl Backend for OnGpu {
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         if self.echo_parameters {
-            builtin::echo(batch, outputs);
+            echo_parameters(batch, outputs);
         }
         let (batch_ahead, mut before) = std::mem::take(&mut self.ahead);
         if batch_ahead != outputs.batch() {
@@ -166,7 +169,7 @@ impl OnGpu {
         self.ahead = copy_ahead(queues, pool, outputs);
         let began = work.began();
         let spans = work.finish().map_err(failed)?;
-        outputs.measured(began, (spans.inputs, spans.computing));
+        outputs.measured(began, spans.inputs, spans.computing);
         Ok(())
     }
 }
@@ -207,7 +210,7 @@ impl<'m> Run<'_, 'm> {
         for (output, kernel) in kernels.iter().enumerate().filter(|(output, _)| batch.wants(*output)) {
             let place = outputs.allocate_anywhere(output, datatype, left.shape, len)?;
             let target = match &place {
-                Place::Device(memory) if memory.is_usable(size) => *memory,
+                OutputMemory::Device(memory) if is_usable(*memory, size) => *memory,
                 _ => self.buffer(len)?,
             };
             let count = (len / size) as u64;
@@ -224,7 +227,7 @@ impl<'m> Run<'_, 'm> {
     /// in a buffer to which it is copied.
     pub(super) fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
         if let [Source::Device(memory)] = input.pieces
-            && memory.is_usable(size)
+            && is_usable(*memory, size)
         {
             return Ok(*memory);
         }
@@ -249,12 +252,12 @@ impl<'m> Run<'_, 'm> {
     }
 
     /// Begins to copy an output to where it is wanted, unless it was computed there.
-    pub(super) fn deliver(&mut self, from: DeviceMemory, place: Place<'m>) -> Result<(), InferError> {
+    pub(super) fn deliver(&mut self, from: DeviceMemory, place: OutputMemory<'m>) -> Result<(), InferError> {
         match place {
-            Place::Host(into) => self.work.download(from, into).map_err(failed),
-            Place::Device(to) if to == from => Ok(()),
-            Place::Device(to) => self.work.send(from, to).map_err(failed),
-            Place::Pieces(pieces) => {
+            OutputMemory::Host(into) => self.work.download(from, into).map_err(failed),
+            OutputMemory::Device(to) if to == from => Ok(()),
+            OutputMemory::Device(to) => self.work.send(from, to).map_err(failed),
+            OutputMemory::Pieces(pieces) => {
                 let mut offset = 0;
                 for piece in pieces {
                     let part = from.part(offset, piece.len()).ok_or_else(|| run_error("an output is too small"))?;

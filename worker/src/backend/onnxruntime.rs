@@ -15,6 +15,7 @@ mod session;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use half::bf16;
 use ort::environment::{Environment, EnvironmentBuilder};
@@ -27,9 +28,11 @@ use ort::{AsPointer, sys};
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, byte_size, push_bytes_element};
+use pharos_backend::{Backend, Batch, Context, DeviceInputs, Input, Outputs, load_error, run_error};
 
 use super::elements::{self, for_numbers};
-use super::{Backend, Batch, Context, DeviceInputs, Input, Outputs, load_error, model_file, run_error};
+use super::{model_file, ready_gpu};
+use crate::device::Cuda;
 use device::{Computing, OnDevice};
 use session::Wanted;
 
@@ -64,7 +67,7 @@ struct Output {
 }
 
 /// An output's memory in the arena, as the runtime takes it; `None` when it is to use its own.
-type Place = Option<DynValueRefMut<'static>>;
+type ArenaOutput = Option<DynValueRefMut<'static>>;
 
 /// The library to load, if one is named.
 pub(super) fn library() -> Option<PathBuf> {
@@ -72,7 +75,7 @@ pub(super) fn library() -> Option<PathBuf> {
 }
 
 /// Loads the library and the model's file.
-pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Backend>, InferError> {
+pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) -> Result<Box<dyn Backend>, InferError> {
     let path = model_file(context)?;
     let no_library = |error: &dyn std::fmt::Display| {
         load_error(format!(
@@ -83,7 +86,7 @@ pub(super) fn create(context: &Context<'_>, library: &Path) -> Result<Box<dyn Ba
     };
     let builder = ort::init_from(library).map_err(|error| no_library(&error))?;
     let environment = environment(builder.with_telemetry(false)).map_err(|error| no_library(&error))?;
-    let opened = session(&environment, context, &path)?;
+    let opened = session(&environment, context, cuda, &path)?;
     let outputs = outputs_of(&opened.session, context.config).map_err(|text| in_file(&path, &text))?;
     let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
     let inputs = names.map(c_name).collect::<Result<_, _>>();
@@ -111,7 +114,12 @@ fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
 }
 
 /// A session with the model's file, on the instance's GPU if it is to run on one.
-fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Result<Opened, InferError> {
+fn session(
+    environment: &Environment,
+    context: &Context<'_>,
+    cuda: &Arc<Cuda>,
+    path: &Path,
+) -> Result<Opened, InferError> {
     let options = context.config.session_options().map_err(|error| load_error(error.to_string()))?;
     let wanted = Wanted { options: &options, threads: context.threads, path };
     let on_processors = || {
@@ -122,7 +130,7 @@ fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Res
             .map_err(|error| load_error(format!("ONNX Runtime cannot load '{}': {error}{advice}", path.display())))?;
         Ok(Opened { session, device: None })
     };
-    if !context.is_on_gpu() {
+    if !context.on_gpu {
         return on_processors();
     }
     let mut on_device =
@@ -134,7 +142,7 @@ fn session(environment: &Environment, context: &Context<'_>, path: &Path) -> Res
         );
     }
     let on_gpu = || -> Result<Opened, InferError> {
-        let cuda = context.gpu()?.ok_or_else(|| load_error("the instance has no GPU"))?;
+        let cuda = ready_gpu(cuda)?;
         let mut device = OnDevice::new(cuda, context)?;
         let session = wanted.open(environment, device.dispatches(&on_device)).map_err(|error| {
             let error = error.to_string();
@@ -209,7 +217,7 @@ impl Backend for OnnxRuntime {
     }
 
     /// On a GPU, each is copied once.
-    fn bears_changes(&self) -> bool {
+    fn tolerates_concurrent_writes(&self) -> bool {
         self.opened.device.is_some()
     }
 
@@ -261,7 +269,7 @@ impl Output {
     }
 
     /// Memory in the arena, if the shape is known.
-    fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<Place, InferError> {
+    fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<ArenaOutput, InferError> {
         let Some(shape) = self.shape_of(rows) else { return Ok(None) };
         let memory = outputs.allocate_fixed(self.position, self.datatype, &shape)?.as_mut_ptr();
         let place = for_numbers!(self.datatype, Number => {
@@ -280,7 +288,7 @@ impl Output {
 fn run_or_withdraw(
     session: &mut Session,
     inputs: &[(&CStr, SessionInputValue<'_>)],
-    (wanted, places): (&mut [&mut Output], &mut [Place]),
+    (wanted, places): (&mut [&mut Output], &mut [ArenaOutput]),
     outputs: &mut Outputs<'_>,
 ) -> Result<Vec<Option<DynValue>>, InferError> {
     let mut results = run(session, inputs, wanted, places);
@@ -288,7 +296,7 @@ fn run_or_withdraw(
         // Whatever the reason: it has no code of its own for a shape that is not the declared one, and its texts
         // differ between versions. A batch that would fail anyway fails twice.
         wanted.iter().for_each(|output| outputs.withdraw(output.position));
-        let mut nowhere: Vec<Place> = wanted.iter().map(|_| None).collect();
+        let mut nowhere: Vec<ArenaOutput> = wanted.iter().map(|_| None).collect();
         results = run(session, inputs, wanted, &mut nowhere);
         if let Ok(values) = &results {
             copy_from_now_on(wanted, places, values);
@@ -300,7 +308,7 @@ fn run_or_withdraw(
 
 /// After a run that failed with outputs in the arena and went well without: those whose shape is another than the file
 /// declares have no place in the arena any more; if it is no shape's fault, none has.
-fn copy_from_now_on(wanted: &mut [&mut Output], places: &[Place], values: &[Option<DynValue>]) {
+fn copy_from_now_on(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
     let as_declared = places.iter().zip(values).map(|pair| match pair {
         (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
         _ => true,
@@ -320,12 +328,12 @@ fn run(
     session: &mut Session,
     inputs: &[(&CStr, SessionInputValue<'_>)],
     wanted: &[&mut Output],
-    places: &mut [Place],
+    places: &mut [ArenaOutput],
 ) -> Result<Vec<Option<DynValue>>, ort::Error> {
     let input_names: Vec<_> = inputs.iter().map(|(name, _)| name.as_ptr()).collect();
     let input_values: Vec<*const sys::OrtValue> = inputs.iter().map(|(_, value)| value.ptr()).collect();
     let output_names: Vec<_> = wanted.iter().map(|output| output.name.as_ptr()).collect();
-    let place = |place: &Place| place.as_ref().map_or(ptr::null_mut(), |value| value.ptr().cast_mut());
+    let place = |place: &ArenaOutput| place.as_ref().map_or(ptr::null_mut(), |value| value.ptr().cast_mut());
     let mut values: Vec<*mut sys::OrtValue> = places.iter().map(place).collect();
     assert_eq!(values.len(), output_names.len(), "every wanted output has an entry in places");
     // SAFETY: every pointer is to something that its owner keeps until this function returns, each length is of the

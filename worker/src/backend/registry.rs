@@ -1,29 +1,37 @@
-//! Which backends a worker has: those of this crate, those that a user's program adds, and the shared library that the
+//! The backends of a worker: those of this crate, those that a user's program adds, and the shared library that the
 //! frontend has found for the model.
 
+use std::sync::Arc;
+
 use pharos::error::InferError;
+use pharos_backend::{Backend, Context, Create, load_error};
 
-use super::{Backend, Context, builtin, load_error, native, onnxruntime, tract};
+use super::{builtin, native, onnxruntime, tract};
+use crate::device::Cuda;
 
-/// Makes a backend for the model that the context describes.
-///
-/// # Errors
-/// The model cannot be loaded; the message is for the user who wrote it.
-pub type Create = fn(&Context<'_>) -> Result<Box<dyn Backend>, InferError>;
+/// As [`Create`], for a backend of this crate, which uses the driver of GPUs.
+type CreateBuiltin = fn(&Context<'_>, &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError>;
 
-/// Backends by the name that a configuration's `backend` says.
+#[derive(Clone, Copy)]
+enum Creator {
+    Builtin(CreateBuiltin),
+    Added(Create),
+}
+
+/// Backends by the name in a configuration's `backend`.
 pub(crate) struct Registry {
-    backends: Vec<(&'static str, Create)>,
-    /// For names that are not among them.
-    otherwise: Option<Create>,
+    backends: Vec<(&'static str, Creator)>,
+    /// For all other names.
+    fallback: Option<Create>,
 }
 
 impl Default for Registry {
     /// The backends of this crate.
     fn default() -> Self {
-        let backends: Vec<(_, Create)> =
-            vec![("builtin", builtin::create), ("onnxruntime", onnx), ("tract", tract::create)];
-        Self { backends, otherwise: None }
+        let builtin: [(_, CreateBuiltin); 3] =
+            [("builtin", builtin::create), ("onnxruntime", onnx), ("tract", |context, _| tract::create(context))];
+        let backends = builtin.map(|(name, create)| (name, Creator::Builtin(create))).to_vec();
+        Self { backends, fallback: None }
     }
 }
 
@@ -31,29 +39,32 @@ impl Registry {
     /// Adds a backend, in place of one that has the name already.
     pub(crate) fn add(&mut self, name: &'static str, create: Create) {
         match self.backends.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, known)) => *known = create,
-            None => self.backends.push((name, create)),
+            Some((_, known)) => *known = Creator::Added(create),
+            None => self.backends.push((name, Creator::Added(create))),
         }
     }
 
-    /// Sets what makes the backends whose names nobody has added.
-    pub(crate) fn set_otherwise(&mut self, create: Create) {
-        self.otherwise = Some(create);
+    /// Sets the function that makes backends of all names that are not added.
+    pub(crate) fn set_fallback(&mut self, create: Create) {
+        self.fallback = Some(create);
     }
 
     /// Makes the backend that the configuration names.
     ///
     /// # Errors
     /// There is none of this name, or it cannot load the model; the message is for the user who wrote the model.
-    pub(crate) fn create(&self, context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+    pub(crate) fn create(&self, context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
         if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
-            return create(context);
+            return match create {
+                Creator::Builtin(create) => create(context, cuda),
+                Creator::Added(create) => create(context),
+            };
         }
         if let Some(library) = native::library() {
             return native::create(context, &library);
         }
-        if let Some(create) = self.otherwise {
+        if let Some(create) = self.fallback {
             return create(context);
         }
         Err(load_error(format!("unknown backend '{name}'; this worker has: {}", self.names().join(", "))))
@@ -65,10 +76,10 @@ impl Registry {
 }
 
 /// ONNX files: on ONNX Runtime if its library is named, else on tract.
-fn onnx(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
+fn onnx(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     match onnxruntime::library() {
-        Some(library) => onnxruntime::create(context, &library),
-        None if context.is_on_gpu() => Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed")),
+        Some(library) => onnxruntime::create(context, cuda, &library),
+        None if context.on_gpu => Err(load_error("tract computes on CPUs only; on a GPU, ONNX Runtime is needed")),
         None => tract::create(context),
     }
 }
@@ -85,8 +96,10 @@ mod tests {
             registry.add(name, own);
         }
         assert_eq!(registry.names(), ["builtin", "onnxruntime", "tract", "mine"]);
-        let is_own =
-            |name| registry.backends.iter().any(|(known, create)| *known == name && std::ptr::fn_addr_eq(*create, own));
+        let is_own = |name| {
+            let mut found = registry.backends.iter().filter(|(known, _)| *known == name);
+            found.any(|(_, creator)| matches!(creator, Creator::Added(create) if std::ptr::fn_addr_eq(*create, own)))
+        };
         assert_eq!(["builtin", "tract", "mine"].map(is_own), [false, true, true]);
     }
 }

@@ -27,10 +27,10 @@ use std::time::Duration;
 use pharos::error::{ErrorCode, InferError};
 use pharos::infer::Parameter;
 use pharos::tensor::DataType;
+use pharos_backend::runtime::clock;
+use pharos_backend::{Batch, Context, Input, Outputs, load_error, run_error};
 
-use super::builtin::LOOK;
-use super::{Batch, Context, Input, Outputs, load_error, run_error};
-use crate::clock;
+use super::delay::CHECK_INTERVAL;
 
 /// Answers once for each element.
 pub(super) struct Repeat {
@@ -200,6 +200,6 @@ fn wait(duration: Duration, batch: &Batch<'_>) {
         if left.is_zero() || batch.all_cancelled() {
             return;
         }
-        thread::sleep(left.min(LOOK));
+        thread::sleep(left.min(CHECK_INTERVAL));
     }
 }

@@ -15,8 +15,7 @@ use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::tensor::{DataType, bytes_elements, push_bytes_element};
 use pharos::wire::{BatchRequest, SequenceStep};
-
-use super::{Backend, Batch, Input, Outputs, load_error, run_error};
+use pharos_backend::{Backend, Batch, Input, Outputs, load_error, run_error};
 
 struct SequenceSum {
     /// By the sequences' keys.

@@ -7,9 +7,9 @@
 
 use pharos::error::InferError;
 use pharos::tensor::DataType;
+use pharos_backend::{Batch, Context, Input, Outputs, load_error, run_error};
 
 use super::elements::{self, Operation};
-use super::{Batch, Context, Input, Outputs, load_error, run_error};
 use crate::state::rows_of;
 
 /// A function of states.

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, push_bytes_element};
+use pharos_backend::{Backend, Batch, Context, Input, Outputs, load_error, run_error};
 use tract_onnx::prelude::{
     DatumType, Framework, InferenceFact, InferenceModel, InferenceModelExt, IntoRunnable, TValue, TVec, Tensor,
     TractResult, TypedRunnableModel,
 };
 
 use super::elements::{self, for_numbers};
-use super::{Backend, Batch, Context, Input, Outputs, load_error, model_file, run_error};
+use super::model_file;
 
 /// Plans kept for different input shapes; when one more comes, all are dropped and made anew as they come.
 const MAX_PLANS: usize = 64;

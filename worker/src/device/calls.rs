@@ -1,7 +1,7 @@
 //! The calls of the driver that are needed, so that there can be another one in tests.
 //!
 //! Contract: the calls that are `unsafe` use memory of the process after they have returned; their callers (`work.rs`, and
-//! `crate::memory` for what is registered) keep it where it is until then. All others are given memory of devices by
+//! `crate::pinning` for registered memory) keep it where it is until then. All others are given memory of devices by
 //! number, which is checked where such ranges are made.
 
 use std::ffi::CStr;

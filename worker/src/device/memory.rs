@@ -2,54 +2,14 @@
 
 use std::sync::Arc;
 
+use pharos_backend::DeviceMemory;
+
 use super::{Cuda, Fault, OWN};
 
-/// A range of a device's memory: of an own buffer, or of a client's. It is there as long as what it was taken from, for
-/// a client's as long as the batch is executed; the client may change its content at any moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
-    device: u32,
-    address: u64,
-    len: usize,
-}
-
-impl DeviceMemory {
-    pub(crate) const fn new(device: u32, address: u64, len: usize) -> Self {
-        Self { device, address, len }
-    }
-
-    /// The device, as the process counts: 0 is the instance's own.
-    pub const fn device(&self) -> u32 {
-        self.device
-    }
-
-    /// Where it begins. Memory of clients is aligned to nothing in particular.
-    pub const fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Bytes.
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// `len` bytes from `offset`; `None` if they pass the end.
-    #[must_use]
-    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
-        let end = offset.checked_add(len)?;
-        (end <= self.len).then(|| Self { address: self.address + offset as u64, len, ..*self })
-    }
-
-    /// Whether a kernel of the instance's device may use it as elements of `size` bytes: a wrong alignment would cost
-    /// the process its context.
-    pub(crate) fn is_usable(&self, size: usize) -> bool {
-        self.device == OWN && self.address.is_multiple_of(size.max(1) as u64)
-    }
+/// Whether a kernel of the instance's device may use memory as elements of `size` bytes: a wrong alignment would cost the
+/// process its context.
+pub(crate) fn is_usable(memory: DeviceMemory, size: usize) -> bool {
+    memory.device() == OWN && memory.address().is_multiple_of(size.max(1) as u64)
 }
 
 /// Memory of the instance's device that is this value's alone.
@@ -66,7 +26,7 @@ impl Buffer {
 
     /// Its first bytes; as many as there are at most.
     pub(crate) fn first(&self, len: usize) -> DeviceMemory {
-        DeviceMemory { len: len.min(self.memory.len), ..self.memory }
+        DeviceMemory::new(self.memory.device(), self.memory.address(), len.min(self.memory.len()))
     }
 }
 
@@ -74,7 +34,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Self { cuda, memory } = self;
         let _ = cuda.ask(|driver| {
-            driver.free(memory.device, memory.address);
+            driver.free(memory.device(), memory.address());
             Ok(())
         });
     }
@@ -100,8 +60,8 @@ impl Pool {
     /// # Errors
     /// The device has no memory left, also after what is kept here was given back.
     pub(crate) fn take(&mut self, len: usize) -> Result<Buffer, Fault> {
-        let fits = self.free.iter().enumerate().filter(|(_, buffer)| buffer.memory.len >= len);
-        if let Some((at, _)) = fits.min_by_key(|(_, buffer)| buffer.memory.len) {
+        let fits = self.free.iter().enumerate().filter(|(_, buffer)| buffer.memory.len() >= len);
+        if let Some((at, _)) = fits.min_by_key(|(_, buffer)| buffer.memory.len()) {
             return Ok(self.free.swap_remove(at));
         }
         let size = len.max(LEAST).checked_next_power_of_two().unwrap_or(len);

@@ -24,9 +24,9 @@ use std::sync::{Arc, OnceLock};
 use pharos::wire::Device;
 
 pub(crate) use calls::Driver;
-pub use memory::DeviceMemory;
-pub(crate) use memory::{Buffer, Pool};
-pub(crate) use work::{Ahead, Kept, Queues, Work};
+pub(crate) use memory::{Buffer, Pool, is_usable};
+pub(crate) use pharos_backend::DeviceMemory;
+pub(crate) use work::{Ahead, Queues, Work};
 
 /// The instance's own device, as the process counts: see [`Device::visible`].
 pub(crate) const OWN: u32 = 0;

@@ -1,6 +1,7 @@
 //! Streams, buffers and what is left of them, over the fake driver.
 
 use super::fake::{Fake, RUBBISH};
+use super::work::Kept;
 use super::*;
 
 fn cuda(fake: &Fake) -> Arc<Cuda> {
@@ -64,7 +65,9 @@ fn copies_that_do_not_fit_are_refused() {
     assert!(elsewhere.part(1, 3).is_none() && elsewhere.part(usize::MAX, 2).is_none());
     assert_eq!(elsewhere.part(1, 2), Some(DeviceMemory::new(1, (1 << 41) + 1, 2)));
     assert!(
-        !elsewhere.is_usable(1) && DeviceMemory::new(0, 6, 8).is_usable(2) && !DeviceMemory::new(0, 6, 8).is_usable(4)
+        !is_usable(elsewhere, 1)
+            && is_usable(DeviceMemory::new(0, 6, 8), 2)
+            && !is_usable(DeviceMemory::new(0, 6, 8), 4)
     );
 }
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::timeline::Instant;
+use pharos_backend::Received;
+use pharos_backend::runtime::clock;
 
 use super::{Buffer, Cuda, DeviceMemory, Driver, Event, Fault, Function, OWN, Stream};
-use crate::clock;
 
 /// The streams of the instance's device, and the events with which its batches are measured.
 pub(crate) struct Queues {
@@ -108,6 +109,12 @@ impl Drop for Queues {
 pub(crate) trait Kept: Send {
     /// The bytes.
     fn bytes(&self) -> &[u8];
+}
+
+impl Kept for Received {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
 }
 
 /// An input of the next batch that is on its way.

@@ -3,20 +3,19 @@
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
 use pharos::wire::{Execute, InputBlock};
-
-use crate::backend::{Batch, Input, run_error};
-use crate::memory::InputArena;
-use crate::runtime::{LoanCell, Shared};
+use pharos_backend::runtime::{BatchLoan, InputArena};
+use pharos_backend::{Batch, Input, run_error};
 
 /// The batch that a frame describes, its inputs in place.
 pub(super) fn batch_of<'a>(
     config: &'a ModelConfig,
-    (shared, loan): (&'a Shared, &'a LoanCell<'a>),
+    arena: &'a InputArena,
+    loan: &'a BatchLoan<'a>,
     execute: &'a Execute,
 ) -> Result<Batch<'a>, InferError> {
     let inputs = execute.inputs.iter().map(|block| {
         let name = name_of(config, block)?;
-        let data = bytes_of(&shared.inputs, block, name)?;
+        let data = bytes_of(arena, block, name)?;
         Ok(Input {
             index: usize::from(block.input),
             name,
@@ -26,7 +25,7 @@ pub(super) fn batch_of<'a>(
             pieces: &[],
         })
     });
-    Ok(batch_with(config, (shared, loan), execute, inputs.collect::<Result<_, InferError>>()?))
+    Ok(Batch::new(config, loan, inputs.collect::<Result<_, InferError>>()?))
 }
 
 /// The name of an input.
@@ -39,23 +38,4 @@ pub(super) fn name_of<'a>(config: &'a ModelConfig, block: &InputBlock) -> Result
 pub(super) fn bytes_of<'a>(memory: &'a InputArena, block: &InputBlock, name: &str) -> Result<&'a [u8], InferError> {
     let data = memory.bytes(block.offset, block.len);
     data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))
-}
-
-/// A batch of these inputs.
-pub(super) fn batch_with<'a>(
-    config: &'a ModelConfig,
-    (shared, loan): (&'a Shared, &'a LoanCell<'a>),
-    execute: &'a Execute,
-    inputs: Vec<Input<'a>>,
-) -> Batch<'a> {
-    Batch {
-        config,
-        positions: &[],
-        always: &[],
-        requests: &execute.requests,
-        inputs,
-        wanted: &execute.outputs,
-        flags: shared.inputs.flags(execute.flags),
-        loan,
-    }
 }

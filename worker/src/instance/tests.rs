@@ -1,7 +1,7 @@
 //! Sequences of steps through a loaded instance, in real shared memory, against the same steps computed here.
 
+mod client_memory;
 mod gpu;
-mod lent;
 mod onnx;
 
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::{DataType, push_bytes_element};
 use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
+use pharos_backend::runtime::split;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
-use crate::wire::split;
 
 const ARENA: u64 = 1 << 20;
 
@@ -80,8 +80,8 @@ struct Parts {
 fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
     let Parts { load, descriptors, inputs, outputs, reader, regions, folder } = parts(config, files, &cuda);
     let (worker, frontend) = UnixStream::pair().unwrap();
-    let runtime = Runtime::open(&load, split(worker).unwrap(), descriptors, cuda)?;
-    let instance = Instance::load(&load, runtime, &Registry::default())?;
+    let (runtime, regions_of_worker) = crate::open(&load, split(worker).unwrap(), descriptors, cuda)?;
+    let instance = Instance::load(&load, runtime, regions_of_worker, &Registry::default())?;
     let (unread, _folder) = (Vec::new(), folder);
     Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, frontend, _folder })
 }
@@ -108,7 +108,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         auto_detect: false,
         device: cuda.device().cloned(),
     };
-    let (told, regions) = lent::socket();
+    let (told, regions) = client_memory::socket();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
     Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: told, folder }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use pharos::region::CUDA_HANDLE;
 use pharos::wire::regions::Probed;
+use pharos_backend::DeviceMemory;
 
-use crate::device::{Cuda, DeviceMemory, Driver, Fault, OWN};
+use crate::device::{Cuda, Driver, Fault, OWN};
 
 /// Memory of a client that is open in this process; closed when this goes.
 pub(super) struct Opened {
@@ -47,29 +48,9 @@ impl Drop for Opened {
     }
 }
 
-/// A range of a client's memory on a device that stays open as long as this or a clone of it lives, also when the batch is
-/// over and the client has taken its region back. What is in it then is the client's affair.
-#[derive(Clone)]
-pub struct ReceivedOnDevice {
-    memory: DeviceMemory,
-    /// Only held.
-    _opened: Arc<Opened>,
-}
-
-impl ReceivedOnDevice {
-    pub(super) fn new(opened: &Arc<Opened>, memory: DeviceMemory) -> Self {
-        Self { memory, _opened: opened.clone() }
-    }
-
-    /// Where it is.
-    pub fn memory(&self) -> DeviceMemory {
-        self.memory
-    }
-}
-
 /// Asks the driver about a device. The calling thread goes on with the instance's own: frameworks in the same process take
 /// the one that the thread uses for the one that is meant when none is named.
-pub(crate) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+pub(super) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
     let result = cuda.ask(call);
     if device != OWN && cuda.device().is_some() {
         let _ = cuda.ask(|driver| driver.enter(OWN));

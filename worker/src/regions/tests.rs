@@ -18,8 +18,12 @@ use crate::device::fake::Fake;
 const PAGE: u64 = 4096;
 
 /// The regions of a worker, and the frontend's end of their socket.
+fn range(region: u64, offset: u64, len: u64) -> RegionRange {
+    RegionRange { region, offset, len }
+}
+
 struct World {
-    regions: Regions,
+    regions: RegionTable,
     frontend: OwnedFd,
 }
 
@@ -30,7 +34,7 @@ fn world() -> World {
 fn world_on(fake: &Fake, device: Option<Device>) -> World {
     let (frontend, worker) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
-    World { regions: Regions::new(worker, Cuda::with(Box::new(fake.clone()), device)), frontend }
+    World { regions: RegionTable::new(worker, Cuda::with(Box::new(fake.clone()), device)), frontend }
 }
 
 impl World {
@@ -73,19 +77,19 @@ fn what_a_client_writes_is_there_and_what_is_written_the_client_sees() {
     write(&file, 100 + 3 * PAGE - 3, b"end");
     world.regions.open(1).unwrap();
     let regions = &world.regions;
-    assert_eq!(regions.in_place(1, 0, 5), Some(&b"begin"[..]));
+    assert_eq!(regions.in_place(range(1, 0, 5)), Some(&b"begin"[..]));
     let mut end = [0; 3];
     regions.read(1, 3 * PAGE - 3, &mut end).unwrap();
     assert_eq!(&end, b"end");
-    regions.in_place_mut(1, 5, 2).unwrap().copy_from_slice(b"ab");
+    regions.in_place_mut(range(1, 5, 2)).unwrap().copy_from_slice(b"ab");
     regions.write(1, 7, b"cd").unwrap();
     let mut seen = [0; 9];
     assert_eq!(rustix::io::pread(&file, &mut seen, 100).unwrap(), 9);
     assert_eq!(&seen, b"beginabcd");
     regions.check(1).unwrap();
     // Nothing reaches past the end, nor into what is not there.
-    assert!(regions.in_place(1, 3 * PAGE - 3, 4).is_none() && regions.in_place(1, u64::MAX, 2).is_none());
-    assert!(regions.in_place(2, 0, 1).is_none());
+    assert!(regions.in_place(range(1, 3 * PAGE - 3, 4)).is_none() && regions.in_place(range(1, u64::MAX, 2)).is_none());
+    assert!(regions.in_place(range(2, 0, 1)).is_none());
     assert!(text(regions.read(1, 3 * PAGE, &mut [0])).contains("not in shared memory region 1"));
     assert!(text(regions.write(1, u64::MAX, &[0])).contains("not in shared memory region 1"));
     assert!(text(world.regions.open(2)).contains("there is no shared memory region 2"));
@@ -102,7 +106,7 @@ fn one_that_is_too_small_before_is_refused_and_works_again_when_it_has_grown() {
     assert!(text(world.regions.open(1)).ends_with("of which 0 are left"));
     ftruncate(&file, 2 * PAGE).unwrap();
     world.regions.open(1).unwrap();
-    assert_eq!(world.regions.in_place(1, PAGE - 1, 1), Some(&[0][..]));
+    assert_eq!(world.regions.in_place(range(1, PAGE - 1, 1)), Some(&[0][..]));
 }
 
 #[test]
@@ -115,13 +119,13 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
     world.regions.open(1).unwrap();
     world.regions.open(2).unwrap();
     let regions = &world.regions;
-    let (start, late) = (regions.in_place(1, 0, 8).unwrap(), regions.in_place(1, 40 * PAGE, 8).unwrap());
+    let (start, late) = (regions.in_place(range(1, 0, 8)).unwrap(), regions.in_place(range(1, 40 * PAGE, 8)).unwrap());
     assert_eq!((start, late), (&[7; 8][..], &[7; 8][..]));
     ftruncate(&file, PAGE).unwrap();
     // Reading and writing where nothing is any more, from several threads at once.
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let mapping = regions.in_place_mut(1, (1 + thread) * 8 * PAGE, 4 * PAGE).unwrap();
+            let mapping = regions.in_place_mut(range(1, (1 + thread) * 8 * PAGE, 4 * PAGE)).unwrap();
             scope.spawn(move || {
                 assert!(mapping.iter().all(|byte| *byte == 0));
                 mapping.fill(1);
@@ -135,7 +139,7 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
     assert!(text(regions.check(1)).starts_with("shared memory region 'r1' was registered with 262144 bytes"));
     // The other one is none the worse, and the first is itself again once it is whole.
     regions.check(2).unwrap();
-    assert_eq!(regions.in_place(2, 0, 8), Some(&[8; 8][..]));
+    assert_eq!(regions.in_place(range(2, 0, 8)), Some(&[8; 8][..]));
     assert!(world.regions.open(1).is_err());
     ftruncate(&file, 64 * PAGE).unwrap();
     // Whole again, but not while it was used: still to be told.
@@ -143,7 +147,7 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
     world.regions.open(1).unwrap();
     world.regions.check(1).unwrap();
     write(&file, 40 * PAGE, &[6; 8]);
-    assert_eq!(world.regions.in_place(1, 40 * PAGE, 8), Some(&[6; 8][..]));
+    assert_eq!(world.regions.in_place(range(1, 40 * PAGE, 8)), Some(&[6; 8][..]));
 }
 
 #[test]
@@ -181,7 +185,7 @@ fn many_come_and_go() {
         // The last is forgotten before it was ever looked at.
         for id in &ids[..9] {
             world.regions.open(*id).unwrap();
-            assert_eq!(world.regions.in_place(*id, 0, 8), Some(&id.to_le_bytes()[..]));
+            assert_eq!(world.regions.in_place(range(*id, 0, 8)), Some(&id.to_le_bytes()[..]));
         }
         world.regions.forget(&ids);
         assert!(world.regions.known.is_empty());
@@ -233,9 +237,11 @@ fn cuda_memory_is_opened_copied_and_closed() {
     world.regions.write(1, 1, &[1, 2]).unwrap();
     assert_eq!(fake.content(address), [5, 1, 2, 5, 5, 5, 5, 5]);
     world.regions.check(1).unwrap();
-    assert!(world.regions.in_place(1, 0, 1).is_none());
-    assert_eq!(world.regions.on_device(1, 2, 6), Some(DeviceMemory::new(0, address + 2, 6)));
-    assert!(world.regions.on_device(1, 2, 7).is_none() && world.regions.on_device(1, u64::MAX, 2).is_none());
+    assert!(world.regions.in_place(range(1, 0, 1)).is_none());
+    assert_eq!(world.regions.on_device(range(1, 2, 6)), Some(DeviceMemory::new(0, address + 2, 6)));
+    assert!(
+        world.regions.on_device(range(1, 2, 7)).is_none() && world.regions.on_device(range(1, u64::MAX, 2)).is_none()
+    );
     assert!(text(world.regions.read(1, 7, &mut two)).contains("not in shared memory region 1"));
     assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
@@ -253,8 +259,8 @@ fn the_number_of_the_machine_becomes_that_of_the_process() {
     world.send(&[on_device(1, 4, (3, own.1)), on_device(2, 4, (0, other.1)), on_device(3, 4, (1, own.1))], &[]);
     world.regions.open(1).unwrap();
     world.regions.open(2).unwrap();
-    assert_eq!(world.regions.on_device(1, 0, 4), Some(DeviceMemory::new(0, own.0, 4)));
-    assert_eq!(world.regions.on_device(2, 0, 4), Some(DeviceMemory::new(1, other.0, 4)));
+    assert_eq!(world.regions.on_device(range(1, 0, 4)), Some(DeviceMemory::new(0, own.0, 4)));
+    assert_eq!(world.regions.on_device(range(2, 0, 4)), Some(DeviceMemory::new(1, other.0, 4)));
     let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which an instance on GPU 3 does not see: it \
                   sees [3, 0]";
     assert_eq!(text(world.regions.open(3)), unseen);
@@ -283,11 +289,14 @@ fn memory_on_a_device_stays_open_as_long_as_it_is_held() {
     let (address, handle) = fake.share(0, &[5; 8]);
     world.send(&[on_device(1, 8, (0, handle))], &[]);
     world.regions.open(1).unwrap();
-    let kept = world.regions.kept_on_device(1, 2, 4).unwrap();
+    let kept = world.regions.kept_on_device(range(1, 2, 4)).unwrap();
     let other = kept.clone();
-    assert!(world.regions.kept_on_device(1, 6, 4).is_none() && world.regions.kept_on_device(2, 0, 1).is_none());
+    assert!(
+        world.regions.kept_on_device(range(1, 6, 4)).is_none()
+            && world.regions.kept_on_device(range(2, 0, 1)).is_none()
+    );
     world.regions.forget(&[1]);
-    assert!(world.regions.on_device(1, 2, 4).is_none());
+    assert!(world.regions.on_device(range(1, 2, 4)).is_none());
     drop(other);
     assert_eq!((fake.open_count(), kept.memory()), (1, DeviceMemory::new(0, address + 2, 4)));
     drop(kept);

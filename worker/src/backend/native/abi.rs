@@ -7,13 +7,6 @@ use std::ffi::{c_char, c_void};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
-use super::super::Received;
-use super::load::Load;
-use super::metrics::{MetricHandle, MetricsHandle, SeriesHandle};
-use super::responses::{Detached, Responding};
-use super::running::Handle;
-use super::slots::Slot;
-
 /// `PHAROS_BACKEND_ABI_VERSION`.
 pub(super) const VERSION: u32 = 1;
 
@@ -45,8 +38,10 @@ pub(super) fn error_of(code: Code, message: String) -> Result<InferError, InferE
 #[repr(C)]
 pub(super) struct Context {
     pub(super) size: usize,
-    pub(super) host: *const Host,
-    pub(super) metrics: *const MetricsHandle,
+    /// A `pharos_host`.
+    pub(super) host: *const c_void,
+    /// A `pharos_metrics`.
+    pub(super) metrics: *const c_void,
     pub(super) config: *const c_char,
     pub(super) directory: *const c_char,
     pub(super) model: *const c_char,
@@ -135,59 +130,6 @@ pub(super) struct MetricSpec {
     pub(super) kind: i32,
 }
 
-/// A function that a library calls.
-macro_rules! host_fn {
-    (($($argument:ty),*) $(-> $result:ty)?) => { unsafe extern "C" fn($($argument),*) $(-> $result)? };
-}
-
-/// `pharos_host`.
-#[repr(C)]
-pub(super) struct Host {
-    pub(super) size: usize,
-    pub(super) last_error: host_fn!(() -> *const c_char),
-    pub(super) log: host_fn!((i32, *const c_char)),
-    pub(super) config_parameter: host_fn!((*const Load<'static>, *const c_char) -> *const c_char),
-    pub(super) config_input: host_fn!((*const Load<'static>, usize) -> *const Tensor),
-    pub(super) config_output: host_fn!((*const Load<'static>, usize) -> *const Tensor),
-    pub(super) fail_load: host_fn!((*const Load<'static>, *const c_char) -> Code),
-    pub(super) request_count: host_fn!((*const Handle) -> usize),
-    pub(super) input_count: host_fn!((*const Handle) -> usize),
-    pub(super) input: host_fn!((*const Handle, usize) -> *const Input),
-    pub(super) request: host_fn!((*const Handle, usize) -> *const Request),
-    pub(super) request_parameter: host_fn!((*const Handle, usize, usize) -> *const Parameter),
-    pub(super) find_parameter: host_fn!((*const Handle, usize, *const c_char) -> *const Parameter),
-    pub(super) is_wanted: host_fn!((*const Handle, usize) -> i32),
-    pub(super) is_cancelled: host_fn!((*const Handle, usize) -> i32),
-    pub(super) allocate: host_fn!((*const Handle, *const Output, *mut *mut c_void) -> Code),
-    pub(super) withdraw: host_fn!((*const Handle, usize) -> Code),
-    pub(super) fail: host_fn!((*const Handle, usize, Code, *const c_char) -> Code),
-    pub(super) fail_batch: host_fn!((*const Handle, Code, *const c_char) -> Code),
-    pub(super) set_parameter: host_fn!((*const Handle, usize, *const Parameter) -> Code),
-    pub(super) reschedule: host_fn!((*const Handle, usize) -> Code),
-    pub(super) inputs_ready: host_fn!((*const Handle)),
-    pub(super) computed: host_fn!((*const Handle)),
-    pub(super) response_begin: host_fn!((*const Handle, usize, *mut *const Responding) -> Code),
-    pub(super) response_allocate: host_fn!((*const Responding, *const Output, *mut *mut c_void) -> Code),
-    pub(super) response_set_parameter: host_fn!((*const Responding, *const Parameter) -> Code),
-    pub(super) response_send: host_fn!((*const Responding, i32) -> Code),
-    pub(super) response_send_error: host_fn!((*const Responding, Code, *const c_char) -> Code),
-    pub(super) response_drop: host_fn!((*const Responding)),
-    pub(super) finish: host_fn!((*const Handle, usize) -> Code),
-    pub(super) metric_add: host_fn!((*const MetricsHandle, *const MetricSpec, *mut *const MetricHandle) -> Code),
-    pub(super) metric_get: host_fn!((*const MetricsHandle, i32, *const c_char, *mut *const MetricHandle) -> Code),
-    pub(super) metric_series: host_fn!((*const MetricHandle, *const *const c_char, usize, *mut *const SeriesHandle) -> Code),
-    pub(super) add_or_update: host_fn!((*const SeriesHandle, f64, i64) -> Code),
-    pub(super) metrics_flush: host_fn!((*const MetricsHandle) -> Code),
-    pub(super) detach: host_fn!((*const Handle, usize, *mut *const Detached) -> Code),
-    pub(super) responder_begin: host_fn!((*const Detached, *mut *const Responding) -> Code),
-    pub(super) responder_fail: host_fn!((*const Detached, Code, *const c_char) -> Code),
-    pub(super) responder_finish: host_fn!((*const Detached) -> Code),
-    pub(super) responder_is_cancelled: host_fn!((*const Detached) -> i32),
-    pub(super) responder_drop: host_fn!((*const Detached)),
-    pub(super) keep_input: host_fn!((*const Handle, usize, *mut *const c_void, *mut *const Slot<Received>) -> Code),
-    pub(super) release_input: host_fn!((*const Slot<Received>)),
-}
-
 // What a library exports. A C++ exception that leaves it ends the process in place of being undefined.
 
 /// `pharos_backend_abi_version`.
@@ -195,7 +137,7 @@ pub(super) type AbiVersion = unsafe extern "C-unwind" fn() -> u32;
 /// `pharos_backend_create`.
 pub(super) type Create = unsafe extern "C-unwind" fn(*const Context, *mut *mut c_void) -> Code;
 /// `pharos_backend_execute`.
-pub(super) type Execute = unsafe extern "C-unwind" fn(*mut c_void, *const Handle, *const Handle) -> Code;
+pub(super) type Execute = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> Code;
 /// `pharos_backend_destroy`.
 pub(super) type Destroy = unsafe extern "C-unwind" fn(*mut c_void);
 /// `pharos_backend_sequence_ended`.

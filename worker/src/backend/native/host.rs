@@ -2,11 +2,71 @@
 //!
 //! Contract for `unsafe`: a text of the library is null or ends with a NUL.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::io::Write;
 
-use super::abi::Host;
+use pharos_backend::Received;
+
+use super::abi::{Code, Input, MetricSpec, Output, Parameter, Request, Tensor};
+use super::load::Load;
+use super::metrics::{MetricHandle, MetricsHandle, SeriesHandle};
+use super::replies::{Detached, Responding};
+use super::running::Handle;
+use super::slots::Slot;
 use super::{foreign, load, metrics, outputs, responses, running};
+
+/// A function that a library calls.
+macro_rules! host_fn {
+    (($($argument:ty),*) $(-> $result:ty)?) => { unsafe extern "C" fn($($argument),*) $(-> $result)? };
+}
+
+/// `pharos_host`.
+#[repr(C)]
+pub(super) struct Host {
+    size: usize,
+    last_error: host_fn!(() -> *const c_char),
+    log: host_fn!((i32, *const c_char)),
+    config_parameter: host_fn!((*const Load<'static>, *const c_char) -> *const c_char),
+    config_input: host_fn!((*const Load<'static>, usize) -> *const Tensor),
+    config_output: host_fn!((*const Load<'static>, usize) -> *const Tensor),
+    fail_load: host_fn!((*const Load<'static>, *const c_char) -> Code),
+    request_count: host_fn!((*const Handle) -> usize),
+    input_count: host_fn!((*const Handle) -> usize),
+    input: host_fn!((*const Handle, usize) -> *const Input),
+    request: host_fn!((*const Handle, usize) -> *const Request),
+    request_parameter: host_fn!((*const Handle, usize, usize) -> *const Parameter),
+    find_parameter: host_fn!((*const Handle, usize, *const c_char) -> *const Parameter),
+    is_wanted: host_fn!((*const Handle, usize) -> i32),
+    is_cancelled: host_fn!((*const Handle, usize) -> i32),
+    allocate: host_fn!((*const Handle, *const Output, *mut *mut c_void) -> Code),
+    withdraw: host_fn!((*const Handle, usize) -> Code),
+    fail: host_fn!((*const Handle, usize, Code, *const c_char) -> Code),
+    fail_batch: host_fn!((*const Handle, Code, *const c_char) -> Code),
+    set_parameter: host_fn!((*const Handle, usize, *const Parameter) -> Code),
+    reschedule: host_fn!((*const Handle, usize) -> Code),
+    inputs_ready: host_fn!((*const Handle)),
+    computed: host_fn!((*const Handle)),
+    response_begin: host_fn!((*const Handle, usize, *mut *const Responding) -> Code),
+    response_allocate: host_fn!((*const Responding, *const Output, *mut *mut c_void) -> Code),
+    response_set_parameter: host_fn!((*const Responding, *const Parameter) -> Code),
+    response_send: host_fn!((*const Responding, i32) -> Code),
+    response_send_error: host_fn!((*const Responding, Code, *const c_char) -> Code),
+    response_drop: host_fn!((*const Responding)),
+    finish: host_fn!((*const Handle, usize) -> Code),
+    metric_add: host_fn!((*const MetricsHandle, *const MetricSpec, *mut *const MetricHandle) -> Code),
+    metric_get: host_fn!((*const MetricsHandle, i32, *const c_char, *mut *const MetricHandle) -> Code),
+    metric_series: host_fn!((*const MetricHandle, *const *const c_char, usize, *mut *const SeriesHandle) -> Code),
+    add_or_update: host_fn!((*const SeriesHandle, f64, i64) -> Code),
+    metrics_flush: host_fn!((*const MetricsHandle) -> Code),
+    detach: host_fn!((*const Handle, usize, *mut *const Detached) -> Code),
+    responder_begin: host_fn!((*const Detached, *mut *const Responding) -> Code),
+    responder_fail: host_fn!((*const Detached, Code, *const c_char) -> Code),
+    responder_finish: host_fn!((*const Detached) -> Code),
+    responder_is_cancelled: host_fn!((*const Detached) -> i32),
+    responder_drop: host_fn!((*const Detached)),
+    keep_input: host_fn!((*const Handle, usize, *mut *const c_void, *mut *const Slot<Received>) -> Code),
+    release_input: host_fn!((*const Slot<Received>)),
+}
 
 /// `pharos_host`.
 pub(super) static HOST: Host = Host {

@@ -3,18 +3,16 @@
 //!
 //! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the library uses it no longer.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
+use pharos_backend::{Context, load_error};
 
-use super::super::{Context, load_error};
 use super::abi::{self, Code, Tensor};
 use super::foreign::{c_text, needed_text, outcome, reference};
-use super::host::HOST;
-use super::metrics::MetricsHandle;
 
 /// `pharos_context`, and what is behind it.
 #[repr(C)]
@@ -47,14 +45,14 @@ impl Tensors {
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(context: &Context<'a>, metrics: *const MetricsHandle) -> Self {
+    pub(super) fn new(context: &Context<'a>, host: *const c_void, metrics: *const c_void) -> Self {
         let config = context.config;
         let directory = context.directory.to_string_lossy();
         let texts = [config.to_json().as_str(), &directory, &config.name, context.instance].map(c_text);
         let [json, directory, model, instance] = texts.each_ref().map(|text| text.as_ptr());
         let public = abi::Context {
             size: size_of::<abi::Context>(),
-            host: &raw const HOST,
+            host,
             metrics,
             config: json,
             directory,

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
 use pharos::metrics::catalog::Kind;
+use pharos_backend::{Metric, MetricError, Metrics, Requests, Series};
 
-use super::super::{Metric, MetricError, Metrics, Requests, Series};
 use super::abi::{Code, MetricSpec};
 use super::foreign::{misuse, needed_text, outcome, put, reference, sized, text, texts};
 

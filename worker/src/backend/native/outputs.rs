@@ -7,8 +7,8 @@ use std::ptr;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::tensor::{DataType, byte_size, element_count, format_shape};
+use pharos_backend::run_error;
 
-use super::super::run_error;
 use super::abi::{self, Code, Output, Parameter};
 use super::foreign::{list, misuse, parameter, put, sized, text};
 use super::running::{Handle, Names, Running, act};

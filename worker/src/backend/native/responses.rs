@@ -9,26 +9,14 @@ use std::ptr;
 use std::sync::Arc;
 
 use pharos::error::InferError;
+use pharos_backend::{Content, Reply, ReplyOutput, Responder};
 
-use super::super::{Content, Reply, ReplyOutput, Responder};
 use super::abi::{Code, Output, Parameter};
 use super::foreign::{misuse, outcome, parameter, put, reference};
 use super::outputs::{Wanted, allocated_before, described, once, wanted};
+use super::replies::{Answer, Detached, Responding};
 use super::running::{Handle, Names, Running, act};
 use super::slots::Slot;
-
-/// `pharos_response`.
-pub(super) type Responding = Slot<Answer>;
-/// `pharos_responder`.
-pub(super) type Detached = Slot<Arc<Responder>>;
-
-/// What a response is of.
-pub(super) enum Answer {
-    /// The batch that is executed: it is [`Running::open`].
-    OfBatch,
-    /// A request that the library answers by itself.
-    Own(Arc<Responder>, Reply),
-}
 
 const RESPONSE: &str = "the response";
 const RESPONDER: &str = "the responder";
@@ -41,7 +29,7 @@ unsafe fn found<'a, T>(slot: *const Slot<T>, what: &str) -> Result<(&'a Slot<T>,
     // SAFETY: the caller's promise.
     let slot = unsafe { reference(slot, what) }?;
     // SAFETY: as above.
-    Ok((slot, unsafe { reference(slot.home, "instance") }?))
+    Ok((slot, unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?))
 }
 
 /// # Safety
@@ -56,10 +44,10 @@ pub(super) unsafe extern "C" fn response_begin(
         unsafe { put(response, ptr::null()) }?;
         let position = running.position(request)?;
         // SAFETY: as above.
-        let home = unsafe { reference(outputs, "outputs") }?;
+        let instance = unsafe { reference(outputs, "outputs") }?;
         // SAFETY: the response goes into `open`.
         let made = unsafe { running.outputs_for_response() }?.response(position)?;
-        let slot = home.responses.put(outputs, Answer::OfBatch);
+        let slot = instance.responses.put(outputs.cast(), Answer::OfBatch);
         running.open = Some((made, slot));
         running.allocated_in_response.clear();
         // SAFETY: as above.
@@ -83,11 +71,11 @@ fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> R
 }
 
 /// Allocates an output of a response of a request on its own.
-fn allocate_own(home: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
+fn allocate_own(instance: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
     if reply.outputs.iter().any(|made| made.output == wanted.index) {
-        return Err(allocated_before(wanted.index, &home.names));
+        return Err(allocated_before(wanted.index, &instance.names));
     }
-    let mut memory = home.runtime.memory(wanted.bytes)?;
+    let mut memory = instance.runtime.memory(wanted.bytes)?;
     let start = memory.as_mut_ptr();
     let (output, datatype, shape) = (wanted.index, wanted.datatype, wanted.shape.to_vec());
     reply.outputs.push(ReplyOutput { output, datatype, shape, content: Content::Memory(memory) });
@@ -104,11 +92,11 @@ pub(super) unsafe extern "C" fn response_allocate(
     // SAFETY: the caller's promise, for each of the pointers.
     let make = || unsafe {
         put(data, ptr::null_mut())?;
-        let (slot, home) = found(response, RESPONSE)?;
-        let wanted = wanted(&home.names, output)?;
+        let (slot, instance) = found(response, RESPONSE)?;
+        let wanted = wanted(&instance.names, output)?;
         let memory = slot.with(RESPONSE, |answer| match answer {
-            Answer::OfBatch => home.call(|running, names| allocate_open(running, names, &wanted)),
-            Answer::Own(_, reply) => allocate_own(home, reply, &wanted),
+            Answer::OfBatch => instance.call(|running, names| allocate_open(running, names, &wanted)),
+            Answer::Own(_, reply) => allocate_own(instance, reply, &wanted),
         })?;
         put(data, memory.cast())
     };
@@ -120,10 +108,10 @@ pub(super) unsafe extern "C" fn response_allocate(
 pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
     // SAFETY: the caller's promise, for each of the pointers.
     let add = || unsafe {
-        let (slot, home) = found(response, RESPONSE)?;
+        let (slot, instance) = found(response, RESPONSE)?;
         let (name, value) = parameter(given)?;
         slot.with(RESPONSE, |answer| match answer {
-            Answer::OfBatch => home.call(|running, _| {
+            Answer::OfBatch => instance.call(|running, _| {
                 running.open.as_mut().ok_or_else(no_response)?.0.parameter(&name, value);
                 Ok(())
             }),
@@ -141,9 +129,9 @@ pub(super) unsafe extern "C" fn response_set_parameter(response: *const Respondi
 pub(super) unsafe extern "C" fn response_send(response: *const Responding, last: i32) -> Code {
     let send = || {
         // SAFETY: the caller's promise.
-        let (slot, home) = unsafe { found(response, RESPONSE) }?;
-        match home.responses.take(slot, RESPONSE)? {
-            Answer::OfBatch => home.call(|running, _| {
+        let (slot, instance) = unsafe { found(response, RESPONSE) }?;
+        match instance.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => instance.call(|running, _| {
                 let (made, _) = running.open.take().ok_or_else(no_response)?;
                 if last == 0 { made.send() } else { made.send_last() }
             }),
@@ -162,9 +150,9 @@ pub(super) unsafe extern "C" fn response_send_error(
 ) -> Code {
     let send = || {
         // SAFETY: the caller's promise, for each of the pointers.
-        let ((slot, home), error) = unsafe { (found(response, RESPONSE)?, described(code, message)?) };
-        match home.responses.take(slot, RESPONSE)? {
-            Answer::OfBatch => home.call(|running, _| {
+        let ((slot, instance), error) = unsafe { (found(response, RESPONSE)?, described(code, message)?) };
+        match instance.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => instance.call(|running, _| {
                 let (made, _) = running.open.take().ok_or_else(no_response)?;
                 made.send_error(error)
             }),
@@ -179,9 +167,9 @@ pub(super) unsafe extern "C" fn response_send_error(
 pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
     let give_up = || {
         // SAFETY: the caller's promise.
-        let (slot, home) = unsafe { found(response, RESPONSE) }?;
-        match home.responses.take(slot, RESPONSE)? {
-            Answer::OfBatch => home.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
+        let (slot, instance) = unsafe { found(response, RESPONSE) }?;
+        match instance.responses.take(slot, RESPONSE)? {
+            Answer::OfBatch => instance.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
             Answer::Own(..) => Ok(()),
         }
     };
@@ -200,10 +188,10 @@ pub(super) unsafe extern "C" fn detach(
         unsafe { put(responder, ptr::null()) }?;
         let position = running.position(request)?;
         // SAFETY: as above.
-        let home = unsafe { reference(outputs, "outputs") }?;
+        let instance = unsafe { reference(outputs, "outputs") }?;
         let detached = Arc::new(running.outputs()?.detach(position)?);
         // SAFETY: as above.
-        unsafe { put(responder, home.responders.put(outputs, detached)) }
+        unsafe { put(responder, instance.responders.put(outputs.cast(), detached)) }
     };
     // SAFETY: the caller's promise.
     unsafe { act(outputs, take) }
@@ -216,7 +204,7 @@ pub(super) unsafe extern "C" fn detach(
 unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *const Handle), InferError> {
     // SAFETY: the caller's promise.
     let slot = unsafe { reference(responder, RESPONDER) }?;
-    Ok((slot.with(RESPONDER, |responder| Ok(responder.clone()))?, slot.home))
+    Ok((slot.with(RESPONDER, |responder| Ok(responder.clone()))?, slot.instance.cast()))
 }
 
 /// # Safety
@@ -225,9 +213,9 @@ pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, resp
     // SAFETY: the caller's promise, for each of the pointers.
     let begin = || unsafe {
         put(response, ptr::null())?;
-        let (responder, home) = responder_in(responder)?;
+        let (responder, instance) = responder_in(responder)?;
         let answer = Answer::Own(responder, Reply::default());
-        put(response, reference(home, "instance")?.responses.put(home, answer))
+        put(response, reference(instance, "instance")?.responses.put(instance.cast(), answer))
     };
     outcome(begin())
 }
@@ -269,8 +257,8 @@ pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detache
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
     let give_back = || {
         // SAFETY: the caller's promise.
-        let (slot, home) = unsafe { found(responder, RESPONDER) }?;
-        home.responders.take(slot, RESPONDER).map(drop)
+        let (slot, instance) = unsafe { found(responder, RESPONDER) }?;
+        instance.responders.take(slot, RESPONDER).map(drop)
     };
     outcome(give_back());
 }

@@ -14,11 +14,11 @@ use pharos::infer::{CorrelationId, Parameter};
 use pharos::model::ModelConfig;
 use pharos::tensor::DataType;
 use pharos::wire::BatchRequest;
+use pharos_backend::{Batch, Outputs, Received, Responder, Response, Runtime, run_error};
 
-use super::super::{Batch, Outputs, Received, Responder, Response, Runtime, run_error};
 use super::abi::{self, Code};
 use super::foreign::{self, c_text, misuse, needed_text, outcome, put, reference};
-use super::responses::{Answer, Responding};
+use super::replies::{Answer, Responding};
 use super::slots::{Pool, Slot};
 
 /// What an instance's batches are handed out as.
@@ -421,9 +421,9 @@ pub(super) unsafe extern "C" fn keep_input(
         let received = received.ok_or_else(|| misuse(format!("there is no input {position}: {count} are given")))?;
         let start = received.as_ptr();
         // SAFETY: as above.
-        let home = unsafe { reference(batch, "batch") }?;
+        let instance = unsafe { reference(batch, "batch") }?;
         // SAFETY: as above.
-        unsafe { (put(data, start.cast())?, put(kept, home.kept.put(batch, received))?) };
+        unsafe { (put(data, start.cast())?, put(kept, instance.kept.put(batch.cast(), received))?) };
         Ok(())
     };
     // SAFETY: the caller's promise.
@@ -437,7 +437,7 @@ pub(super) unsafe extern "C" fn release_input(kept: *const Slot<Received>) {
         // SAFETY: the caller's promise.
         let slot = unsafe { reference(kept, "kept") }?;
         // SAFETY: as above.
-        unsafe { reference(slot.home, "instance") }?.kept.take(slot, "the kept input").map(drop)
+        unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?.kept.take(slot, "the kept input").map(drop)
     };
     outcome(release());
 }

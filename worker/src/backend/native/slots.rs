@@ -3,13 +3,13 @@
 //! now.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pharos::error::InferError;
 
 use super::foreign::misuse;
-use super::running::Handle;
 
 /// Slots of one kind.
 pub(super) struct Pool<T> {
@@ -30,12 +30,12 @@ const RESTING: usize = 64;
 pub(super) struct Slot<T> {
     // The library may use it from any thread.
     value: Mutex<Option<T>>,
-    /// The instance's.
-    pub(super) home: *const Handle,
+    /// The instance: a [`Handle`](super::running::Handle).
+    pub(super) instance: *const c_void,
     number: usize,
 }
 
-// SAFETY: `home` is only an address here; who follows it keeps to the contract of `running`.
+// SAFETY: `instance` is only an address here; code that follows it keeps to the contract of `running`.
 unsafe impl<T: Send> Send for Slot<T> {}
 // SAFETY: as above, and the value is behind a lock.
 unsafe impl<T: Send> Sync for Slot<T> {}
@@ -52,11 +52,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<T> Pool<T> {
     /// Puts something into a slot.
-    pub(super) fn put(&self, home: *const Handle, value: T) -> *const Slot<T> {
+    pub(super) fn put(&self, instance: *const c_void, value: T) -> *const Slot<T> {
         let mut slots = lock(&self.slots);
         let rested = if slots.free.len() > RESTING { slots.free.pop_front() } else { None };
         let number = rested.unwrap_or(slots.all.len());
-        let empty = || Box::new(Slot { value: Mutex::new(None), home, number });
+        let empty = || Box::new(Slot { value: Mutex::new(None), instance, number });
         let slot = slots.all.entry(number).or_insert_with(empty);
         *lock(&slot.value) = Some(value);
         ptr::from_ref(&**slot)

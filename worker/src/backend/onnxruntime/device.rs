@@ -21,13 +21,13 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::DynValueRefMut;
 use pharos::error::InferError;
 use pharos::tensor::{DataType, byte_size};
+use pharos_backend::runtime::AlignedBuffer;
+use pharos_backend::{Batch, Context, Input, OutputMemory, Outputs, Source, load_error, run_error};
 
 use super::providers::{self, Provider};
 use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
 use crate::backend::on_gpu::{Run, copy_ahead, failed};
-use crate::backend::{Batch, Context, Input, Outputs, Place as Goal, Source, load_error, run_error};
-use crate::device::{Ahead, Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Queues};
-use crate::state::Buffer;
+use crate::device::{Ahead, Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Queues, is_usable};
 
 /// What CUDA aligns its allocations to, and its libraries' kernels take for granted.
 const ALIGNMENT: usize = 256;
@@ -104,7 +104,7 @@ impl OnDevice {
             true => Ok(None),
             false => on_host(cuda, input),
         });
-        let here: Vec<Option<Buffer>> = here.collect::<Result<_, _>>()?;
+        let here: Vec<Option<AlignedBuffer>> = here.collect::<Result<_, _>>()?;
         let device = if cuda.is_here() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
         let mut step = Step { run, device, given_back, from: Vec::new() };
@@ -121,7 +121,7 @@ impl OnDevice {
         result?;
         let began = work.began();
         let spans = work.finish().map_err(failed)?;
-        outputs.measured(began, (spans.inputs, spans.computing));
+        outputs.measured(began, spans.inputs, spans.computing);
         Ok(())
     }
 }
@@ -139,7 +139,7 @@ pub(super) struct Computing<'s, 'o> {
 type Named<'v> = (&'v std::ffi::CStr, SessionInputValue<'v>);
 
 /// A tensor for an output, the memory it is in, and where that goes.
-type Bound<'o> = (DynValueRefMut<'static>, (DeviceMemory, Goal<'o>));
+type Bound<'o> = (DynValueRefMut<'static>, (DeviceMemory, OutputMemory<'o>));
 
 /// A batch on its way.
 struct Step<'r, 'm> {
@@ -156,7 +156,7 @@ impl<'m> Step<'_, 'm> {
         &mut self,
         computing: &Computing<'v, '_>,
         batch: &'m Batch<'_>,
-        (here, outputs): (&'v [Option<Buffer>], &mut Outputs<'_>),
+        (here, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
     ) -> Result<Vec<Named<'v>>, InferError>
     where
         'm: 'v,
@@ -167,7 +167,7 @@ impl<'m> Step<'_, 'm> {
             let value = if goes_over_device(input, self.given_back) {
                 self.over_device(input)?
             } else {
-                let data = here.as_ref().map_or(input.data, Buffer::as_slice);
+                let data = here.as_ref().map_or(input.data, AlignedBuffer::as_slice);
                 to_value(&Input { data, pieces: &[], ..*input }, batch, outputs)?
             };
             values.push((name.as_c_str(), value));
@@ -247,7 +247,7 @@ impl<'m> Step<'_, 'm> {
         let len = len.ok_or_else(|| output.failed(&format!("it has no size: {shape:?}")))?;
         let goal = outputs.allocate_anywhere(output.position, output.datatype, &shape, len)?;
         let memory = match &goal {
-            Goal::Device(memory) if memory.is_usable(ALIGNMENT) => *memory,
+            OutputMemory::Device(memory) if is_usable(*memory, ALIGNMENT) => *memory,
             _ => self.run.buffer(len)?,
         };
         let place = self.value(memory, output.datatype, &shape).map_err(|error| output.failed(&error))?;
@@ -264,11 +264,11 @@ fn goes_over_device(input: &Input<'_>, given_back: &[bool]) -> bool {
 }
 
 /// A copy of an input some of which is on a device.
-fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<Buffer>, InferError> {
+fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<AlignedBuffer>, InferError> {
     if input.pieces.is_empty() {
         return Ok(None);
     }
-    let mut buffer = Buffer::zeroed(input.pieces.iter().map(Source::len).sum());
+    let mut buffer = AlignedBuffer::zeroed(input.pieces.iter().map(Source::len).sum());
     let mut rest = buffer.as_mut_slice();
     for piece in input.pieces {
         let (into, after) = rest.split_at_mut_checked(piece.len()).ok_or_else(|| run_error("a buffer is too small"))?;

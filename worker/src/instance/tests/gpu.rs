@@ -271,8 +271,8 @@ fn the_beginning_of_both_arenas_is_pinned_where_the_model_uses_the_device() {
         let cuda = with(&fake, 4096);
         let made = parts(&identity("TYPE_FP32"), &[], &cuda);
         let (worker, _frontend) = UnixStream::pair().unwrap();
-        let runtime = Runtime::open(&made.load, split(worker).unwrap(), made.descriptors, cuda).unwrap();
-        assert_eq!(runtime.0.pin(), expected);
+        let (runtime, regions) = crate::open(&made.load, split(worker).unwrap(), made.descriptors, cuda).unwrap();
+        assert_eq!(crate::pinning::pin(runtime.session(), regions.cuda()), expected);
         assert_eq!(fake.count("enter"), 0);
     }
 }
@@ -317,7 +317,7 @@ fn a_call_that_fails_fails_its_batch_and_no_other() {
                 assert!(call == "allocate" || fake.count(call) <= nth + 1, "{call} {nth}");
             }
             assert!(fake.is_idle(), "{call} {nth}");
-            assert_eq!(world.instance.runtime.0.cuda.broken(), None);
+            assert_eq!(world.instance.regions.cuda().broken(), None);
             let (done, read) = world.execute(&plain(1), &inputs, &[]);
             let (done, read) = if done.error.is_some() { world.execute(&plain(1), &inputs, &[]) } else { (done, read) };
             assert_eq!((done.error, &read[0].data, &read[1].data), (None, &floats(&[4., 6., 8., 10.]), &vec![0; 16]));
@@ -336,7 +336,7 @@ fn a_device_that_is_lost_in_mid_run_fails_its_batch_and_is_asked_nothing_more() 
     assert_eq!(message(&done), "the GPU has failed: an illegal memory access was encountered");
     let sentence = "GPU 3 (GPU-3) cannot be used any more: an illegal memory access was encountered; a new process has to \
                     take over";
-    assert_eq!(world.instance.runtime.0.cuda.broken().as_deref(), Some(sentence));
+    assert_eq!(world.instance.regions.cuda().broken().as_deref(), Some(sentence));
     let launches = fake.count("launch");
     assert!(world.execute(&plain(1), &inputs, &[]).0.error.is_some());
     assert_eq!(fake.count("launch"), launches);
@@ -413,7 +413,10 @@ fn inputs_are_copied_ahead(world: &mut World, fake: &Fake) {
         assert_eq!(read[0].data, floats(&[value + 11., value + 13., value + 15.]));
         // The first batch's own, and then those of the next one only.
         assert_eq!(fake.count("upload"), 2 * (usize::from(round) + 2));
-        assert_eq!(world.instance.runtime.0.receive().unwrap(), Some(ToWorker::Execute(next.clone())));
+        assert_eq!(
+            world.instance.runtime.session().connection.receive().unwrap(),
+            Some(ToWorker::Execute(next.clone()))
+        );
     }
     let other = world.pair(places()[2], (&three(7.), &three(1.)));
     assert_eq!(world.run(&other).1[0].data, floats(&[8., 10., 12.]));

@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 
+use pharos_backend::ReceivedPiece;
+
 use super::*;
-use crate::backend::ReceivedPiece;
 use crate::device::DeviceMemory;
 
 #[test]
@@ -34,7 +35,7 @@ fn memory_on_the_own_device_is_used_where_it_is() {
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
     assert_eq!(fake.open_count(), 1);
-    world.instance.runtime.0.regions_to_change().forget(&[1]);
+    world.instance.regions.table_mut().forget(&[1]);
     assert_eq!(fake.open_count(), 0);
 }
 
@@ -52,7 +53,7 @@ fn memory_that_is_not_aligned_is_copied_on_the_device() {
     let seen = fake.content(address);
     assert_eq!((&seen[33..41], &seen[42..50]), (&*floats(&[11., 22.]), &*floats(&[-9., -18.])));
     assert_eq!((fake.count("copy"), fake.count("upload"), fake.count("download")), (4, 0, 0));
-    assert_eq!(world.instance.runtime.0.cuda.broken(), None);
+    assert_eq!(world.instance.regions.cuda().broken(), None);
 }
 
 #[test]
@@ -205,7 +206,8 @@ fn pieces_are_kept_when_the_batch_is_over_and_the_regions_are_gone() {
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let pieces = Arc::new(Mutex::new(Vec::new()));
     let (config, runtime) = (world.instance.config.clone(), world.instance.runtime.clone());
-    world.instance = Instance::new(Box::new(Keeper(pieces.clone())), config, runtime.clone());
+    let regions = world.instance.regions.clone();
+    world.instance = Instance::new(Box::new(Keeper(pieces.clone())), config, runtime.clone(), regions.clone());
     let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6.])));
     let system = world.region(3, &floats(&[9., 10.]));
     world.cuda_region(1, (3, own.1), 16);
@@ -224,7 +226,7 @@ fn pieces_are_kept_when_the_batch_is_over_and_the_regions_are_gone() {
     assert_eq!(done.error, None);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
     drop(system);
-    runtime.0.regions_to_change().forget(&[1, 2, 3, 4]);
+    regions.table_mut().forget(&[1, 2, 3, 4]);
     assert_eq!((fake.open_count(), fake.count("read"), fake.count("upload")), (2, 0, 0));
     let mut seen = Vec::new();
     for piece in pieces.lock().unwrap().iter() {

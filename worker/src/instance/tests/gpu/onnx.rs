@@ -302,7 +302,7 @@ fn a_call_of_the_driver_that_fails_fails_its_batch_and_no_other() {
                 assert!(call == "allocate" || fake.count(call) <= nth + 1, "{call} {nth}");
             }
             assert!(fake.is_idle(), "{call} {nth}");
-            assert_eq!(world.instance.runtime.0.cuda.broken(), None);
+            assert_eq!(world.instance.regions.cuda().broken(), None);
             // Until the call that fails is behind it.
             (0..2).for_each(|_| drop(world.execute(&plain(1), &given, &[])));
             let (done, read) = world.execute(&plain(1), &given, &[]);
@@ -314,7 +314,7 @@ fn a_call_of_the_driver_that_fails_fails_its_batch_and_no_other() {
     fake.fail("download", 1, Fault::Lasting("uncorrectable ECC error encountered".into()));
     let (done, _) = world.execute(&plain(1), &given, &[]);
     assert_eq!(message(&done), "the GPU has failed: uncorrectable ECC error encountered");
-    assert!(world.instance.runtime.0.cuda.broken().is_some());
+    assert!(world.instance.regions.cuda().broken().is_some());
     assert!(world.execute(&plain(1), &given, &[]).0.error.is_some());
     assert_eq!(fake.count("others"), 1);
 }

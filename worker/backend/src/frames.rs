@@ -1,0 +1,90 @@
+//! The worker's end of the connection: frames in, frames out, blocking.
+
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Frames that come over a socket.
+pub struct Reader {
+    socket: BufReader<UnixStream>,
+    payload: Vec<u8>,
+}
+
+/// Frames that go over a socket, from any thread.
+#[derive(Clone)]
+pub struct Sender(Arc<Mutex<Writer>>);
+
+struct Writer {
+    socket: UnixStream,
+    out: Vec<u8>,
+}
+
+/// Both ends of a socket.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn split(socket: UnixStream) -> io::Result<(Reader, Sender)> {
+    let writer = Writer { socket: socket.try_clone()?, out: Vec::new() };
+    let reader = Reader { socket: BufReader::with_capacity(16 << 10, socket), payload: Vec::new() };
+    Ok((reader, Sender(Arc::new(Mutex::new(writer)))))
+}
+
+impl Reader {
+    /// The next frame; `None` when the frontend has closed the connection.
+    ///
+    /// # Errors
+    /// The connection is broken, or the bytes are not a frame.
+    pub fn read(&mut self) -> io::Result<Option<ToWorker>> {
+        let mut prefix = [0; PREFIX];
+        match self.socket.read_exact(&mut prefix) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let length = payload_length(prefix).map_err(io::Error::other)?;
+        self.payload.resize(length, 0);
+        self.socket.read_exact(&mut self.payload)?;
+        decode_to_worker(&self.payload).map(Some).map_err(io::Error::other)
+    }
+
+    /// Whether something has come, or the connection has ended: then [`Reader::read`] does not wait for long.
+    pub(crate) fn has_some(&self) -> bool {
+        let mut polled = [PollFd::new(self.socket.get_ref(), PollFlags::IN)];
+        !self.socket.buffer().is_empty() || matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+impl Sender {
+    /// Sends a frame, in the order of the calls.
+    ///
+    /// # Errors
+    /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was sent.
+    pub fn send(&self, frame: &ToFrontend) -> io::Result<()> {
+        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Writer { socket, out } = &mut *writer;
+        out.clear();
+        frame.encode(out);
+        if out.len() > PREFIX + MAX_FRAME {
+            let text = format!("{} bytes are more than the {MAX_FRAME} that fit into one message", out.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        socket.write_all(out)
+    }
+    /// As [`Sender::send`], for a frame with content of the model, which may be too long. A broken connection shows where
+    /// frames are read.
+    ///
+    /// # Errors
+    /// The frame is too long; nothing was sent.
+    pub(crate) fn send_if_it_fits(&self, frame: &ToFrontend) -> Result<(), InferError> {
+        match self.send(frame) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! What a model holds: a metric, a series of it, a value that is gathered.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pharos::metrics::cache::SampleError;
+use pharos::metrics::catalog::{Kind, WorkerLabel};
+use pharos::metrics::channel::Definition;
+use pharos::timeline::Instant;
+
+use super::sink::Requests;
+use super::{MetricError, Metrics, lock};
+use crate::clock;
+
+/// A metric as this process records it.
+pub(super) struct Named {
+    name: String,
+    unit: String,
+    kind: Kind,
+    /// The dimensions, those that the model named first.
+    names: Vec<String>,
+    /// The value of each dimension that has a default.
+    defaults: Vec<Option<String>>,
+    /// Whether the definition wants samples of it (`enabled`).
+    on: AtomicBool,
+    /// The numbers of the series in the ring, by the values that were given, in their order.
+    series: Mutex<Vec<(Box<[String]>, u32)>>,
+}
+
+impl Named {
+    pub(super) fn new(
+        (name, unit, kind): (String, String, Kind),
+        names: Vec<String>,
+        defaults: Vec<Option<String>>,
+        on: AtomicBool,
+    ) -> Self {
+        Self { name, unit, kind, names, defaults, on, series: Mutex::default() }
+    }
+
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Says whether samples are wanted.
+    pub(super) fn switch(&self, on: bool) {
+        self.on.store(on, Ordering::Relaxed);
+    }
+
+    fn on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Names and values of all labels. As many values as there are dimensions without a default belong to those; as many
+    /// as there are besides the appended ones belong to those; otherwise they belong to the first
+    /// dimensions, and the others need a default.
+    fn labels(&self, values: &[&str]) -> Result<Vec<(String, String)>, SampleError> {
+        let count = |free: &dyn Fn(&str, bool) -> bool| {
+            self.names.iter().zip(&self.defaults).filter(|(name, default)| free(name, default.is_none())).count()
+        };
+        let only_free = values.len() == count(&|_, free| free);
+        let only_own = values.len() == count(&|name, free| free || !WorkerLabel::is_appended(name));
+        let mut values_left = values.iter();
+        let mut labels = Vec::with_capacity(self.names.len());
+        for (name, default) in self.names.iter().zip(&self.defaults) {
+            let filled = default.is_some() && (only_free || (only_own && WorkerLabel::is_appended(name)));
+            let given = if filled { None } else { values_left.next() };
+            if let Some(value) = given.map(|value| (*value).to_owned()).or_else(|| default.clone()) {
+                labels.push((name.clone(), value));
+            }
+        }
+        if labels.len() == self.names.len() && values_left.next().is_none() {
+            return Ok(labels);
+        }
+        let given = values.iter().map(|_| "_".to_owned()).collect();
+        Err(SampleError::WrongLabels { metric: self.name.clone(), expected: self.names.clone(), given })
+    }
+
+    fn check(&self, value: f64) -> Result<(), SampleError> {
+        let bad = match self.kind {
+            Kind::Counter => !(value.is_finite() && value >= 0.0),
+            Kind::Gauge => false,
+            Kind::Histogram | Kind::Summary => value.is_nan(),
+        };
+        if !bad {
+            return Ok(());
+        }
+        let (kind, name) = (self.kind.as_str(), &self.name);
+        Err(SampleError::BadValue(format!("the {kind} `{name}` cannot take the value {value}")))
+    }
+}
+
+/// A metric that the model may record.
+#[derive(Clone)]
+pub struct Metric {
+    metrics: Metrics,
+    named: Arc<Named>,
+}
+
+impl Metric {
+    pub(super) fn new(metrics: Metrics, named: Arc<Named>) -> Self {
+        Self { metrics, named }
+    }
+
+    /// Records a sample for the requests of the batch that this thread executes, if it does: a counter's increment, a
+    /// gauge's value, an observation. The values belong to the dimensions as they were named in `add_metric`; those that
+    /// the worker knows itself ([`WorkerLabel`]) may be left out, all of them or the appended ones.
+    pub fn add_or_update(&self, value: f64, dimension_values: &[&str]) {
+        self.add_or_update_for(value, dimension_values, Requests::Batch);
+    }
+
+    /// As [`Metric::add_or_update`], and says for whom.
+    pub fn add_or_update_for(&self, value: f64, dimension_values: &[&str], requests: Requests<'_>) {
+        match self.series(dimension_values) {
+            Ok(series) => series.add_or_update_for(value, requests),
+            Err(error) => self.metrics.sink().drop_sample(&error),
+        }
+    }
+
+    /// The series of these values, for many samples: recording through it is cheaper.
+    ///
+    /// # Errors
+    /// The values are not as many as the dimensions need, or the ring has no room for the series.
+    pub fn series(&self, dimension_values: &[&str]) -> Result<Series, MetricError> {
+        let mut known = lock(&self.named.series);
+        let order = |(values, _): &(Box<[String]>, u32)| {
+            values.iter().map(String::as_str).cmp(dimension_values.iter().copied())
+        };
+        let number = match known.binary_search_by(order) {
+            Ok(at) => known.get(at).map_or(0, |(_, number)| *number),
+            Err(at) => {
+                let labels = self.named.labels(dimension_values)?;
+                let Named { name, unit, kind, .. } = &*self.named;
+                let definition = Definition { name: name.clone(), kind: Some(*kind), unit: unit.clone(), labels };
+                let number = self.metrics.sink().intern(&definition)?;
+                let values = dimension_values.iter().map(|value| (*value).to_owned()).collect();
+                known.insert(at, (values, number));
+                number
+            }
+        };
+        Ok(Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number })
+    }
+
+    /// A handle for these values whose updates are gathered and sent by the next flush: the sum of a counter's
+    /// increments, a gauge's last value. They are for no request.
+    ///
+    /// # Errors
+    /// As [`Metric::series`]; also for a distribution, of which every observation counts.
+    pub fn coalesced(&self, dimension_values: &[&str]) -> Result<Coalesced, MetricError> {
+        if !matches!(self.named.kind, Kind::Counter | Kind::Gauge) {
+            let (metric, expected) = (self.named.name.clone(), self.named.kind);
+            return Err(SampleError::WrongKind { metric, expected, given: Kind::Counter }.into());
+        }
+        let series = self.series(dimension_values)?;
+        let mut all = lock(&self.metrics.0.held);
+        let same = |held: &&Arc<Held>| held.number == series.number && Arc::ptr_eq(&held.named, &self.named);
+        if let Some(held) = all.iter().find(same).map(Arc::clone) {
+            return Ok(Coalesced { series, held });
+        }
+        let (named, number) = (Arc::clone(&self.named), series.number);
+        let held = Arc::new(Held { named, number, value: Mutex::new(None) });
+        all.push(Arc::clone(&held));
+        Ok(Coalesced { series, held })
+    }
+
+    /// Sets a gauge to 0 in every series that this process has recorded, and forgets what is gathered and not sent. What
+    /// was sent of a counter or of a distribution stays: they only grow.
+    pub fn reset(&self) {
+        lock(&self.metrics.0.held).iter().filter(|held| Arc::ptr_eq(&held.named, &self.named)).for_each(|held| {
+            lock(&held.value).take();
+        });
+        if self.named.kind != Kind::Gauge {
+            return;
+        }
+        let numbers: Vec<u32> = lock(&self.named.series).iter().map(|(_, number)| *number).collect();
+        for number in numbers {
+            let series = Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number };
+            series.add_or_update(0.0);
+        }
+    }
+}
+
+/// One series of a metric: label values that are known to the frontend.
+#[derive(Clone)]
+pub struct Series {
+    metrics: Metrics,
+    named: Arc<Named>,
+    number: u32,
+}
+
+impl Series {
+    /// As [`Metric::add_or_update`].
+    pub fn add_or_update(&self, value: f64) {
+        self.add_or_update_for(value, Requests::Batch);
+    }
+
+    /// As [`Metric::add_or_update_for`].
+    pub fn add_or_update_for(&self, value: f64, requests: Requests<'_>) {
+        self.record(value, clock::now(), requests);
+    }
+
+    /// Records a sample of this time.
+    pub(super) fn record(&self, value: f64, at: Instant, requests: Requests<'_>) {
+        if !self.named.on() {
+            return;
+        }
+        match self.named.check(value) {
+            Ok(()) => self.metrics.sink().sample((self.number, value), at, requests),
+            Err(error) => self.metrics.sink().drop_sample(&error.into()),
+        }
+    }
+}
+
+/// A counter or gauge whose updates are gathered in this process until the next flush. Costs a few nanoseconds for each
+/// update and one sample for each flush; what is gathered when the process dies is lost.
+#[derive(Clone)]
+pub struct Coalesced {
+    series: Series,
+    held: Arc<Held>,
+}
+
+impl Coalesced {
+    /// Adds to the counter, or sets the gauge, as of the next flush.
+    pub fn add_or_update(&self, value: f64) {
+        let named = &self.held.named;
+        if let Err(error) = named.check(value) {
+            return self.series.metrics.sink().drop_sample(&error.into());
+        }
+        let mut held = lock(&self.held.value);
+        *held = Some(match *held {
+            Some(sum) if named.kind == Kind::Counter => sum + value,
+            _ => value,
+        });
+    }
+}
+
+/// The value behind a [`Coalesced`].
+pub(super) struct Held {
+    named: Arc<Named>,
+    number: u32,
+    value: Mutex<Option<f64>>,
+}
+
+impl Held {
+    /// Sends the value if there is one.
+    pub(super) fn flush(&self, metrics: &Metrics) {
+        let Some(value) = lock(&self.value).take() else { return };
+        let series = Series { metrics: metrics.clone(), named: Arc::clone(&self.named), number: self.number };
+        series.add_or_update_for(value, Requests::None);
+    }
+}

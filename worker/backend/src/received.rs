@@ -1,0 +1,329 @@
+//! Bytes in shared memory that outlive the execution of a batch: inputs that are kept, and memory for answers.
+//!
+//! Contract: the frontend does not touch the memory of a batch or of an answer until this process has returned it, which
+//! happens when the last [`Received`] of it is dropped (else with the batch's Done). A block of the output arena belongs to
+//! its [`Memory`] alone until it is sent or dropped. Both keep the mapping alive. A [`Received`] is only read in Rust; a
+//! backend that hands its address to code that writes there (numpy does) must not read it in Rust meanwhile.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use pharos::arena::Block;
+use pharos::error::InferError;
+use pharos::wire::{Execute, ToFrontend};
+
+use crate::aligned::AlignedBuffer;
+use crate::device::{Devices, ReceivedOnDevice, RegionRange};
+use crate::error::arena_full;
+use crate::frames::Sender;
+use crate::memory::{Flags, InputArena, OutputArena};
+
+/// The memory that this process shares with the frontend.
+pub struct Arenas {
+    /// Inputs: written by the frontend.
+    pub inputs: InputArena,
+    /// Outputs: written by this process.
+    pub outputs: OutputArena,
+    loans: Loans,
+    pub(crate) sender: Sender,
+}
+
+impl Arenas {
+    /// Both arenas; what is kept of the first is returned over this connection.
+    pub(crate) fn new((inputs, outputs): (InputArena, OutputArena), sender: Sender) -> Arc<Self> {
+        Arc::new(Self { inputs, outputs, loans: Loans::default(), sender })
+    }
+
+    /// Sends a frame. A broken connection shows where frames are read.
+    pub(crate) fn send(&self, frame: &ToFrontend) {
+        let _ = self.sender.send(frame);
+    }
+
+    /// The bytes of a living input that contain `len` bytes at this address.
+    pub(crate) fn locate(&self, address: usize, len: usize) -> Option<Received> {
+        self.loans.locate(address, len)
+    }
+}
+
+/// The inputs of a batch, or the outputs of an answer, in the arena of the inputs.
+pub struct Loan {
+    arenas: Arc<Arenas>,
+    /// The batch's number, or the answer's.
+    pub(crate) key: u64,
+    /// The frontend waits for its return.
+    held: AtomicBool,
+    /// First bytes of its blocks, in [`Loans`].
+    blocks: Vec<usize>,
+}
+
+impl Loan {
+    /// Of these blocks, by offset and length; those that are not in the arena are left out.
+    pub(crate) fn new(arenas: &Arc<Arenas>, key: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Arc<Self> {
+        let within = blocks.filter_map(|(offset, len)| {
+            let bytes = arenas.inputs.bytes(offset, len)?;
+            Some((bytes.as_ptr().addr(), bytes.len()))
+        });
+        let ranges: Vec<(usize, usize)> = within.filter(|(_, len)| *len > 0).collect();
+        let blocks = ranges.iter().map(|(start, _)| *start).collect();
+        let loan = Arc::new(Self { arenas: arenas.clone(), key, held: AtomicBool::new(false), blocks });
+        arenas.loans.add(&ranges, &Arc::downgrade(&loan));
+        loan
+    }
+
+    /// The frontend waits for the return from now on.
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::Release);
+    }
+
+    /// Where these bytes are in the arena.
+    pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
+        self.arenas.inputs.offset_of(bytes)
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.arenas.loans.remove(&self.blocks);
+        if self.held.load(Ordering::Acquire) {
+            self.arenas.send(&ToFrontend::Returned(vec![self.key]));
+        }
+    }
+}
+
+/// The living loans, by the addresses of their blocks.
+#[derive(Default)]
+pub(crate) struct Loans(Mutex<BTreeMap<usize, (usize, Weak<Loan>)>>);
+
+impl Loans {
+    fn add(&self, blocks: &[(usize, usize)], loan: &Weak<Loan>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(blocks.iter().map(|(start, len)| (*start, (*len, loan.clone()))));
+    }
+
+    fn remove(&self, blocks: &[usize]) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for start in blocks {
+            // The memory may be another loan's already: one that is not held is given back before it is dropped.
+            if all.get(start).is_some_and(|(_, loan)| loan.strong_count() == 0) {
+                all.remove(start);
+            }
+        }
+    }
+
+    pub(crate) fn locate(&self, address: usize, len: usize) -> Option<Received> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (&start, (block, loan)) = all.range(..=address).next_back()?;
+        let end = address.checked_add(len).filter(|end| *end <= start + block)?;
+        let loan = loan.upgrade()?;
+        drop(all);
+        let start = loan.arenas.inputs.address_of(address, end - address)?;
+        Some(Received { owner: Owner::Loan(loan), start, len })
+    }
+}
+
+/// The loan of a batch that is executed, made when an input is kept for the first time.
+pub struct BatchLoan<'a> {
+    arenas: &'a Arc<Arenas>,
+    devices: &'a dyn Devices,
+    execute: &'a Execute,
+    loan: OnceLock<Arc<Loan>>,
+}
+
+impl<'a> BatchLoan<'a> {
+    /// Of a batch that has come in a frame.
+    pub fn new(arenas: &'a Arc<Arenas>, devices: &'a dyn Devices, execute: &'a Execute) -> Self {
+        Self { arenas, devices, execute, loan: OnceLock::new() }
+    }
+
+    /// A handle on these bytes: on themselves if they are in the arena of the inputs, else on a copy.
+    pub(crate) fn received(&self, bytes: &[u8]) -> Received {
+        if self.arenas.inputs.offset_of(bytes).is_none() {
+            return Received::copy_of(bytes);
+        }
+        let in_arena = self.execute.inputs.iter().filter(|input| input.pieces.is_empty());
+        let blocks = in_arena.map(|input| (input.offset, input.len));
+        let loan = self.loan.get_or_init(|| Loan::new(self.arenas, self.execute.batch, blocks));
+        Received { owner: Owner::Loan(loan.clone()), start: bytes.as_ptr(), len: bytes.len() }
+    }
+
+    /// A piece of an input, by their positions in the batch, that is in memory of a device and stays open there.
+    pub(crate) fn received_on_device(&self, input: usize, piece: usize) -> Option<ReceivedOnDevice> {
+        let piece = self.execute.inputs.get(input)?.pieces.get(piece)?;
+        let (region, offset, len) = (piece.region, piece.offset, piece.len);
+        self.devices.keep_on_device(RegionRange { region, offset, len })
+    }
+
+    /// The batch.
+    pub(crate) fn execute(&self) -> &'a Execute {
+        self.execute
+    }
+
+    /// The flags of its cancelled requests.
+    pub(crate) fn flags(&self) -> Flags<'a> {
+        self.arenas.inputs.flags(self.execute.flags)
+    }
+
+    /// The loan, if an input is kept.
+    pub fn into_loan(self) -> Option<Arc<Loan>> {
+        self.loan.into_inner()
+    }
+}
+
+/// Bytes of an input, kept where they are as long as this or a clone of it lives.
+#[derive(Clone)]
+pub struct Received {
+    owner: Owner,
+    start: *const u8,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Owner {
+    Loan(Arc<Loan>),
+    /// Of a batch that has been sent and is not executed yet.
+    Sent(#[allow(dead_code)] Arc<Arenas>),
+    /// Only held.
+    Copy(#[allow(dead_code)] Arc<AlignedBuffer>),
+}
+
+// SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it belongs to a thread.
+unsafe impl Send for Received {}
+// SAFETY: as above; it is only read through this type.
+unsafe impl Sync for Received {}
+
+impl Received {
+    /// Those of a loan, by their place in the arena; `None` if they are not within it.
+    pub(crate) fn of_loan(loan: &Arc<Loan>, offset: u64, len: u64) -> Option<Self> {
+        let bytes = loan.arenas.inputs.bytes(offset, len)?;
+        Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Loan(loan.clone()) })
+    }
+
+    /// Those of an input of the next batch, which the frontend leaves alone until that batch is done; afterwards they are
+    /// still there, but others. `None` if they are not within the arena.
+    pub(crate) fn of_sent(arenas: &Arc<Arenas>, offset: u64, len: u64) -> Option<Self> {
+        let bytes = arenas.inputs.bytes(offset, len)?;
+        Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Sent(arenas.clone()) })
+    }
+
+    /// No bytes.
+    pub(crate) fn empty() -> Self {
+        Self::copy_of(&[])
+    }
+
+    fn copy_of(bytes: &[u8]) -> Self {
+        let mut buffer = AlignedBuffer::zeroed(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        Self::of_buffer(buffer)
+    }
+
+    /// So many zeros.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        Self::of_buffer(AlignedBuffer::zeroed(len))
+    }
+
+    /// Those of a buffer.
+    pub fn of_buffer(buffer: AlignedBuffer) -> Self {
+        let (start, len) = (buffer.as_slice().as_ptr(), buffer.as_slice().len());
+        Self { start, len, owner: Owner::Copy(Arc::new(buffer)) }
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// The range passes the end.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        let part = &self[range];
+        Self { start: part.as_ptr(), len: part.len(), owner: self.owner.clone() }
+    }
+
+    /// The loan that it is a part of; `None` for a copy.
+    pub fn loan(&self) -> Option<&Arc<Loan>> {
+        match &self.owner {
+            Owner::Loan(loan) => Some(loan),
+            Owner::Sent(_) | Owner::Copy(_) => None,
+        }
+    }
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range was a slice of what the owner keeps alive and in its place (contract above).
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+/// A block of the memory in which answers travel. Dropped before it is sent, it is released.
+pub struct Memory {
+    arenas: Arc<Arenas>,
+    block: Block,
+    start: *mut u8,
+    len: usize,
+    sent: bool,
+}
+
+// SAFETY: the block is this value's alone, and its mapping lives as long as `arenas`.
+unsafe impl Send for Memory {}
+// SAFETY: as above; it is only read through a shared reference.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// A new block; its content is undefined.
+    ///
+    /// # Errors
+    /// The arena is full.
+    pub fn allocate(arenas: &Arc<Arenas>, len: usize) -> Result<Self, InferError> {
+        let (block, memory) =
+            arenas.outputs.allocate(len as u64).ok_or_else(|| arena_full(len, arenas.outputs.capacity()))?;
+        let start = memory.as_mut_ptr();
+        Ok(Self { arenas: arenas.clone(), block, start, len, sent: false })
+    }
+
+    /// Copies bytes into a new block.
+    ///
+    /// # Errors
+    /// The arena is full.
+    pub fn copy_of(arenas: &Arc<Arenas>, bytes: &[u8]) -> Result<Self, InferError> {
+        let mut memory = Self::allocate(arenas, bytes.len())?;
+        memory.copy_from_slice(bytes);
+        Ok(memory)
+    }
+
+    /// Where it is in the arena: the offset and the length.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        (self.block.offset, self.block.len)
+    }
+
+    /// The frontend has been told of it, and gives it back when it has read it.
+    pub(crate) fn sent(mut self) {
+        self.sent = true;
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block is within the mapping, which `arenas` holds, and nobody else writes to it (contract above).
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !self.sent {
+            self.arenas.outputs.release(&[self.block.offset]);
+        }
+    }
+}

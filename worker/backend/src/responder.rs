@@ -1,0 +1,238 @@
+//! Requests that a backend answers by itself, from any thread and also after their batch is over.
+//!
+//! A request of a model that answers once is part of its batch's outcome while the batch is executed, and is answered by a
+//! frame of its own afterwards. One of a decoupled model is always answered by frames of its own, and waits for its reader
+//! when it has as many unread responses as [`CREDITS`](pharos::wire::CREDITS) allows.
+
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::model::ModelConfig;
+use pharos::timeline::Instant;
+use pharos::wire::{Execute, OutputBlock, Placement};
+
+use crate::client_memory::{claim, input_ranges, write_placed};
+use crate::clock;
+use crate::connection::ConnectionState;
+use crate::deferred::in_memory;
+use crate::device::{ReceivedOnDevice, RegionRange};
+use crate::error::{run_error, wire_error};
+use crate::received::Memory;
+use crate::reply::Reply;
+use crate::session::Session;
+use crate::streams::{RequestPlace, ResponseContent};
+
+/// The answers of one request, which the backend sends itself; see [`Outputs::detach`](crate::Outputs::detach). The
+/// instance takes its next batch although it is not answered. A request whose responder is dropped unended fails.
+pub struct Responder {
+    session: Arc<Session>,
+    place: RequestPlace,
+    decoupled: bool,
+    /// Where its outputs go in memory of clients, and their names.
+    placements: Vec<(Placement, String)>,
+    /// What the batch reads in memory of clients. `None` if nothing is written there before its time.
+    read: Option<Vec<RegionRange>>,
+}
+
+impl Responder {
+    /// Of a request of a batch that is executed.
+    ///
+    /// # Errors
+    /// There is no such request, or it has one already.
+    pub(crate) fn new(
+        session: &Arc<Session>,
+        (config, execute): (&ModelConfig, &Execute),
+        request: u32,
+    ) -> Result<Self, InferError> {
+        let place = (execute.batch, request);
+        let decoupled = {
+            let mut state = session.connection.lock();
+            let streams = state.streams(place)?;
+            let stream = streams.stream(request)?;
+            if std::mem::replace(&mut stream.detached, true) {
+                return Err(run_error(format!("request {request} of the batch is answered by another responder")));
+            }
+            streams.decoupled
+        };
+        let own = execute.placements.iter().filter(|placement| placement.request == request);
+        let name = |output: u16| config.outputs.get(usize::from(output)).map(|output| output.name.clone());
+        let placements = own.map(|placement| (placement.clone(), name(placement.output).unwrap_or_default()));
+        let placements: Vec<_> = placements.collect();
+        // A response may have to wait for its reader, or be thrown away when the request is executed once more.
+        let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
+        let read = at_once.then(|| input_ranges(execute).collect());
+        Ok(Self { session: session.clone(), place, decoupled, placements, read })
+    }
+
+    /// Sends a response; more may follow if it is not the last. For a model that is not decoupled the first is the last.
+    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent.
+    ///
+    /// # Errors
+    /// [`InferError::cancelled`] if the request is cancelled; it has had its last response, or there is no memory for it; an
+    /// output is there twice, and nothing is sent.
+    pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
+        let output_start = clock::now();
+        let outputs = || reply.outputs.iter().map(|output| output.output);
+        if let Some((_, output)) = outputs().enumerate().find(|(at, output)| outputs().take(*at).any(|o| o == *output))
+        {
+            return Err(run_error(format!("output {output} is in the response twice")));
+        }
+        let last = last || !self.decoupled;
+        let ends_only = last && reply.error.is_some();
+        if self.decoupled {
+            if !ends_only {
+                self.session.connection.wait_for_credit(self.place)?;
+            }
+            return self.send(reply, last, output_start);
+        }
+        match self.defer(reply)? {
+            Some(reply) => self.send(reply, last, output_start),
+            None => Ok(()),
+        }
+    }
+
+    fn send(&self, reply: Reply, last: bool, output_start: Instant) -> Result<(), InferError> {
+        let Reply { outputs, parameters, error } = reply;
+        let outputs = if error.is_none() { outputs } else { Vec::new() };
+        let (mut blocks, mut memories) = (Vec::new(), Vec::new());
+        for output in outputs {
+            let (block, memory) = in_memory(&self.session.arenas, output)?;
+            blocks.push(block);
+            memories.push(memory);
+        }
+        let error = match error {
+            None => self.place_outputs(&blocks, &memories).err(),
+            error => error,
+        };
+        if error.is_some() {
+            blocks.clear();
+            memories.clear();
+        }
+        let error = error.map(wire_error);
+        let content = ResponseContent { outputs: blocks, parameters, error, last, empty: false, output_start };
+        let sent = self.session.connection.send_response(self.place, content);
+        if sent.is_ok() {
+            memories.into_iter().flatten().for_each(Memory::sent);
+        }
+        sent
+    }
+
+    /// Where the client wants an output of this many bytes, if that is on a device: the backend writes there, without a copy,
+    /// before it sends the response with [`Content::Placed`](crate::Content::Placed). `None` where a request of the batch has an
+    /// input, from which other outputs may still be computed, and for requests that may have several responses or be executed
+    /// once more.
+    pub fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
+        let len = len as u64;
+        let mut all = self.placements.iter().map(|(placement, _)| placement);
+        let place = all.find(|place| usize::from(place.output) == output && len <= place.len)?;
+        let range = claim(self.read.as_ref()?, RegionRange { region: place.region, offset: place.offset, len })?;
+        self.session.devices.keep_on_device(range)
+    }
+
+    /// Keeps the one answer for the end of the batch if that is executed; else gives it back, when it may be sent.
+    fn defer(&self, reply: Reply) -> Result<Option<Reply>, InferError> {
+        let mut reply = Some(reply);
+        let request = self.place.1;
+        let deferred = self.session.connection.wait_for_main(|state| {
+            let streams = match state.streams(self.place) {
+                Ok(streams) => streams,
+                Err(error) => return Some(Err(error)),
+            };
+            if streams.row.is_none() {
+                return streams.announced.then_some(Ok(()));
+            }
+            match streams.stream(request) {
+                Ok(stream) => stream.ended = true,
+                Err(error) => return Some(Err(error)),
+            }
+            let Reply { outputs, parameters, error } = reply.take()?;
+            let deferred = &mut streams.deferred;
+            match error {
+                Some(error) => deferred.failed.push((request, wire_error(error))),
+                None => {
+                    deferred.outputs.extend(outputs.into_iter().map(|output| (request, output)));
+                    deferred.parameters.extend((!parameters.is_empty()).then_some((request, parameters)));
+                }
+            }
+            Some(Ok(()))
+        });
+        deferred.unwrap_or_else(|| Err(InferError::cancelled()))?;
+        Ok(reply)
+    }
+
+    /// Writes outputs where the client wants them.
+    fn place_outputs(&self, blocks: &[OutputBlock], memories: &[Option<Memory>]) -> Result<(), InferError> {
+        for (placement, name) in &self.placements {
+            let made = blocks.iter().zip(memories).filter(|(block, _)| block.output == placement.output);
+            for memory in made.filter_map(|(_, memory)| memory.as_ref()) {
+                write_placed(placement, name, memory, |at, bytes| {
+                    self.session.devices.write_region(at.region, at.offset, bytes)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the responses, without another one. A request of a model that is not decoupled fails: it has had none.
+    ///
+    /// # Errors
+    /// It has had its last response.
+    pub fn finish(&self) -> Result<(), InferError> {
+        if !self.decoupled {
+            return self.respond(Reply { error: Some(run_error(UNANSWERED)), ..Reply::default() }, true);
+        }
+        let end = ResponseContent { last: true, empty: true, output_start: clock::now(), ..ResponseContent::default() };
+        self.session.connection.send_response(self.place, end)
+    }
+
+    /// Ends the responses with an error. One that has ended already has no place for it.
+    pub fn fail(&self, error: InferError) {
+        let _ = self.respond(Reply { error: Some(error), ..Reply::default() }, true);
+    }
+
+    /// Whether the request is cancelled: its client has gone away, or its deadline has passed.
+    pub fn is_cancelled(&self) -> bool {
+        let look = |state: &mut ConnectionState| {
+            let streams = state.streams(self.place).ok()?;
+            Some((streams.row, streams.requests.get(self.place.1 as usize)?.clone()))
+        };
+        let known = look(&mut self.session.connection.lock());
+        let known = match known {
+            Some((None, stream)) if !stream.cancelled && !stream.ended => {
+                self.session.connection.poll();
+                look(&mut self.session.connection.lock())
+            }
+            known => known,
+        };
+        known.is_some_and(|(row, stream)| {
+            !stream.ended && self.session.connection.is_cancelled(row, &stream, self.place.1)
+        })
+    }
+
+    /// Whether it has had its last response.
+    pub fn ended(&self) -> bool {
+        let mut state = self.session.connection.lock();
+        state.streams(self.place).and_then(|streams| streams.stream(self.place.1).map(drop)).is_err()
+    }
+
+    /// The number of its batch and its position there, for [`Call::parent`](crate::Call::parent).
+    pub fn place(&self) -> (u64, u32) {
+        self.place
+    }
+}
+
+/// The error of a request whose responder is dropped before it has answered.
+const UNANSWERED: &str = "the model has let go of the request without answering it";
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        let detached = |state: &mut ConnectionState| {
+            let streams = state.streams(self.place).ok()?;
+            streams.stream(self.place.1).ok().map(|stream| stream.detached)
+        };
+        let open = detached(&mut self.session.connection.lock());
+        if open == Some(true) {
+            self.fail(run_error(UNANSWERED));
+        }
+    }
+}
