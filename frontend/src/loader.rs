@@ -10,7 +10,6 @@ mod control;
 mod ensembles;
 mod load;
 mod namespaces;
-mod policy;
 mod poll;
 mod prepare;
 mod worker_calls;
@@ -24,6 +23,7 @@ use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
 use pharos::repository::{IndexEntry, State, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
+use pharos::service::ModelPolicy;
 use tokio::sync::{Semaphore, watch};
 
 use crate::cache::ResponseCache;
@@ -36,7 +36,6 @@ use crate::store::{Stores, TemporaryDirectories};
 use crate::system::{Devices, HostPolicies};
 use crate::{cache, store};
 use control::{Locks, Wanted};
-pub(crate) use policy::ModelPolicy;
 use poll::{Look, Poll};
 
 /// When models are loaded and unloaded.

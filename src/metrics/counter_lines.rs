@@ -59,12 +59,12 @@ impl Counters {
         let readings = Readings::new(cache);
         for (builtin, spec) in &self.wanted {
             let (source, from_now) = (builtin.source(), skip_past.contains(builtin));
-            let counter = (*builtin, &**spec, from_now);
+            let counter = Counter { builtin: *builtin, spec, from_now };
             let rows = self.server.entry(*builtin).or_default();
-            readings.of_server(source, &mut |labels, reading| grow(rows, counter, (labels, reading), &mut lines));
+            readings.of_server(source, &mut |labels, reading| grow(rows, counter, labels, reading, &mut lines));
             for (series, rows) in self.models.values_mut() {
                 let rows = rows.entry(*builtin).or_default();
-                let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, (labels, reading), &mut lines);
+                let mut visit = |labels: &[(&str, &str)], reading| grow(rows, counter, labels, reading, &mut lines);
                 readings.of_model(series, (spec, source), &mut visit);
             }
         }
@@ -122,13 +122,24 @@ impl Lines<'_> {
     }
 }
 
-/// Writes a counter if it has grown; `from_now` says where a counter begins that is seen for the first time.
+/// A counter whose growth is written.
+#[derive(Clone, Copy)]
+struct Counter<'a> {
+    builtin: Builtin,
+    spec: &'a MetricSpec,
+    /// Whether a series that is seen for the first time begins at its present value.
+    from_now: bool,
+}
+
+/// Writes a series of a counter if it has grown.
 fn grow(
     rows: &mut HashMap<String, Row>,
-    (builtin, spec, from_now): (Builtin, &MetricSpec, bool),
-    (labels, reading): (&[(&str, &str)], Reading),
+    counter: Counter<'_>,
+    labels: &[(&str, &str)],
+    reading: Reading,
     lines: &mut Lines<'_>,
 ) {
+    let Counter { builtin, spec, from_now } = counter;
     let Reading::Number(Number::Whole(sum)) = reading else { return };
     let mut key = String::with_capacity(64);
     for (_, value) in labels {

@@ -6,6 +6,7 @@
 
 mod log;
 mod management;
+mod model_policy;
 mod naming;
 mod responses;
 mod trace;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 
 pub use self::log::{LogFormat, LogSettings, LogUpdate, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
 pub use self::management::{GpuUsage, Management, WorkerHealth, WorkerStatus};
+pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};

@@ -75,8 +75,8 @@ fn bans() {
         ("src/model/mod.rs", "use std::{fmt, net::TcpStream};"),
         ("src/model/mod.rs", "fn now() { std::time::Instant::now(); }"),
         ("src/model/mod.rs", "use tokio;"),
-        ("worker/src/wire.rs", "use tokio::net::UnixStream as Socket;"),
-        ("worker/src/wire.rs", "use pharos_frontend::wire;"),
+        ("worker/src/watch.rs", "use tokio::net::UnixStream as Socket;"),
+        ("worker/src/watch.rs", "use pharos_frontend::wire;"),
         ("frontend/src/wire/mod.rs", "use pharos_worker::wire;"),
         ("frontend/src/engine.rs", "fn f(value: serde_json::Value) {}"),
         ("frontend/src/engine.rs", "use prost::Message;"),
@@ -84,7 +84,7 @@ fn bans() {
         ("src/repository.rs", "use crate::model::proto::ModelConfig;"),
         ("frontend/src/grpc/codec.rs", "use pharos::scheduler::Ticket;"),
         ("frontend/src/http/model.rs", "use crate::engine::Engine;"),
-        ("frontend/src/http/cloud/models.rs", "use crate::repository::Registered;"),
+        ("frontend/src/http/cloud/models.rs", "use crate::serving::Serving;"),
         ("frontend/src/torchserve/listen.rs", "use crate::{clock, grpc};"),
     ] {
         fails(path, &format!("//! x\n\n{text}"), 3, "has no place here");

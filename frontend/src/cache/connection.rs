@@ -122,7 +122,7 @@ fn text(error: RedisError) -> String {
 
 /// Reads certificates and makes a client.
 fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> {
-    let Settings { host, port, user, password, db, .. } = settings;
+    let Settings { host, port, .. } = settings;
     let address = match &settings.tls {
         Some(_) => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
         None => ConnectionAddr::Tcp(host.clone(), *port),
@@ -137,26 +137,27 @@ fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> 
         };
         return client.map(Connector::Server).map_err(text);
     }
-    cluster(info, certificates, (user, password, *db), limit)
+    cluster(info, certificates, settings, limit)
 }
 
 fn cluster(
     info: ConnectionInfo,
     certificates: Option<TlsCertificates>,
-    (user, password, db): (&str, &str, u32),
+    settings: &Settings,
     limit: Duration,
 ) -> Result<Connector, String> {
+    let Settings { user, password, db, .. } = settings;
     // Enough to follow a key to the node that has it now. How long that may take is bounded by the caller.
-    let builder = ClusterClient::builder([info]).retries(2).database_id(db.into());
+    let builder = ClusterClient::builder([info]).retries(2).database_id((*db).into());
     let mut builder = builder.connection_timeout(limit).response_timeout(REPLY);
     if let Some(certificates) = certificates {
         builder = builder.certs(certificates);
     }
     if !password.is_empty() {
-        builder = builder.password(password);
+        builder = builder.password(password.clone());
     }
     if !user.is_empty() {
-        builder = builder.username(user);
+        builder = builder.username(user.clone());
     }
     builder.build().map(Connector::Cluster).map_err(text)
 }

@@ -5,7 +5,6 @@ pub mod archive;
 mod command;
 mod configuration;
 pub mod deployment;
-mod ended;
 pub mod failure;
 pub mod form;
 mod grpc;

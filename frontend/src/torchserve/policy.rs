@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use pharos::metrics::alias;
 use pharos::model::ModelConfig;
+use pharos::service::ModelPolicy;
 use pharos::supervisor::{self, Backoff, RestartPolicy};
-
-use crate::loader::ModelPolicy;
 
 /// The backend that executes handlers.
 pub const BACKEND: &str = "torchserve";

@@ -14,11 +14,10 @@ use tonic::{Code, Status};
 use super::failure;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::clock;
-use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::form::Part;
 use crate::torchserve::handler_call::{self, HandlerCall};
 use crate::torchserve::registry::{InFlight, Version};
-use crate::torchserve::rest::{Shared, end_of, enter, first_of, loaded};
+use crate::torchserve::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
 use crate::torchserve::{Refused, failure as prediction};
 
 /// A prediction on its way.

@@ -3,6 +3,7 @@
 
 mod answer;
 mod describe;
+mod ended;
 mod manage;
 mod metrics;
 mod openapi;
@@ -41,6 +42,7 @@ use crate::receiving::Budget;
 use crate::request_log;
 
 pub(super) use describe::descriptions;
+pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter, first_of, loaded};
 

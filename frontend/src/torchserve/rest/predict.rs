@@ -15,12 +15,12 @@ use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::Instant;
 use serde_json::Value;
 
+use super::ended::EndedSequences;
 use super::streaming::{Parts, check_size};
 use super::{Asked, Port, Shared, answer, openapi};
 use crate::clock;
 use crate::receiving::body::{self, Read};
 use crate::torchserve::Refused;
-use crate::torchserve::ended::EndedSequences;
 use crate::torchserve::failure::{self, End};
 use crate::torchserve::form::{self, Part};
 use crate::torchserve::handler_call::{self, HandlerCall};

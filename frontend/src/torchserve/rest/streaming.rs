@@ -8,7 +8,7 @@ use http_body::Frame;
 use pharos::error::InferError;
 use pharos::service::{Management, Responses, Streamed};
 
-use crate::torchserve::ended::EndedSequences;
+use super::ended::EndedSequences;
 use crate::torchserve::handler_call::{self, Answer};
 use crate::torchserve::registry::InFlight;
 

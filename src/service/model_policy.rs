@@ -2,8 +2,8 @@
 
 use std::fmt::Debug;
 
-use pharos::model::ModelConfig;
-use pharos::supervisor;
+use crate::model::ModelConfig;
+use crate::supervisor;
 
 /// Adjusts how the workers of a model are supervised and how its metrics name it. Called when a version is loaded.
 pub trait ModelPolicy: Debug + Send + Sync {

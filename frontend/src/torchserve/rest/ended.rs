@@ -6,8 +6,8 @@ use http::HeaderMap;
 use pharos::id::CorrelationId;
 use pharos::service::Management;
 
-use super::registry::Version;
-use super::rest::Shared;
+use super::Shared;
+use crate::torchserve::registry::Version;
 
 /// Closes the sequences that the answers of one request name.
 pub(in crate::torchserve) struct EndedSequences<S: Management> {
