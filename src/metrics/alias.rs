@@ -8,12 +8,15 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use super::counts::ModelCounts;
 use super::journal::Line;
 
-/// What a server that counts by alias calls things.
+/// Names a worker by its number (from 0) of a model's version, given the name and the version that clients use.
+pub type WorkerName = dyn Fn(u32, &str, &str) -> String + Send + Sync;
+
+/// The names of a server that counts by alias.
 pub struct Naming {
     /// The version of a request that names none.
     pub default_version: &'static str,
-    /// The name of the worker of this number (from 0 on) of a model's version; the two texts are those of clients.
-    pub worker: Box<dyn Fn(u32, &str, &str) -> String + Send + Sync>,
+    /// The names of workers.
+    pub worker: Box<WorkerName>,
 }
 
 impl fmt::Debug for Naming {

@@ -280,6 +280,11 @@ def calls(service: str, table: str, unknown="unknown", answer=None, kinds=()) ->
     return made
 
 
+def foreign(service: str, table: str) -> list:
+    """The rows of a gRPC service that a port does not know."""
+    return [replace(row, part="unknown", answer="UNIMPLEMENTED", kind="unknown") for row in calls(service, table)]
+
+
 def reflection(kinds=()) -> list:
     """The rows of both versions of reflection."""
     return [row for service in REFLECTION for row in calls(service, REFLECTION_RPCS, kinds=kinds)]
@@ -291,10 +296,9 @@ LISTENERS = {
     "metrics": rows(METRICS),
     "sagemaker": rows(SAGEMAKER),
     "vertex_ai": rows(VERTEX_AI),
-    # TorchServe's services are known to the server and have a class, but this port does not serve them.
+    # This port does not know TorchServe's services.
     "grpc": calls(KSERVE, KSERVE_RPCS) + calls(HEALTH, HEALTH_RPCS) + reflection()
-    + calls(ALIAS, KSERVE_RPCS, answer="UNIMPLEMENTED") + calls(INFERENCE, INFERENCE_RPCS, answer="UNIMPLEMENTED")
-    + calls(MANAGEMENT, MANAGEMENT_RPCS, answer="UNIMPLEMENTED"),
+    + foreign(ALIAS, KSERVE_RPCS) + foreign(INFERENCE, INFERENCE_RPCS) + foreign(MANAGEMENT, MANAGEMENT_RPCS),
     "torchserve_inference": rows(TORCHSERVE_INFERENCE, "unknown_inference")
     + [row for row in rows(HTTP, "unknown_inference", "*") if row.path.startswith("/v2")],
     "torchserve_management": rows(TORCHSERVE_MANAGEMENT, "unknown_management"),

@@ -334,6 +334,10 @@ def test_every_rpc_has_a_row():
             assert rows - {"None"} == rpcs[name], (listener, service)
     classified = set(re.findall(r'"([A-Z]\w+)"', source("fn of_grpc(", "frontend")))
     assert classified == {row.route for row in LISTENERS["grpc"] if row.part != "unknown"}
+    classified = set(re.findall(r'"([A-Z]\w+)"', source("fn of_path(path: &str) -> Route", "frontend")))
+    listed = [*LISTENERS["torchserve_grpc"], *LISTENERS["torchserve_grpc_management"]]
+    own = [row for row in listed if row.path.startswith((table.INFERENCE, table.MANAGEMENT))]
+    assert classified == {row.route for row in own if row.part != "unknown"}
 
 
 def test_every_path_of_the_routers_has_a_row():

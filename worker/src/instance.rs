@@ -184,7 +184,7 @@ impl Instance {
         let result = if let Some(table) = &table {
             let access = engine.access(config);
             outputs.use_client_memory(ClientMemory::new(&**table, execute, access));
-            engine.execute_with_client_memory(config, &loan, execute, &mut outputs, unusable)
+            engine.execute_with_client_memory(config, (&loan, execute), &mut outputs, unusable)
         } else {
             match batch_of(config, &session.arenas.inputs, &loan, execute) {
                 Ok(batch) => engine.execute(&batch, &mut outputs),
@@ -243,8 +243,7 @@ impl Engine<'_> {
     fn execute_with_client_memory<'a>(
         self,
         config: &'a ModelConfig,
-        loan: &BatchLoan<'a>,
-        execute: &'a Execute,
+        (loan, execute): (&BatchLoan<'a>, &'a Execute),
         outputs: &mut Outputs<'a>,
         unusable: Vec<(u32, InferError)>,
     ) -> Outcome {

@@ -153,8 +153,7 @@ fn answer(
         match frame {
             ToWorker::Execute(execute) => {
                 let Executed { done, panicked, kept } = instance.execute(&execute);
-                let open = !done.open.is_empty();
-                let failed = done.error.is_some() || !done.failed.is_empty();
+                let (open, failed) = (!done.open.is_empty(), done.error.is_some() || !done.failed.is_empty());
                 sender.send(&ToFrontend::Done(done))?;
                 drop(kept);
                 if open {

@@ -23,6 +23,9 @@ struct Kept {
     data: AlignedBuffer,
 }
 
+/// The number of a state, the shape of each row of its value, and the rows.
+type SplitState<'a> = (usize, Vec<i64>, Vec<&'a [u8]>);
+
 impl Kept {
     fn first(value: &StateValue) -> Self {
         let mut data = AlignedBuffer::default();
@@ -233,11 +236,7 @@ impl States {
     }
 
     /// The number of a state, the shape of each row of its value, and the rows.
-    fn split<'a>(
-        &self,
-        requests: &[&BatchRequest],
-        made: &MadeOutput<'a>,
-    ) -> Result<(usize, Vec<i64>, Vec<&'a [u8]>), String> {
+    fn split<'a>(&self, requests: &[&BatchRequest], made: &MadeOutput<'a>) -> Result<SplitState<'a>, String> {
         let state = self.number(made.output).ok_or("there is no such state")?;
         let spec = self.specs.get(state).ok_or("there is no such state")?;
         let wrong = |what: String| format!("state output '{}' of model '{}' {what}", spec.output_name, self.model);

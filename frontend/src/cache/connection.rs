@@ -35,8 +35,8 @@ pub(super) enum Connection {
 
 /// A client that can connect.
 enum Connector {
-    Server(Client),
-    Cluster(ClusterClient),
+    Server(Box<Client>),
+    Cluster(Box<ClusterClient>),
 }
 
 impl Connection {
@@ -129,13 +129,13 @@ fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> 
     };
     let login = RedisConnectionInfo::default().set_skip_set_lib_name();
     let info = address.into_connection_info().map_err(text)?.set_redis_settings(login);
-    let certificates = settings.tls.as_ref().map(|tls| certificates(tls)).transpose()?;
+    let certificates = settings.tls.as_ref().map(certificates).transpose()?;
     if !settings.cluster {
         let client = match certificates {
             Some(certificates) => Client::build_with_tls(info, certificates),
             None => Client::open(info),
         };
-        return client.map(Connector::Server).map_err(text);
+        return client.map(|client| Connector::Server(Box::new(client))).map_err(text);
     }
     cluster(info, certificates, settings, limit)
 }
@@ -159,7 +159,7 @@ fn cluster(
     if !user.is_empty() {
         builder = builder.username(user.clone());
     }
-    builder.build().map(Connector::Cluster).map_err(text)
+    builder.build().map(|client| Connector::Cluster(Box::new(client))).map_err(text)
 }
 
 /// The authorities and the client's certificate, in PEM.

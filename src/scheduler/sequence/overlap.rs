@@ -13,7 +13,7 @@ impl SequenceBatcher {
 
     /// Whether a request makes a sequence that no other request belongs to.
     pub(super) fn is_alone(&self, wanted: &InSequence) -> bool {
-        self.sequences.iterative && !(self.overlaps() && !wanted.id.is_none())
+        self.sequences.iterative && (wanted.id.is_none() || !self.overlaps())
     }
 
     /// Makes a sequence for the request that this one executes, unless it was made for it already.

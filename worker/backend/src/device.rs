@@ -120,6 +120,8 @@ pub trait Regions {
     fn in_place(&self, range: RegionRange) -> Option<&[u8]>;
 
     /// As [`Regions::in_place`], to be written. Ranges of one region that are in use together must not overlap.
+    // Regions are memory that other processes write too; `claim` keeps the ranges of one batch apart.
+    #[allow(clippy::mut_from_ref)]
     fn in_place_mut(&self, range: RegionRange) -> Option<&mut [u8]>;
 
     /// Bytes on a device where they are; `None` if they are not on one.

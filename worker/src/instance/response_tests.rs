@@ -1,7 +1,7 @@
 //! A real instance of the function `repeat` over a socket whose other end the test holds: what it sends, when it waits, and
 //! what it does with frames that come meanwhile.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::panic)]
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -229,6 +229,55 @@ fn a_batch_that_was_not_sent_costs_only_its_requests() {
     assert_eq!(actions.last().map(String::as_str), Some("1: (2"), "{actions:?}");
 }
 
+/// What a random run has seen so far.
+#[derive(Default)]
+struct Seen {
+    /// The executions that each request still wants.
+    left: BTreeMap<u64, u64>,
+    /// The sequence of each request.
+    of: BTreeMap<u64, String>,
+    /// The requests that each instance executes.
+    flying: BTreeMap<InstanceId, Vec<RequestId>>,
+    /// The instance of each sequence.
+    homes: BTreeMap<String, InstanceId>,
+    /// The latest request of each sequence that has begun.
+    begun: BTreeMap<String, u64>,
+    /// The keys that the backend knows.
+    open: BTreeSet<u64>,
+}
+
+impl Seen {
+    /// Checks the batch that an instance is to execute.
+    fn execute(&mut self, instance: InstanceId, steps: &[SlotStep]) {
+        assert!(steps.is_sorted_by_key(|step| step.request));
+        for step in steps {
+            let name = &self.of[&step.request.0];
+            assert_eq!(*self.homes.entry(name.clone()).or_insert(instance), instance, "one instance");
+            assert_eq!(self.open.insert(step.key), step.start, "a key begins once");
+            let first = self.begun.entry(name.clone()).or_default();
+            assert!(!step.start || step.request.0 > std::mem::replace(first, step.request.0), "in order");
+        }
+        let names: Vec<_> = steps.iter().filter(|step| step.start).map(|step| &self.of[&step.request.0]).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "one that begins");
+        let before = self.flying.insert(instance, steps.iter().map(|step| step.request).collect());
+        assert_eq!(before, None, "one batch at a time");
+    }
+
+    /// Ends the batch of an instance: its requests are executed again or done.
+    fn finish(&mut self, instance: InstanceId, bench: &mut Bench) {
+        for request in self.flying.remove(&instance).unwrap() {
+            let more = self.left.get_mut(&request.0).unwrap();
+            *more = more.saturating_sub(1);
+            if *more > 0 {
+                assert!(bench.scheduler.reschedule(request, false));
+            } else {
+                self.left.remove(&request.0);
+            }
+        }
+        bench.done(instance.0);
+    }
+}
+
 /// Random runs: each request is executed as often as it wants, by one instance, and begins after the one before it.
 #[test]
 fn every_run_keeps_the_rules() {
@@ -236,57 +285,31 @@ fn every_run_keeps_the_rules() {
         let mut random = Random(seed);
         let settings = Settings { max_batch_size: 1 + random.below(4) as u32, ..overlapping(2) };
         let most = settings.max_batch_size as usize;
-        let mut bench = Bench::new(settings, 2);
-        let mut left: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut flying: BTreeMap<InstanceId, Vec<RequestId>> = BTreeMap::new();
-        let (mut of, mut homes) = (BTreeMap::new(), BTreeMap::new());
-        let (mut begun, mut open) = (BTreeMap::<String, u64>::new(), BTreeSet::new());
+        let (mut bench, mut seen) = (Bench::new(settings, 2), Seen::default());
         for turn in 0..300 {
             if turn < 100 && random.chance(2) {
                 let name = ["a", "b", "c", "d"][random.below(4) as usize];
                 bench.send(&[name]);
-                left.insert(bench.next, random.below(5));
-                of.insert(bench.next, name.to_owned());
+                seen.left.insert(bench.next, random.below(5));
+                seen.of.insert(bench.next, name.to_owned());
             }
-            let ready: Vec<InstanceId> = flying.keys().copied().collect();
+            let ready: Vec<InstanceId> = seen.flying.keys().copied().collect();
             if let Some(instance) = ready.get(random.below(3) as usize) {
-                for request in flying.remove(instance).unwrap() {
-                    let more = left.get_mut(&request.0).unwrap();
-                    *more = more.saturating_sub(1);
-                    if *more > 0 {
-                        assert!(bench.scheduler.reschedule(request, false));
-                    } else {
-                        left.remove(&request.0);
-                    }
-                }
-                bench.done(instance.0);
+                seen.finish(*instance, &mut bench);
             }
             while let Some(action) = bench.scheduler.poll_action(bench.now) {
                 match action {
                     Action::ExecuteSteps { instance, slots, .. } => {
                         let steps: Vec<SlotStep> = slots.into_iter().flatten().collect();
-                        assert!(steps.len() <= most && steps.is_sorted_by_key(|step| step.request));
-                        for step in &steps {
-                            let name = &of[&step.request.0];
-                            assert_eq!(*homes.entry(name.clone()).or_insert(instance), instance, "one instance");
-                            assert_eq!(open.insert(step.key), step.start, "a key begins once");
-                            let first = begun.entry(name.clone()).or_default();
-                            assert!(
-                                !step.start || step.request.0 > std::mem::replace(first, step.request.0),
-                                "in order"
-                            );
-                        }
-                        let names = steps.iter().filter(|step| step.start).map(|step| &of[&step.request.0]);
-                        let names: Vec<_> = names.collect();
-                        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "one that begins");
-                        let before = flying.insert(instance, steps.iter().map(|step| step.request).collect());
-                        assert_eq!(before, None, "one batch at a time");
+                        assert!(steps.len() <= most);
+                        seen.execute(instance, &steps);
                     }
-                    Action::SequencesEnded { keys, .. } => keys.iter().for_each(|key| assert!(open.remove(key))),
+                    Action::SequencesEnded { keys, .. } => keys.iter().for_each(|key| assert!(seen.open.remove(key))),
                     other => panic!("{other:?}"),
                 }
             }
         }
+        let Seen { left, open, flying, .. } = seen;
         assert!(left.is_empty() && open.is_empty() && flying.is_empty(), "all are done: {left:?} {open:?}");
         assert_eq!(bench.scheduler.queued(), 0);
         bench.at(IDLE);
