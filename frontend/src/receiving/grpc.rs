@@ -1,6 +1,6 @@
 //! The messages of a gRPC call on their way in. The library reserves as much memory as a message's head promises, so it is given a
 //! message only when all of it is here. A message is bounded by [`Limits`], all that is being received by the
-//! [`Budget`](crate::receiving::Budget), and compressed messages are decompressed here, on threads that serve no sockets.
+//! [`Budget`], and compressed messages are decompressed here, on threads that serve no sockets.
 
 pub(crate) mod messages;
 
