@@ -215,7 +215,7 @@ impl Responder {
         state.streams(self.place).and_then(|streams| streams.stream(self.place.1).map(drop)).is_err()
     }
 
-    /// The number of its batch and its position there, for [`Call::parent`](crate::Call::parent).
+    /// The number of its batch and its position there, for `parent` of a call.
     pub fn place(&self) -> (u64, u32) {
         self.place
     }
