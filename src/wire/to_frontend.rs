@@ -61,7 +61,7 @@ pub struct Loaded {
     pub engine: String,
     /// What loading has added to the resident memory of the process, bytes.
     pub memory: u64,
-    /// Its batches are to have [`BatchRequest::details`].
+    /// Its batches are to have [`details`](super::BatchRequest::details).
     pub details: bool,
     /// The model is to be asked whether it is ready.
     pub asked: bool,
