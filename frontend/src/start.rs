@@ -40,6 +40,8 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// How long traces that wait may take to be written or sent after that.
 const LAST_TRACES: Duration = Duration::from_secs(5);
+/// How long an exporter that has exceeded its limit may take to log that.
+const LOGGED: Duration = Duration::from_secs(1);
 
 /// How long the last lines of the metric logs may take to be written: a file system that hangs does not keep the server.
 const LAST_LINES: Duration = Duration::from_secs(5);
@@ -150,7 +152,8 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
-    ends.wait(LAST_TRACES, engine.stop_tracing(LAST_TRACES)).await;
+    // Longer than the exporter's own limit, so that it can log what it could not send.
+    ends.wait(LAST_TRACES + LOGGED, engine.stop_tracing(LAST_TRACES)).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded.and_then(|()| check_finished(unfinished))
 }
