@@ -177,7 +177,7 @@ impl ModelName {
         Self { full: format!("{namespace}/{name}").into(), bare: namespace.len() + 1 }
     }
 
-    /// The namespace, where models are told apart by their repositories.
+    /// The namespace; `None` unless models are distinguished by their repositories.
     pub fn namespace(&self) -> Option<&str> {
         self.full.get(..self.bare.checked_sub(1)?)
     }

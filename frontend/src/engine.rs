@@ -6,6 +6,7 @@ mod service;
 mod trace;
 mod workers;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -205,10 +206,16 @@ impl Engine {
 
     /// The model that a client calls so.
     fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
-        match self.resolve(name, version)? {
-            Some(resolved) => self.inner.loader.models().serving(&resolved.model, ""),
-            None => self.inner.loader.models().serving(name, version),
-        }
+        let (name, version) = self.in_repository(name, version)?;
+        self.inner.loader.models().serving(&name, version)
+    }
+
+    /// The repository's name and version for those that a client uses. A model behind an alias has one version.
+    fn in_repository<'n>(&self, name: &'n str, version: &'n str) -> Result<(Cow<'n, str>, &'n str), InferError> {
+        Ok(match self.resolve(name, version)? {
+            Some(resolved) => (resolved.model.into(), ""),
+            None => (name.into(), version),
+        })
     }
 
     fn resolve(&self, name: &str, version: &str) -> Result<Option<Resolved>, InferError> {

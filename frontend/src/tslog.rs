@@ -27,7 +27,7 @@ use crate::{clock, log};
 use sink::{LogFile, Sink, Stdout};
 
 /// How often lines are written while there are any. The bound of the delay between an answer and its lines.
-const TICK: Duration = Duration::from_millis(4);
+const TICK: Duration = Duration::from_millis(3);
 /// How long the thread waits for further samples after the first one: a request's samples come within one short execution.
 const LINGER: Duration = Duration::from_millis(1);
 /// How often sums are written while the bound on lines leaves no lines to single requests.

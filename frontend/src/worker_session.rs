@@ -43,7 +43,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Starts reading in a task of its own. `models` are the models that the worker may call.
+    /// Starts a task that reads the worker's frames. `models` are the models that the worker may call.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,

@@ -51,7 +51,7 @@ pub struct Summary {
     pub sum: f64,
     /// Their number.
     pub count: u64,
-    /// Quantiles and their values (NaN while there is none).
+    /// Quantiles and their values; NaN before the first observation.
     pub quantiles: Vec<(f64, f64)>,
 }
 

@@ -26,7 +26,7 @@ impl ModelConfig {
         self.inputs.len() + self.batch_inputs.iter().map(|input| input.targets.len()).sum::<usize>()
     }
 
-    /// The position of the input whose shape tells how this output is taken apart, if it is one that must be.
+    /// The position of the input whose shape determines how this output is split; `None` if the output is not split so.
     pub fn scattered_by(&self, output: &str) -> Option<usize> {
         let scattered = self.batch_outputs.iter().find(|scattered| scattered.targets.iter().any(|name| name == output));
         scattered.map(|scattered| scattered.source)

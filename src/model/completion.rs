@@ -2,7 +2,7 @@
 
 use super::onnx::ModelSignature;
 
-/// What is known about a model apart from its configuration's text.
+/// The facts about a model that are not in its configuration's text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completion<'a> {
     /// The name of the model's directory: the model's name.

@@ -6,11 +6,11 @@ use crate::error::{ErrorCode, InferError, Reason};
 /// An error as it crosses the wire.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireError {
-    /// What the client is told.
+    /// The code of the error that the client gets.
     pub code: ErrorCode,
-    /// The text.
+    /// Its text.
     pub message: String,
-    /// It is about memory of the client's.
+    /// Whether the error concerns shared memory of the client.
     pub of_region: bool,
 }
 

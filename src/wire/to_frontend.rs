@@ -24,7 +24,7 @@ pub enum ToFrontend {
     Manage(Manage),
     /// So many of a call's answers have been taken, all in all: as many as [`CREDITS`](super::CREDITS) more may come.
     Taken(u64, u64),
-    /// Nobody waits for the answers of this call any more.
+    /// The answers of this call are no longer wanted.
     Abandoned(u64),
     /// Inputs that the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) are free again: the batches or
     /// loans.
@@ -98,7 +98,7 @@ pub struct OutputBlock {
     /// Position in the configuration's outputs.
     pub output: u16,
     /// The requests that it is for, by their positions in the batch, ascending; empty for all. A batch whose states differ
-    /// in shape is executed in parts, each of which gives an output of its own.
+    /// in shape is executed in parts, each of which gives a separate output.
     pub requests: Vec<u32>,
     /// What the elements are.
     pub datatype: DataType,

@@ -14,7 +14,7 @@ pub enum ToWorker {
     Load(Load),
     /// Execute a batch.
     Execute(Execute),
-    /// Blocks of the worker's output arena that nobody reads any more, by offset.
+    /// Blocks of the worker's output arena, by offset, that the frontend has finished reading.
     Release(Vec<u64>),
     /// Finish and exit.
     Shutdown,
@@ -24,7 +24,7 @@ pub enum ToWorker {
     SequenceEnded(Vec<u64>),
     /// Responses of a decoupled model have been taken by their client.
     Credits(Credits),
-    /// These regions, by number, are unregistered and used by nobody: they are to be unmapped.
+    /// Regions, by number, that are unregistered and no longer in use: the worker unmaps them.
     Forget(Vec<u64>),
     /// An answer to a [`Call`](super::Call) or [`Manage`](super::Manage) of the worker's.
     Answer(Answer),
@@ -63,7 +63,7 @@ pub struct Load {
     pub device: Option<Device>,
 }
 
-/// A GPU, as an instance is told of it. The process sees it as device 0, whatever its number on the machine is.
+/// The GPU of an instance. The process sees it as device 0, whatever its number on the machine is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// Its number on the machine, for messages and metrics.

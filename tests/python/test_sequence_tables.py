@@ -89,5 +89,9 @@ def test_the_live_triton_loads_as_recorded(tmp_path):
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_does_as_recorded(recorded, tmp_path):
-    """A real Triton of this moment."""
-    assert sequences.run_triton(ROWS, tmp_path) == recorded
+    """A real Triton of this moment. Its answers hang on when its threads run: what differs is asked once more, by itself."""
+    live = sequences.run_triton(ROWS, tmp_path / "first")
+    again = [row for row in ROWS if live[row.name] != recorded[row.name]]
+    if again:
+        live |= sequences.run_triton(again, tmp_path / "again")
+    assert live == recorded

@@ -44,7 +44,7 @@ pub(crate) fn check(files: &[File]) -> Vec<String> {
     judge(files, CYCLES).0
 }
 
-/// Every known cycle that is none any more.
+/// Every listed cycle that no longer exists.
 pub(crate) fn stale(files: &[File]) -> Vec<String> {
     judge(files, CYCLES).1
 }

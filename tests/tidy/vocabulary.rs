@@ -18,7 +18,7 @@ pub(crate) fn stale(files: &[File]) -> Vec<String> {
     [names(files, PRIVATE_NAMES_LEFT).1, torchserve(files, TORCHSERVE_LEFT).1].concat()
 }
 
-/// Modules with a private name that are not in the list, and entries of the list that are none.
+/// Modules with a private name that are not listed, and listed modules that no longer exist.
 pub(crate) fn names(files: &[File], known: &[&str]) -> (Vec<String>, Vec<String>) {
     let is_private = |path: &str| module_of(path).last().is_some_and(|name| PRIVATE_NAMES.contains(&name.as_str()));
     let paths = files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".rs") && !is_test(path));

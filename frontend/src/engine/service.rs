@@ -14,7 +14,7 @@ use pharos::model::{ModelMetadata, envelope};
 use pharos::region::Kind;
 use pharos::repository::{IndexEntry, Override, parse_version};
 use pharos::request_trace::Traced;
-use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Resolved, Route, Service, TraceSettings};
+use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Route, Service, TraceSettings};
 use pharos::shared_memory::Status;
 use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
@@ -49,18 +49,15 @@ impl Service for Engine {
 
     async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError> {
         self.check_open()?;
-        Ok(match self.resolve(model, version) {
-            Ok(Some(Resolved { model, .. })) => self.inner.loader.models().says_ready(&model, "").await,
-            Ok(None) => self.inner.loader.models().says_ready(model, version).await,
+        Ok(match self.in_repository(model, version) {
+            Ok((model, version)) => self.inner.loader.models().says_ready(&model, version).await,
             Err(_) => false,
         })
     }
 
     fn why_not_ready(&self, model: &str, version: &str) -> Option<String> {
-        match self.resolve(model, version).ok()? {
-            Some(Resolved { model, .. }) => self.inner.loader.models().why_not_ready(&model, ""),
-            None => self.inner.loader.models().why_not_ready(model, version),
-        }
+        let (model, version) = self.in_repository(model, version).ok()?;
+        self.inner.loader.models().why_not_ready(&model, version)
     }
 
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError> {

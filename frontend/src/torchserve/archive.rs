@@ -263,7 +263,7 @@ fn within(directory: &Path) -> PathBuf {
     }
 }
 
-/// A directory of its own in the server's work_directory.
+/// Makes a new directory below the server's work directory.
 fn new_directory(settings: &Settings) -> Result<Unpacked, Refused> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

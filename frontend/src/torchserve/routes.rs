@@ -63,11 +63,11 @@ pub enum Endpoint {
     V1Ready(String),
     /// A new token.
     Token,
-    /// The workflows: there are none.
+    /// The list of workflows, which is always empty.
     Workflows,
-    /// A prediction by a workflow: there is none.
+    /// A prediction by a workflow. Workflows are not supported: the answer is not found.
     Workflow(String),
-    /// The management of a workflow: there is none.
+    /// The management of a workflow. Workflows are not supported: the answer is not found.
     ManageWorkflow(String),
     /// The metrics.
     Metrics,

@@ -260,7 +260,7 @@ impl Connection {
         stream.cancelled || row.is_some_and(flagged)
     }
 
-    /// Sends a response of a request of its own. Under the lock, so that responses keep their order.
+    /// Sends the response of one request. Holds the lock meanwhile, so that responses keep their order.
     ///
     /// # Errors
     /// The request is over, or its parameters are too long for a message: then it goes on without this response.

@@ -1,4 +1,4 @@
-//! Whether the model is ready, when the frontend asks: on a thread of its own, so that a long batch does not keep the answer.
+//! Answers the frontend's question whether the model is ready, on a separate thread: a long batch does not delay the answer.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

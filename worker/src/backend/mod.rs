@@ -39,7 +39,7 @@ pub(crate) fn has_onnxruntime() -> bool {
 /// The GPU that the instance is to run on, ready for use.
 ///
 /// # Errors
-/// It cannot be used, or there is none.
+/// The file is missing or cannot be used.
 fn ready_gpu(cuda: &Arc<Cuda>) -> Result<Arc<Cuda>, InferError> {
     if cuda.device().is_none() {
         return Err(load_error("the instance has no GPU"));

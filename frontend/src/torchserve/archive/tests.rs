@@ -14,7 +14,7 @@ use super::*;
 const MANIFEST: &str = r#"{"createdOn": "today", "runtime": "python", "model": {"modelName": "noop", "modelVersion": "1.11",
     "handler": "service.py:handle", "configFile": "model-config.yaml"}, "archiverVersion": "0.12.0"}"#;
 
-/// A folder of a test, with settings whose model store and work_directory are in it.
+/// A folder of a test, with settings whose model store and work directory are in it.
 struct Place {
     folder: PathBuf,
     settings: Settings,

@@ -45,10 +45,10 @@ enum Stage<S: Management> {
 }
 
 impl<S: Management> Call<S> {
-    /// Sends a request on its way; while the first worker loads the model, with the first look for an answer.
+    /// Begins a request: the engine gets it now or, while the first worker loads the model, when the first answer is polled.
     ///
     /// # Errors
-    /// There is no such model, no worker of it, or the request is none.
+    /// The model is unknown or has no worker, or the request is malformed.
     pub(super) fn begin(shared: &Arc<Shared<S>>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {

@@ -59,7 +59,7 @@ fn ordinary_sequences_never_overlap() {
         bench.done(1);
         let actions = bench.actions();
         let both = actions.iter().any(|action| action.contains('1') && action.contains("(2"));
-        assert_eq!(both, iterative, "{actions:?}: an iterative request is a sequence of its own");
+        assert_eq!(both, iterative, "{actions:?}: each iterative request is a separate sequence");
     }
     // Without the strategy or without iterative sequences the setting has no effect.
     for (settings, iterative) in [(direct(), true), (oldest(4), false)] {
