@@ -1,7 +1,7 @@
 //! The table of registered regions: which names there are, which keys may be opened, which ranges may be used, and what
 //! becomes of a region that is unregistered while requests use it.
 //!
-//! Nothing here opens or maps anything: `frontend/src/shared_memory.rs` does, and asks here first. Texts and codes are
+//! Nothing here opens or maps anything: `frontend/engine/src/shared_memory.rs` does, and asks here first. Texts and codes are
 //! Triton's.
 
 use std::collections::BTreeMap;

@@ -19,7 +19,6 @@ mod rate_limit;
 mod refusal;
 mod shared_memory;
 mod tls;
-mod torchserve;
 mod trace;
 mod values;
 mod workers;
@@ -32,6 +31,9 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
+
+use pharos_telemetry::statsd::StatsdAddress;
+use pharos_telemetry::trace::Tracing;
 
 use environment::Start;
 use values::{
@@ -49,8 +51,7 @@ pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
-pub use torchserve::TorchServe;
-pub use trace::{Collector, TraceCommand, TraceConfig, TraceOptions, Tracing};
+pub use trace::{TraceCommand, TraceConfig, TraceOptions};
 pub use workers::{BackendSetting, Workers};
 
 const GENERAL: &str = "Server";
@@ -287,15 +288,6 @@ pub struct Metrics {
     pub cgroup_root: PathBuf,
 }
 
-/// Where StatsD datagrams are received.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StatsdAddress {
-    /// UDP on this host (an address or a name) and port.
-    Udp(String, u16),
-    /// A Unix datagram socket at this path.
-    Unix(PathBuf),
-}
-
 /// Metrics as log lines.
 #[derive(Clone, Debug, Args)]
 pub struct Tslog {
@@ -397,7 +389,7 @@ impl Options {
     ///
     /// # Errors
     /// What is said about it does not hold together; [`Options::from_args`] refuses that.
-    pub fn cache(&self) -> Result<Option<crate::cache::Settings>, String> {
+    pub fn cache(&self) -> Result<Option<pharos_engine::cache::Settings>, String> {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
@@ -432,10 +424,10 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
-    use crate::store::Location;
     use pharos::metrics::catalog::Setting;
     use pharos::metrics::catalog::listing::Form;
     use pharos::scheduler::rate_limiter::Limit;
+    use pharos_engine::store::Location;
 
     fn parse(args: &[&str]) -> Result<Options, String> {
         let args = ["pharos", "--model-repository", "models"].iter().chain(args);

@@ -1,41 +1,5 @@
-//! The frontend: protocols in, worker processes out.
+//! The frontend's executable: its flags, and the order of its start and its end.
 
-mod access;
-mod body_timeout;
-mod cache;
-mod calls;
 pub mod cli;
-mod client;
-mod clock;
-mod descriptors;
-mod directories;
-pub mod engine;
-mod ensemble;
-mod file_watch;
-pub mod grpc;
-pub mod http;
-mod launch;
-pub mod listener;
-mod loader;
-mod log;
-#[allow(unsafe_code)]
-mod memory;
-mod metrics;
-mod onnxruntime;
-mod process;
-pub mod receiving;
-mod request_log;
-mod request_trace;
-mod scheduler;
-mod serving;
-pub mod shared_memory;
+mod commands;
 pub mod start;
-mod statsd;
-mod store;
-mod supervisor;
-mod system;
-pub mod torchserve;
-mod trace;
-pub mod tslog;
-mod wire;
-mod worker_session;

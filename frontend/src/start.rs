@@ -20,20 +20,29 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
-use crate::descriptors::{self, Descriptors};
-use crate::engine::{self, Engine, Unfinished};
-use crate::launch::Program;
-use crate::listener::Phase;
-use crate::metrics::{self, Definition, Source};
-use crate::receiving::Budget;
-use crate::store::Registered;
-use crate::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
-use crate::torchserve::{self, Plan, Step};
-use crate::{directories, loader, log, onnxruntime, shared_memory, store, trace, tslog};
+use crate::commands;
 use clouds::Clouds;
 use executable::Executable;
 use home::Home;
 use listen::Listeners;
+use pharos_engine::launch::Program;
+use pharos_engine::loader;
+use pharos_engine::onnxruntime;
+use pharos_engine::shared_memory;
+use pharos_engine::store;
+use pharos_engine::store::Registered;
+use pharos_engine::{self as engine, Engine, Unfinished};
+use pharos_listener::Phase;
+use pharos_listener::receiving::Budget;
+use pharos_listener::request_log;
+use pharos_os::descriptors::{self, Descriptors};
+use pharos_os::directories;
+use pharos_telemetry::log;
+use pharos_telemetry::metrics::{Definition, Source};
+use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
+use pharos_telemetry::tslog;
+use pharos_torchserve as torchserve;
+use pharos_torchserve::{Plan, Step};
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -56,8 +65,8 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &options.command {
-        Some(Command::Metrics(command)) => return metrics::run(command),
-        Some(Command::Trace(command)) => return trace::run(command),
+        Some(Command::Metrics(command)) => return commands::metrics(command),
+        Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
             return match torchserve::run(arguments, &Executable) {
                 Ok(Step::Done) => ExitCode::SUCCESS,
@@ -72,9 +81,10 @@ pub fn main() -> ExitCode {
 
 /// Serves as the options say, and TorchServe's endpoints as well if there is a plan for those.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
+    request_log::enable(options.log.access);
     let log = match plan {
-        Some(plan) => log::start_torchserve(&options.log, &plan.logs),
-        None => log::start(&options.log),
+        Some(plan) => log::start_torchserve(&options.log.options(), &plan.logs),
+        None => log::start(&options.log.options()),
     };
     let log = match log {
         Ok(log) => log,

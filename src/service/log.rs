@@ -2,6 +2,9 @@
 
 use crate::error::InferError;
 
+/// The target of log lines about single requests. They are logged whatever the other settings say.
+pub const REQUEST_LOG_TARGET: &str = "access";
+
 /// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]

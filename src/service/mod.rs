@@ -16,7 +16,9 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
-pub use self::log::{LogFormat, LogSettings, LogUpdate, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting};
+pub use self::log::{
+    LogFormat, LogSettings, LogUpdate, REQUEST_LOG_TARGET, WRONG_LOG_FORMAT, log_format, unchangeable_log_setting,
+};
 pub use self::management::{GpuUsage, Management, WorkerHealth, WorkerStatus};
 pub use self::model_policy::ModelPolicy;
 pub use self::naming::{Naming, Resolved};

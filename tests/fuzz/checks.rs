@@ -39,13 +39,13 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
 
 /// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
 pub(crate) fn http(data: &[u8]) {
-    pharos_frontend::http::fuzzing::request(data);
+    pharos_http::fuzzing::request(data);
 }
 
 /// Loads with files and a configuration, as HTTP brings them: whatever they are called, they stay in the model's directory,
 /// and whatever the configuration says, it is read or refused.
 pub(crate) fn repository(data: &[u8]) {
-    let Ok(Some(given)) = Override::new(pharos_frontend::http::fuzzing::load(data)) else { return };
+    let Ok(Some(given)) = Override::new(pharos_http::fuzzing::load(data)) else { return };
     let inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
     for path in given.files.keys() {
         assert!(!path.as_os_str().is_empty() && inside(path), "{}", path.display());

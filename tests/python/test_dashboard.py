@@ -14,7 +14,7 @@ from conftest import copy_models
 from request_table import simple
 from server import EXAMPLES, MODELS, ROOT, Server, eventually
 
-PAGE = ROOT / "frontend/src/http/dashboard"
+PAGE = ROOT / "frontend/http/src/dashboard"
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 
 

@@ -28,19 +28,22 @@ fn passes(path: &str, text: &str) {
 
 #[test]
 fn floors_point_down() {
-    passes("frontend/src/http/infer.rs", "//! x\nuse crate::listener::Life;\nuse super::codec;");
-    passes("frontend/src/main.rs", "//! x\nuse crate::http;");
-    fails("frontend/src/engine.rs", "//! x\nuse crate::http::serve;", 2, "`engine` uses `http`, which stands above it");
-    fails("frontend/src/http/mod.rs", "//! x\nuse crate::grpc::serve;", 2, "which stands beside it");
-    fails("frontend/src/http/a/b.rs", "//! x\nfn f() { super::super::super::grpc::f() }", 2, "`http` uses `grpc`");
+    passes("frontend/engine/src/serving.rs", "//! x\nuse crate::wire::Frames;\nuse super::ensemble;");
+    passes("frontend/engine/src/lib.rs", "//! x\nuse crate::engine;");
+    let path = "frontend/engine/src/serving.rs";
+    fails(path, "//! x\nuse crate::loader::load;", 2, "`serving` uses `loader`, which stands above it");
+    fails("frontend/engine/src/ensemble.rs", "//! x\nuse crate::supervisor::Pool;", 2, "which stands beside it");
+    let path = "frontend/engine/src/wire/a/b.rs";
+    fails(path, "//! x\nfn f() { super::super::super::calls::f() }", 2, "`wire` uses `calls`");
     fails(
-        "frontend/src/wire/mod.rs",
-        "//! x\nuse crate::{\n    clock,\n    scheduler::Driver,\n};",
+        "frontend/engine/src/wire/mod.rs",
+        "//! x\nuse crate::{\n    memory,\n    scheduler::Driver,\n};",
         4,
         "`wire` uses `scheduler`",
     );
-    fails("frontend/src/scheduler.rs", "//! x\nfn f() {\n    crate::engine::f()\n}", 3, "`scheduler` uses `engine`");
-    fails("frontend/src/novelty.rs", "//! x", 1, "`novelty` has no floor");
+    let path = "frontend/engine/src/scheduler.rs";
+    fails(path, "//! x\nfn f() {\n    crate::engine::f()\n}", 3, "`scheduler` uses `engine`");
+    fails("frontend/engine/src/novelty.rs", "//! x", 1, "`novelty` has no floor");
     passes("src/infer.rs", "//! x\nuse crate::tensor::Tensor;");
     fails("src/tensor.rs", "//! x\nuse crate::model::ModelConfig;", 2, "`tensor` uses `model`");
     fails("src/wire/codec.rs", "//! x\nuse crate::scheduler::Ticket;", 2, "beside");
@@ -59,7 +62,7 @@ fn tests_may_use_what_they_like() {
 
 #[test]
 fn unit_tests_compile_all_code() {
-    let path = "frontend/src/http/mod.rs";
+    let path = "frontend/http/src/lib.rs";
     fails(path, "//! x\n#[cfg(not(test))]\nuse a::b;", 2, "unit tests compile all code");
     fails(path, "//! x\n\n#[cfg_attr(test, allow(dead_code))]\nmod a;", 3, "unit tests compile all code");
     passes(path, "//! x\n// The driver cannot be loaded there.\n#[cfg(not(test))]\nuse a::b;");
@@ -76,24 +79,19 @@ fn bans() {
         ("src/model/mod.rs", "fn now() { std::time::Instant::now(); }"),
         ("src/model/mod.rs", "use tokio;"),
         ("worker/src/watch.rs", "use tokio::net::UnixStream as Socket;"),
-        ("worker/src/watch.rs", "use pharos_frontend::wire;"),
-        ("frontend/src/wire/mod.rs", "use pharos_worker::wire;"),
-        ("frontend/src/engine.rs", "fn f(value: serde_json::Value) {}"),
-        ("frontend/src/engine.rs", "use prost::Message;"),
+        ("frontend/engine/src/engine.rs", "fn f(value: serde_json::Value) {}"),
+        ("frontend/engine/src/engine.rs", "use prost::Message;"),
         ("src/repository.rs", "use prost_reflect::DynamicMessage;"),
         ("src/repository.rs", "use crate::model::proto::ModelConfig;"),
-        ("frontend/src/grpc/codec.rs", "use pharos::scheduler::Ticket;"),
-        ("frontend/src/http/model.rs", "use crate::engine::Engine;"),
-        ("frontend/src/http/cloud/models.rs", "use crate::serving::Serving;"),
-        ("frontend/src/torchserve/listen.rs", "use crate::{clock, grpc};"),
+        ("frontend/grpc/src/codec.rs", "use pharos::scheduler::Ticket;"),
     ] {
         fails(path, &format!("//! x\n\n{text}"), 3, "has no place here");
     }
     for (path, text) in [
         ("src/model/mod.rs", "use std::time::Duration;\nuse std::sync::Mutex;"),
         ("src/model/proto.rs", "use prost::Message;"),
-        ("frontend/src/grpc/codec.rs", "use tonic::Status;\nuse prost::Message;"),
-        ("frontend/src/http/codec.rs", "use serde_json::value::RawValue;"),
+        ("frontend/grpc/src/codec.rs", "use tonic::Status;\nuse prost::Message;"),
+        ("frontend/http/src/codec.rs", "use serde_json::value::RawValue;"),
         ("src/model/mod.rs", "// std::net::TcpStream\nconst A: &str = \"tokio::net\";"),
     ] {
         passes(path, &format!("//! x\n{text}"));
@@ -126,17 +124,30 @@ fn forms() {
 }
 
 #[test]
+fn packages_depend_on_what_lies_below() {
+    let manifest = |table: &str| format!("[package]\n[{table}\n");
+    fails("worker/Cargo.toml", &manifest("dependencies]\nbytes = \"1\"\ntokio.workspace = true"), 4, "`tokio`");
+    passes("Cargo.toml", &manifest("workspace.dependencies]\ntokio = \"1\"\n[dependencies]\nbytes = \"1\""));
+    fails("Cargo.toml", &manifest("dev-dependencies]\ntonic = \"1\""), 3, "`tonic`");
+    let http = "frontend/http/Cargo.toml";
+    passes(http, &manifest("dependencies]\npharos-listener.workspace = true"));
+    passes(http, &manifest("dev-dependencies]\npharos-service-double.workspace = true"));
+    fails(http, &manifest("dependencies]\npharos-engine.workspace = true"), 3, "`pharos-engine`");
+    fails(http, &manifest("dependencies]\npharos-grpc.workspace = true"), 3, "`pharos-grpc`");
+    fails("frontend/engine/Cargo.toml", &manifest("dependencies]\npharos-http.workspace = true"), 3, "`pharos-http`");
+    fails("frontend/novelty/Cargo.toml", &manifest("dependencies]\npharos.workspace = true"), 3, "`pharos`");
+    passes("examples/backend/Cargo.toml", &manifest("dependencies]\npharos-backend.workspace = true"));
+}
+
+#[test]
 fn names_and_places() {
-    fails("frontend/src/engine.rs", "//! x\nconst A: &str = \"nv_inference_count\";", 2, "named once");
-    passes("frontend/src/engine.rs", "//! x\n// \"nv_inference_count\"");
+    fails("frontend/engine/src/engine.rs", "//! x\nconst A: &str = \"nv_inference_count\";", 2, "named once");
+    passes("frontend/engine/src/engine.rs", "//! x\n// \"nv_inference_count\"");
     passes("src/metrics/builtin.rs", "//! x\nconst A: &str = \"nv_inference_count\";");
     let stranger = one("notes/a.md", "a");
     assert!(stranger.len() == 1 && stranger[0].starts_with("notes:1: the top level holds only"), "{stranger:#?}");
     fails("src/a.proto", "syntax", 1, "proto/");
     passes("proto/a.proto", "syntax");
-    fails("worker/Cargo.toml", "[dependencies]\nbytes = \"1\"\ntokio.workspace = true", 3, "`tokio`");
-    passes("Cargo.toml", "[workspace.dependencies]\ntokio = \"1\"\n[dependencies]\nbytes = \"1\"");
-    fails("Cargo.toml", "[dev-dependencies]\ntonic = \"1\"", 2, "`tonic`");
     let private = concat!("/ho", "me/me/models");
     fails("README.md", &format!("a\nrun {private}"), 2, "one machine only");
     passes("README.md", &format!("https://example.org{private} and $(ROOT){private}"));
@@ -369,8 +380,8 @@ fn modules_have_names() {
 #[test]
 fn torchserve_is_named_in_its_places() {
     let text = "// TorchServe\nuse torchserve;\nconst A: &str = \"torch_serve\";\nconst B: u8 = 1;\n#[cfg(test)]\nmod tests {\n    // TorchServe\n}";
-    let path = "frontend/src/engine.rs";
-    let here = tree(&[(path, text), ("frontend/src/torchserve/mod.rs", text), ("README.md", text)]);
+    let path = "frontend/engine/src/engine.rs";
+    let here = tree(&[(path, text), ("frontend/torchserve/src/lib.rs", text), ("README.md", text)]);
     let (found, stale) = torchserve(&here, &[]);
     assert!(found.len() == 1 && stale.is_empty(), "{found:#?} {stale:#?}");
     assert!(found[0].starts_with(&format!("{path}:1: 3 lines name TorchServe, at most 0 may")), "{found:#?}");

@@ -31,7 +31,7 @@ pub(crate) const PRIVATE_NAMES: &[&str] = &[
 ];
 
 /// Where words of TorchServe belong.
-pub(crate) const TORCHSERVE: &[&str] = &["frontend/src/torchserve", "frontend/torchserve/", "worker/python/"];
+pub(crate) const TORCHSERVE: &[&str] = &["frontend/torchserve/", "worker/python/"];
 
 /// A package and its floors, from the roof down. A module may use what lies below it, never what lies above.
 pub(crate) struct House {
@@ -96,9 +96,14 @@ pub(crate) const HOUSES: &[House] = &[
         floors: &[
             // The start-up order, which main reads aloud.
             apart(&["start"]),
-            // TorchServe's endpoints stand beside the v2 protocol's and serve those on their ports too.
-            apart(&["torchserve"]),
-            apart(&["http", "grpc", "status"]),
+            apart(&["commands"]),
+            // Reads the command line into the settings of the packages below.
+            apart(&["cli"]),
+        ],
+    },
+    House {
+        source: "frontend/engine/src/",
+        floors: &[
             apart(&["engine"]),
             apart(&["loader"]),
             apart(&["serving"]),
@@ -106,25 +111,18 @@ pub(crate) const HOUSES: &[House] = &[
             apart(&["worker_session"]),
             apart(&["calls"]),
             apart(&["scheduler"]),
-            apart(&["process", "statsd"]),
+            apart(&["process"]),
             apart(&["wire"]),
-            apart(&["metrics", "tslog", "trace", "shared_memory", "listener", "access", "receiving"]),
-            apart(&["log"]),
-            // Reads the command line into the settings of the modules below.
-            apart(&["cli"]),
-            apart(&[
-                "memory",
-                "system",
-                "onnxruntime",
-                "launch",
-                "file_watch",
-                "body_timeout",
-                "store",
-                "cache",
-                "request_trace",
-            ]),
-            apart(&["clock", "client", "descriptors", "directories", "request_log"]),
+            apart(&["cache", "launch", "memory", "onnxruntime", "shared_memory", "store"]),
         ],
+    },
+    House {
+        source: "frontend/telemetry/src/",
+        floors: &[apart(&["statsd", "tslog"]), apart(&["metrics", "log", "system", "trace"])],
+    },
+    House {
+        source: "frontend/os/src/",
+        floors: &[apart(&["client", "clock", "descriptors", "directories", "file_watch"])],
     },
     House {
         source: "worker/src/",
@@ -166,28 +164,7 @@ pub(crate) struct Ban {
 }
 
 const DECIDERS: &[&str] = &["src/scheduler", "src/repository", "src/supervisor", "src/trace/"];
-const EDGES: &[&str] = &["frontend/src/http", "frontend/src/grpc"];
-/// The modules that serve requests with worker processes.
-const ENGINE_ROOMS: &[&str] = &[
-    "frontend/src/cache",
-    "frontend/src/calls",
-    "frontend/src/client",
-    "frontend/src/descriptors",
-    "frontend/src/directories",
-    "frontend/src/ensemble",
-    "frontend/src/launch",
-    "frontend/src/loader",
-    "frontend/src/memory",
-    "frontend/src/onnxruntime",
-    "frontend/src/process",
-    "frontend/src/scheduler",
-    "frontend/src/serving",
-    "frontend/src/store",
-    "frontend/src/supervisor",
-    "frontend/src/system",
-    "frontend/src/wire",
-    "frontend/src/worker_session",
-];
+const EDGES: &[&str] = &["frontend/http/", "frontend/grpc/"];
 const ASYNC: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper_util", "tower", "h2", "futures"];
 const PROTOBUF: &[&str] = &[
     "prost",
@@ -199,8 +176,7 @@ const PROTOBUF: &[&str] = &[
     "tonic_reflection",
     "crate::model::proto",
     "pharos::model::proto",
-    "crate::grpc::proto",
-    "pharos_frontend::grpc::proto",
+    "pharos_grpc::proto",
 ];
 
 /// Who may not name what.
@@ -222,31 +198,13 @@ pub(crate) const BANS: &[Ban] = &[
         within: &["src/"],
         except: &[],
         paths: ASYNC,
-        advice: "the core is synchronous: do it in frontend/src, decide it here",
+        advice: "the core is synchronous: do it in frontend/, decide it here",
     },
     Ban {
         within: &["worker/"],
         except: &[],
         paths: ASYNC,
         advice: "the worker is synchronous: one batch at a time, blocking I/O",
-    },
-    Ban {
-        within: &["src/"],
-        except: &[],
-        paths: &["pharos_frontend", "pharos_worker", "pharos_backend"],
-        advice: "the core lies below both packages: move what is shared down into src/",
-    },
-    Ban {
-        within: &["frontend/"],
-        except: &[],
-        paths: &["pharos_worker", "pharos_backend"],
-        advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
-    },
-    Ban {
-        within: &["worker/"],
-        except: &[],
-        paths: &["pharos_frontend"],
-        advice: "frontend and worker meet only on the wire: move what is shared into src/wire",
     },
     Ban {
         within: &["worker/backend/"],
@@ -264,7 +222,7 @@ pub(crate) const BANS: &[Ban] = &[
         within: DECIDERS,
         except: &[],
         paths: &["crate::tensor", "crate::infer", "crate::wire", "crate::metrics", "crate::shm", "crate::arena"],
-        advice: "deciders know ids, model and timeline, never payloads or counters: the driver in frontend/src has those",
+        advice: "deciders know ids, model and timeline, never payloads or counters: the driver in frontend/engine has those",
     },
     Ban {
         within: &["src/metrics"],
@@ -292,68 +250,85 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "http and grpc know the verbs of a service and nothing below it: add a verb to pharos::service",
     },
     Ban {
-        within: &["frontend/src/http", "frontend/src/grpc", "frontend/src/torchserve"],
-        except: &[],
-        paths: &[
-            "crate::engine",
-            "crate::loader",
-            "crate::serving",
-            "crate::shared_memory",
-            "crate::scheduler",
-            "crate::supervisor",
-        ],
-        advice: "an edge is generic over pharos::service::Service: add a verb there, and implement it in the engine",
-    },
-    Ban {
-        within: &["frontend/src/torchserve"],
-        except: &[],
-        paths: &["crate::http", "crate::grpc"],
-        advice: "edges know nothing of each other: start passes the v2 protocol in (torchserve::Kserve)",
-    },
-    Ban {
-        within: ENGINE_ROOMS,
-        except: &[],
-        paths: &["crate::cli", "crate::start", "crate::listener", "crate::http", "crate::grpc", "crate::torchserve"],
-        advice: "the engine knows neither the command line nor a protocol: take settings, traits or callbacks as parameters",
-    },
-    Ban {
-        within: &["frontend/src/", "worker/src/"],
+        within: &["frontend/", "worker/src/"],
         except: &[
-            "frontend/src/http",
-            "frontend/src/log/lines.rs",
-            "frontend/src/store/objects/credentials.rs",
-            "frontend/src/torchserve",
+            "frontend/http/",
+            "frontend/telemetry/src/log/lines.rs",
+            "frontend/engine/src/store/objects/credentials.rs",
+            "frontend/torchserve/",
         ],
         paths: &["serde_json"],
-        advice: "JSON values are private to frontend::http, frontend::torchserve, the log and Triton's file of credentials (and to the core's readers and renderers)",
+        advice: "JSON values are private to pharos-http, pharos-torchserve, the log and Triton's file of credentials (and to the core's readers and renderers)",
     },
     Ban {
-        within: &["src/", "frontend/src/", "worker/src/"],
+        within: &["src/", "frontend/", "worker/src/"],
         except: &[
             "src/model",
             "src/trace/otlp.rs",
-            "frontend/src/grpc",
-            "frontend/src/receiving/grpc",
-            "frontend/src/torchserve/grpc",
+            "frontend/grpc/",
+            "frontend/listener/src/receiving/grpc",
+            "frontend/torchserve/src/grpc",
+            "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to frontend::grpc, src/model and src/trace/otlp.rs: use the core's nouns",
+        advice: "generated protobuf is private to pharos-grpc, src/model and src/trace/otlp.rs: use the core's nouns",
     },
 ];
 
-/// A manifest and the dependencies that it may not have, in any of its tables.
-pub(crate) const MANIFESTS: &[(&str, &[&str])] = &[
-    ("Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"]),
-    ("frontend/Cargo.toml", &["pharos-worker", "pharos-backend"]),
-    ("worker/backend/Cargo.toml", &["tokio", "cudarc", "ort", "pharos-worker", "pharos-frontend"]),
-    ("worker/Cargo.toml", &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower", "pharos-frontend"]),
+/// A package: its manifest, what it may use of this project, and libraries that it may not use. Cargo then holds the floors.
+pub(crate) struct Package {
+    pub(crate) manifest: &'static str,
+    /// The packages of this project that its code may depend on; its tests may depend on any.
+    pub(crate) uses: &'static [&'static str],
+    /// Libraries that no table of its manifest may name.
+    pub(crate) without: &'static [&'static str],
+}
+
+const fn package(manifest: &'static str, uses: &'static [&'static str], without: &'static [&'static str]) -> Package {
+    Package { manifest, uses, without }
+}
+
+const NETWORK: &[&str] = &["tokio", "axum", "tonic", "hyper", "hyper-util", "tower"];
+/// What an edge is made of.
+const EDGE: &[&str] = &["pharos", "pharos-listener", "pharos-os"];
+
+/// The packages of ARCHITECTURE.md.
+pub(crate) const PACKAGES: &[Package] = &[
+    package("Cargo.toml", &[], NETWORK),
+    package("frontend/os/Cargo.toml", &["pharos"], &["axum", "tonic"]),
+    package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum", "tonic"]),
+    package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
+    package("frontend/listener/Cargo.toml", &["pharos", "pharos-os"], &[]),
+    package("frontend/http/Cargo.toml", EDGE, &["tonic"]),
+    package("frontend/grpc/Cargo.toml", EDGE, &["axum", "serde_json"]),
+    package("frontend/torchserve/Cargo.toml", EDGE, &[]),
+    package(
+        "frontend/Cargo.toml",
+        &[
+            "pharos",
+            "pharos-engine",
+            "pharos-grpc",
+            "pharos-http",
+            "pharos-listener",
+            "pharos-os",
+            "pharos-telemetry",
+            "pharos-torchserve",
+        ],
+        &[],
+    ),
+    package("worker/backend/Cargo.toml", &["pharos"], &["tokio", "cudarc", "ort"]),
+    package("worker/Cargo.toml", &["pharos", "pharos-backend"], NETWORK),
+    package("worker/python/Cargo.toml", &["pharos", "pharos-backend", "pharos-worker"], NETWORK),
+    package("tests/service_double/Cargo.toml", &["pharos"], NETWORK),
+    // Drives servers as any client does; its benchmarks of single paths are tests.
+    package("tests/Cargo.toml", &[], &[]),
 ];
 
 /// The only files with `unsafe`, each with the reason why it needs it. Each must state its contract.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
-    ("frontend/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
-    ("frontend/src/loader/prepare.rs", "a mapping of a model file, which a user may change under us"),
+    ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep alone"),
+    ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change under us"),
     ("worker/backend/src/memory.rs", "the same on the worker's side"),
     ("worker/src/pinning.rs", "memory that is registered with the driver of a GPU"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
@@ -392,7 +367,7 @@ pub(crate) const METRIC_PREFIXES: &[&str] =
     &["nv_inference", "nv_model", "nv_cache", "nv_gpu", "nv_cpu", "ts_inference", "ts_queue"];
 
 /// Where a metric's name may not stand in a string.
-pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/src/", "worker/src/", "worker/backend/src/"];
+pub(crate) const NO_METRIC_NAMES: &[&str] = &["frontend/", "worker/src/", "worker/backend/src/"];
 
 /// What may stand at the top: the user's own layout, and files that tools or readers look for there.
 pub(crate) const TOP_LEVEL: &[&str] = &[

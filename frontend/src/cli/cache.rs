@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cache::{self, Backend, RedisSettings, RedisTls};
+use pharos_engine::cache::{self, Backend, RedisSettings, RedisTls};
 
 /// One `--cache-config`: the cache's name and what is said about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

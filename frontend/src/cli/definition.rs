@@ -7,7 +7,8 @@ use clap::{Command as Parser, Subcommand};
 use pharos::metrics::catalog::listing::Form;
 use pharos::metrics::catalog::{Mode, Overrides, Setting};
 
-use super::{TorchServe, TraceCommand};
+use super::TraceCommand;
+use pharos_torchserve::Arguments;
 
 /// One `--metrics-config`.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +76,7 @@ pub enum Command {
     Trace(TraceCommand),
     /// Serve as TorchServe does: its arguments, its config.properties, its archives, its endpoints
     #[command(name = "torchserve")]
-    TorchServe(Box<TorchServe>),
+    TorchServe(Box<Arguments>),
 }
 
 /// What to do with a definition of metrics.

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::whole;
-use crate::system::Capability;
+use pharos_telemetry::system::Capability;
 
 const GPUS: &str = "GPUs";
 

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::WORKERS;
-use crate::system::{HostPolicy, Processors, cores};
+use pharos_telemetry::system::{HostPolicy, Processors, cores};
 
 /// The processors of instances.
 #[derive(Clone, Debug, Args)]

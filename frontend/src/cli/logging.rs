@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 use pharos::service::LogFormat;
+use pharos_telemetry::log;
 
 use super::{LOG, boolean};
 
@@ -31,6 +32,14 @@ pub struct Log {
     /// Log a line for each request
     #[arg(id = "log-access", long = "log-access", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ACCESS", value_parser = boolean, help_heading = LOG)]
     pub access: bool,
+}
+
+impl Log {
+    /// How to log from the start.
+    pub(crate) fn options(&self) -> log::Options {
+        let Self { verbose, info, warning, error, format, ref file, access: _ } = *self;
+        log::Options { verbose, info, warning, error, format, file: file.clone() }
+    }
 }
 
 /// A level; Triton also takes true and false.

@@ -7,7 +7,7 @@ use clap::{ArgAction, Args};
 
 use super::workers::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
-use crate::store::{Location, Locations};
+use pharos_engine::store::{Location, Locations};
 
 /// Which models are served.
 #[derive(Clone, Debug, Args)]

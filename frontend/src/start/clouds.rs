@@ -1,9 +1,9 @@
 //! The endpoints of cloud platforms at the start of the server.
 
 use crate::cli::{ControlMode, Options};
-use crate::engine::Engine;
-use crate::http::cloud::{Platform, SageMaker, VertexAi};
-use crate::store::Registered;
+use pharos_engine::engine::Engine;
+use pharos_engine::store::Registered;
+use pharos_http::cloud::{Platform, SageMaker, VertexAi};
 
 /// The platforms whose endpoints are served.
 pub(super) struct Clouds {

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::cli::Options;
-use crate::system::{self, Devices, Roots};
-use crate::torchserve;
+use pharos_telemetry::system::{self, Devices, Roots};
+use pharos_torchserve as torchserve;
 
 /// The options of `pharos`, and the GPUs of this machine.
 pub(super) struct Executable;

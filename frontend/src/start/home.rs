@@ -7,13 +7,16 @@ use pharos::service::Management as _;
 use tokio::task::JoinHandle;
 
 use crate::cli::Options;
-use crate::engine::Engine;
-use crate::listener::Life;
-use crate::receiving::Budget;
-use crate::torchserve::{
+use pharos_engine::engine::Engine;
+use pharos_grpc as grpc;
+use pharos_http as http;
+use pharos_listener::Life;
+use pharos_listener::receiving::Budget;
+use pharos_telemetry::log;
+use pharos_torchserve as torchserve;
+use pharos_torchserve::{
     self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
-use crate::{grpc, http, log};
 
 /// What the endpoints show.
 pub(super) struct Home {

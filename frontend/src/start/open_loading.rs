@@ -7,7 +7,7 @@ use pharos::access::tokens::Scope;
 use pharos::access::{Api, Restrictions};
 
 use crate::cli::{ControlMode, Options};
-use crate::torchserve::{Plan, ServerAccess, Settings};
+use pharos_torchserve::{Plan, ServerAccess, Settings};
 
 /// Warns if it is so.
 pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &ServerAccess) {

@@ -1,0 +1,228 @@
+//! The response cache: keeps the responses of models that ask for it, in this process or in a Redis that several servers
+//! share, and lets concurrent equal requests be executed once.
+//!
+//! A cache that cannot answer costs a miss, never an error: whatever is wrong with it is counted, and said at most once a
+//! second. No lock is held while tensors are hashed or copied.
+
+mod connection;
+mod files;
+mod flight;
+mod local;
+mod redis;
+mod settings;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pharos::cache::{Entry, Identity, Key};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::emitter::Throttle;
+use pharos::model::ModelConfig;
+use pharos::timeline::Instant;
+
+pub(crate) use files::Files;
+use flight::{Flights, Landing, Lead};
+use local::Local;
+use pharos_os::clock;
+use redis::Redis;
+pub use settings::{Backend, RedisSettings, RedisTls, Settings};
+
+/// Where responses are kept for all models.
+pub(crate) struct ResponseCache {
+    store: Store,
+    /// Only if concurrent equal requests are to be executed once.
+    flights: Option<Flights>,
+    report: Arc<Report>,
+}
+
+enum Store {
+    Local(Local),
+    Redis(Redis),
+}
+
+/// What a look-up found.
+pub(crate) enum Found {
+    /// The entry, and when the look-up began and ended.
+    Hit(Arc<Entry>, (Instant, Instant)),
+    /// Nothing: the request is to be executed, and its response stored with this.
+    Miss(Miss),
+}
+
+/// A request that was not found. If it is dropped without a response, another one that waits is executed in its place.
+pub(crate) struct Miss {
+    key: Key,
+    lookup_ns: u64,
+    lead: Option<Lead>,
+}
+
+impl ResponseCache {
+    /// An empty cache, or one over what is in Redis. Needs the runtime, not Redis itself.
+    pub(crate) fn new(settings: &Settings, metrics: Arc<Cache>) -> Self {
+        let report = Arc::new(Report { metrics, throttle: Mutex::default() });
+        let store = match &settings.backend {
+            Backend::Local(size) => Store::Local(Local::new(*size)),
+            Backend::Redis(redis) => Store::Redis(Redis::start(redis.clone(), report.clone())),
+        };
+        let how = if settings.single_flight { "; concurrent equal requests are executed once" } else { "" };
+        match &settings.backend {
+            Backend::Local(size) => tracing::info!("response cache: up to {size} bytes in this process{how}"),
+            Backend::Redis(redis) => tracing::info!("response cache: {redis:?}{how}"),
+        }
+        Self { store, flights: settings.single_flight.then(Flights::default), report }
+    }
+
+    /// Sets the gauges of what is kept.
+    pub(crate) fn observe(&self) {
+        let Store::Local(local) = &self.store else { return };
+        let usage = local.usage();
+        self.report.metrics.set_gauges(Builtin::CacheEntries, &[(Vec::new(), usage.entries as f64)]);
+        self.report.metrics.set_gauges(Builtin::CacheBytes, &[(Vec::new(), usage.bytes as f64)]);
+        if let Ok(evictions) = self.report.metrics.counter(Builtin::CacheEvictions.name(), &[]) {
+            let _ = evictions.add_or_update(usage.evicted as f64);
+        }
+    }
+}
+
+/// The cache of one loaded model version.
+pub(crate) struct ModelCache {
+    shared: Arc<ResponseCache>,
+    identity: Identity,
+}
+
+impl ModelCache {
+    /// Reads the version's files, so that answers of other files under the same name are never given: those of the model,
+    /// and of an ensemble's members after its own.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn new(shared: Arc<ResponseCache>, files: &[Files]) -> std::io::Result<Self> {
+        Ok(Self { shared, identity: files::identity(files)? })
+    }
+
+    /// Looks for the answer to a checked request; where another one that is equal is being executed, waits for its answer
+    /// if the cache is told to. Dropping the future gives the look-up up.
+    pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
+        let begun = clock::now();
+        let key = self.identity.key(request);
+        let hit = |entry| Found::Hit(entry, (begun, clock::now()));
+        let cache = &*self.shared;
+        if let Store::Local(local) = &cache.store
+            && let Some(entry) = local.get(&key)
+        {
+            return hit(entry);
+        }
+        let lead = match &cache.flights {
+            None => None,
+            Some(flights) => match Box::pin(flights.join(key)).await {
+                Landing::Entry(entry) => return hit(entry),
+                Landing::Lead(lead) => Some(lead),
+            },
+        };
+        let found = match &cache.store {
+            // It may have landed between the first look and taking the lead.
+            Store::Local(local) => lead.as_ref().and_then(|_| local.get(&key)),
+            Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
+                let entry = Entry::decode(&bytes, &key);
+                let entry = entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
+                entry.inspect_err(|invalid| cache.report.tell(Trouble::Entry, &invalid.to_string())).ok()
+            }),
+        };
+        match (found, lead) {
+            (Some(entry), lead) => {
+                if let Some(lead) = lead {
+                    lead.land(&entry);
+                }
+                hit(entry)
+            }
+            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(begun), lead }),
+        }
+    }
+
+    /// Stores the response to a request that was not found, and gives it to those that wait for it. Nothing of the
+    /// response is kept but copies. Gives back the nanoseconds of looking up and storing.
+    pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> u64 {
+        let begun = clock::now();
+        let Miss { key, lookup_ns, lead } = miss;
+        let cache = &*self.shared;
+        let waited_for = lead.as_ref().is_some_and(Lead::is_waited_for);
+        let mut entry = None;
+        match &cache.store {
+            Store::Local(local) => {
+                let fits = local.fits(Entry::size_of(response));
+                if fits || waited_for {
+                    let copy = entry.insert(Arc::new(Entry::copy_of(response)));
+                    if fits {
+                        local.insert(key, copy.clone());
+                    }
+                }
+                if !fits {
+                    let text = format!("a response of {} bytes is larger than the cache", Entry::size_of(response));
+                    cache.report.tell(Trouble::TooLarge, &text);
+                }
+            }
+            Store::Redis(redis) => {
+                redis.set(&key, || Entry::encode(response, &key), Entry::size_of(response));
+                entry = waited_for.then(|| Arc::new(Entry::copy_of(response)));
+            }
+        }
+        if let (Some(lead), Some(entry)) = (lead, entry) {
+            lead.land(&entry);
+        }
+        lookup_ns + clock::now().ns_since(begun)
+    }
+}
+
+/// What can be wrong with a cache (label `reason` of `pharos_cache_errors_total`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// There is no connection, or it broke.
+    Connection,
+    /// The answer did not come in time.
+    Timeout,
+    /// The answer was an error, or no answer at all.
+    Reply,
+    /// What was stored is not what belongs there.
+    Entry,
+    /// More is asked of the cache than it takes at a time.
+    Busy,
+    /// A response does not fit.
+    TooLarge,
+}
+
+impl Trouble {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Timeout => "timeout",
+            Self::Reply => "reply",
+            Self::Entry => "entry",
+            Self::Busy => "busy",
+            Self::TooLarge => "too_large",
+        }
+    }
+}
+
+/// Counts troubles, and says at most one a second.
+struct Report {
+    metrics: Arc<Cache>,
+    throttle: Mutex<Throttle>,
+}
+
+impl Report {
+    /// Something could not be looked up or stored.
+    fn tell(&self, trouble: Trouble, text: &str) {
+        if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[trouble.as_str()]) {
+            let _ = errors.add_or_update(1.0);
+        }
+        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        if let Some(held) = held {
+            let more = if held > 0 {
+                format!(" (and {held} more troubles since the last such message)")
+            } else {
+                String::new()
+            };
+            tracing::warn!("response cache: {text}{more}");
+        }
+    }
+}

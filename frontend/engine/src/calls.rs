@@ -1,0 +1,263 @@
+//! What models ask of the server while they run: other models to infer, and what the repository can do.
+//!
+//! A call is an ordinary request to the other model: counted there, scheduled there, traced as a step of the request that it
+//! was made for. What it answers is copied once, into the memory of the worker that has called. An answer that is not the
+//! last waits while the caller has [`CREDITS`] of them that it has not looked at.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferInput, InferRequest, InferResponse, RequestedOutput};
+use pharos::request_trace::Traced;
+use pharos::tensor::Tensor;
+use pharos::wire::{Answer, CREDITS, Call, CallInput, Manage, ToWorker, Verb};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use crate::scheduler::{Driver, Streamed};
+use crate::wire::SharedLink;
+use pharos_os::clock;
+
+/// Something that is done in the background.
+pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The models that may be called.
+pub(crate) trait Models: Send + Sync {
+    /// Begins a request to one of them.
+    ///
+    /// # Errors
+    /// It cannot infer now, or the request does not fit it; it may answer any number of times, and that is one too many.
+    fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
+
+    /// Loads one, unloads one, or says whether one is ready.
+    fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>>;
+}
+
+/// The answers to a request. Dropped before the last of them, it is cancelled.
+pub(crate) trait Answers: Send {
+    /// The next one; `None` after the last. Who asks for the next has taken the one before.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
+}
+
+/// The calls of one worker. Dropped, they are cancelled.
+pub(crate) struct Calls {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    link: SharedLink,
+    driver: Arc<Driver>,
+    models: Weak<dyn Models>,
+    // Held for a few instructions.
+    under_way: Mutex<HashMap<u64, UnderWay>>,
+}
+
+struct UnderWay {
+    task: Option<AbortHandle>,
+    /// How many more answers may come before the caller looks at them.
+    credit: Arc<Semaphore>,
+    taken: u64,
+}
+
+impl Calls {
+    /// Those of the worker at the other end of a link, which runs an instance of this driver's.
+    pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>) -> Self {
+        Self { shared: Arc::new(Shared { link, driver, models, under_way: Mutex::default() }) }
+    }
+
+    /// Begins a request to another model.
+    pub(crate) fn infer(&self, call: Call) {
+        let (number, credit) = (call.call, Arc::new(Semaphore::new(CREDITS as usize)));
+        let request = self.shared.request(&call);
+        let decoupled = call.request.decoupled;
+        let (shared, own) = (self.shared.clone(), credit.clone());
+        self.begin(number, credit, async move {
+            let outcome = match request {
+                Ok(request) => shared.infer((number, decoupled), request, &own).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                shared.fail(number, error);
+            }
+            shared.lock().remove(&number);
+        });
+    }
+
+    /// Has the repository do something.
+    pub(crate) fn manage(&self, manage: Manage) {
+        let Manage { call, model, verb } = manage;
+        let shared = self.shared.clone();
+        self.begin(call, Arc::new(Semaphore::new(0)), async move {
+            let outcome = match shared.models.upgrade() {
+                Some(models) => models.manage(model, verb).await,
+                None => Err(InferError::cancelled()),
+            };
+            match outcome {
+                Ok(ready) => shared.answer(Answer { call, ready, last: true, empty: true, ..Answer::default() }),
+                Err(error) => shared.fail(call, error),
+            }
+            shared.lock().remove(&call);
+        });
+    }
+
+    fn begin(&self, call: u64, credit: Arc<Semaphore>, work: impl Future<Output = ()> + Send + 'static) {
+        let known = self.shared.lock().insert(call, UnderWay { task: None, credit, taken: 0 });
+        if let Some(task) = known.and_then(|known| known.task) {
+            task.abort();
+        }
+        let task = tokio::spawn(work).abort_handle();
+        // It may be over already.
+        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+            under_way.task = Some(task);
+        }
+    }
+
+    /// The caller has looked at so many answers, all in all.
+    pub(crate) fn taken(&self, call: u64, taken: u64) {
+        if let Some(under_way) = self.shared.lock().get_mut(&call) {
+            let more = taken.saturating_sub(under_way.taken).min(CREDITS.into());
+            under_way.taken = taken.max(under_way.taken);
+            under_way.credit.add_permits(usize::try_from(more).unwrap_or(0));
+        }
+    }
+
+    /// The caller has cancelled a call, or let it go: the request is dropped. A caller that still reads gets an error as its last
+    /// answer.
+    pub(crate) fn abandon(&self, call: u64) {
+        let under_way = self.shared.lock().remove(&call);
+        if let Some(UnderWay { task: Some(task), .. }) = under_way {
+            task.abort();
+            self.shared.fail(call, InferError::cancelled());
+        }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        for (_, under_way) in self.shared.lock().drain() {
+            if let Some(task) = under_way.task {
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The request that a call means. Takes all memory that it names, whatever is wrong with it.
+    fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
+        let link = &self.link;
+        let data: Vec<Option<Bytes>> = call.inputs.iter().map(|input| bytes_of(link, input)).collect();
+        let mut inputs = Vec::new();
+        for (input, data) in call.inputs.iter().zip(data) {
+            let CallInput { name, datatype, shape, .. } = input;
+            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is outside its memory")))?;
+            let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
+            inputs.push(InferInput { name: name.clone(), tensor });
+        }
+        let output = |name: &String| RequestedOutput { name: name.clone(), ..RequestedOutput::default() };
+        let mut request = InferRequest {
+            model_name: call.request.model.clone(),
+            model_version: call.request.version.clone(),
+            id: call.request.id.clone(),
+            inputs,
+            outputs: call.request.outputs.iter().map(output).collect(),
+            parameters: call.request.parameters.clone(),
+            priority: call.request.priority,
+            timeout_us: call.request.timeout_us,
+            correlation_id: call.request.correlation.clone(),
+            sequence_start: call.request.start,
+            sequence_end: call.request.end,
+            ..InferRequest::default()
+        };
+        if let Some(parent) = call.request.parent.and_then(|place| self.driver.part_at(place)) {
+            request.trace = parent.request.trace;
+            request.traced = parent.request.traced.as_ref().map(Traced::step);
+        }
+        let now = clock::now();
+        (request.timeline.received, request.timeline.request_start) = (now, now);
+        Ok(request)
+    }
+
+    async fn infer(
+        &self,
+        (call, may_be_many): (u64, bool),
+        request: InferRequest,
+        credit: &Semaphore,
+    ) -> Result<(), InferError> {
+        let models = self.models.upgrade().ok_or_else(InferError::cancelled)?;
+        let mut answers = models.infer(request, may_be_many)?;
+        while let Some(streamed) = poll_fn(|cx| answers.poll_next(cx)).await {
+            if !streamed.last {
+                credit.acquire().await.map_err(|_| InferError::cancelled())?.forget();
+            }
+            let last = streamed.last;
+            self.respond(call, streamed);
+            if last {
+                return Ok(());
+            }
+        }
+        Err(InferError::internal("a model's responses have ended without a last one"))
+    }
+
+    fn respond(&self, call: u64, Streamed { answer, last, empty }: Streamed) {
+        let lent = answer.and_then(|response| {
+            let InferResponse { model_version, parameters, outputs, .. } = response;
+            let (loan, outputs) = self.link.lend_tensors(outputs)?;
+            Ok(Answer { call, version: model_version, outputs, loan, parameters, empty, last, ..Answer::default() })
+        });
+        match lent {
+            Ok(answer) => self.answer(answer),
+            Err(error) => self.answer(Answer { call, error: Some(error.into()), last, ..Answer::default() }),
+        }
+    }
+
+    fn fail(&self, call: u64, error: InferError) {
+        self.answer(Answer { call, error: Some(error.into()), last: true, ..Answer::default() });
+    }
+
+    fn answer(&self, answer: Answer) {
+        let (call, loan, last) = (answer.call, answer.loan, answer.last);
+        if !self.link.send(&ToWorker::Answer(answer)) {
+            self.link.give_back(&[loan]);
+            let text = "the ids and parameters of an answer are too long for the worker that has called";
+            let error = Some(InferError::new(ErrorCode::Internal, Reason::TooLarge, text).into());
+            self.link.send(&ToWorker::Answer(Answer { call, error, last, ..Answer::default() }));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error of a request that did not get as far as the model; Triton's words.
+pub(crate) fn refused(model: &str, error: InferError) -> InferError {
+    let text = format!("Model {model} - Error when running inference: {}", error.message);
+    InferError { message: text, ..error }
+}
+
+/// Triton's words.
+pub(crate) fn not_ready(model: &str) -> String {
+    format!("Failed for execute the inference request. Model '{model}' is not ready.")
+}
+
+/// Triton's words.
+pub(crate) fn decoupled(model: &str) -> String {
+    format!(
+        "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled \
+         transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+    )
+}
+
+/// The bytes of an input that a worker gives.
+fn bytes_of(link: &SharedLink, input: &CallInput) -> Option<Bytes> {
+    match input.lent {
+        Some(key) => link.passed_on(key, input.offset, input.len),
+        None => link.arenas.outputs.take(input.offset, input.len),
+    }
+}

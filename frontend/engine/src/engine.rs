@@ -1,0 +1,265 @@
+//! The server: implements the verbs of `pharos::service` with the model repository and worker processes. It knows no protocol.
+
+mod exchange;
+mod responses;
+mod service;
+mod trace;
+mod workers;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{CorrelationId, InferRequest, Parameter};
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::cache::{self, Cache};
+use pharos::metrics::catalog::Difference;
+use pharos::metrics::labels::{Protocol, RELOAD_RESULTS};
+use pharos::metrics::record;
+use pharos::model::Scheduling;
+use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
+
+pub use crate::serving::Unfinished;
+pub use responses::Responses;
+
+use crate::loader::{self, Loader};
+use crate::scheduler::Timer;
+use crate::serving::Serving;
+use crate::shared_memory::{self, SharedMemory};
+use pharos_telemetry::log;
+use pharos_telemetry::metrics::{Definition, Source};
+use pharos_telemetry::system;
+use pharos_telemetry::trace::{Traces, Tracing};
+
+/// What the server is started with, apart from its listeners.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name that clients see (`--id`).
+    pub name: String,
+    /// Whether readiness asks for every model (`--strict-readiness`).
+    pub strict_readiness: bool,
+    /// Memory that clients share.
+    pub shared_memory: shared_memory::Settings,
+    /// The models.
+    pub loader: loader::Settings,
+    /// What is traced from the start.
+    pub trace: Tracing,
+}
+
+/// Where the server is in its life.
+const LOADING: u8 = 0;
+const SERVING: u8 = 1;
+/// It serves, and tells load balancers that it soon will not.
+const LEAVING: u8 = 2;
+const EXITING: u8 = 3;
+
+struct Inner {
+    settings: Settings,
+    cache: Arc<Cache>,
+    loader: Arc<Loader>,
+    traces: Traces,
+    shared_memory: SharedMemory,
+    gpus: Arc<system::LatestGpus>,
+    phase: AtomicU8,
+}
+
+/// A stream that is open.
+pub struct OpenStream {
+    engine: Engine,
+    protocol: Protocol,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        record::stream_open(&self.engine.inner.cache, self.protocol, -1);
+    }
+}
+
+/// Counts that the definition of the metrics was read again, with or without success.
+fn count_reload(cache: &Cache, succeeded: bool) {
+    let [success, failure] = RELOAD_RESULTS;
+    if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[if succeeded { success } else { failure }]) {
+        // A counter takes every whole number.
+        let _ = reloads.add_or_update(1.0);
+    }
+}
+
+/// The server. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+    /// Translates the names of models that clients use; `None` if they use the repository's.
+    naming: Option<Arc<dyn Naming>>,
+}
+
+impl Engine {
+    /// A server that has loaded no models yet.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
+        let cache = Arc::new(Cache::new(metrics.catalog, labels));
+        let timer = Timer::start()?;
+        let loader = Loader::new(settings.loader.clone(), cache.clone(), metrics.text.into(), timer);
+        let loader = Arc::new(loader.map_err(std::io::Error::other)?);
+        let shared_memory = SharedMemory::new(settings.shared_memory.clone());
+        let traces = Traces::start(&settings.trace, &cache)?;
+        let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
+        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase });
+        Ok(Self { inner, naming: None })
+    }
+
+    /// Loads all models. Returns those that could not be loaded, with the reasons.
+    ///
+    /// # Errors
+    /// A repository cannot be read.
+    pub async fn load(&self) -> std::io::Result<Vec<(String, String)>> {
+        let failures = self.inner.loader.load_at_start().await?;
+        let _ = self.inner.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(failures)
+    }
+
+    /// Reads the definition of the metrics again, for the frontend and all workers, and says what it changes.
+    ///
+    /// # Errors
+    /// It cannot be read or is wrong; then nothing has changed.
+    pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
+        let read = source.read();
+        let succeeded = read.is_ok();
+        let result = read.map(|Definition { text, catalog, .. }| {
+            let difference = self.inner.cache.reload(catalog);
+            self.inner.loader.redefine_metrics(text.into());
+            difference
+        });
+        count_reload(&self.inner.cache, succeeded);
+        result
+    }
+
+    /// Begins to measure the machine and the workers; ends when what is returned is dropped. `None` if there is nothing to
+    /// measure.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
+        let (models, gpus) = (self.inner.loader.models().clone(), self.inner.gpus.clone());
+        system::Polling::start(settings, self.inner.cache.clone(), gpus, move || models.workers())
+    }
+
+    /// The server is no longer ready, and answers as before.
+    pub fn leave(&self) {
+        self.inner.phase.fetch_max(LEAVING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work from now on: what is let in belongs to a sequence that runs.
+    pub fn refuse(&self) {
+        self.inner.phase.fetch_max(EXITING, Ordering::Relaxed);
+    }
+
+    /// Refuses new work, finishes what was accepted and the sequences that run for at most `patience`, ends all workers.
+    /// Returns what was left.
+    pub async fn shut_down(&self, patience: Duration) -> Unfinished {
+        self.refuse();
+        self.inner.loader.shut_down(patience).await
+    }
+
+    /// Has [`Engine::shut_down`] wait for nothing more.
+    pub fn hurry(&self) {
+        self.inner.loader.models().hurry();
+    }
+
+    fn phase(&self) -> u8 {
+        self.inner.phase.load(Ordering::Relaxed)
+    }
+
+    /// The model of a request, if it accepts requests now.
+    fn resolve_accepting_model(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
+        if !self.exiting() {
+            self.check_open()?;
+        }
+        let serving = self.inner.loader.models().serving_for(request)?;
+        if self.exiting() && !continues(request, &serving) {
+            return Err(InferError::not_ready(EXITING_TEXT));
+        }
+        serving.check_ready()?;
+        Ok(serving)
+    }
+
+    /// The metrics cache.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.inner.cache
+    }
+
+    /// Brings the cache up to date before a scrape.
+    fn observe(&self) {
+        self.inner.loader.models().observe();
+        self.inner.shared_memory.observe(&self.inner.cache);
+        log::take_lost().into_iter().for_each(|(file, lost)| record::log_lines_lost(&self.inner.cache, file, lost));
+    }
+
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        self.check_open()?;
+        self.named(name, version)
+    }
+
+    /// The model that a client calls so.
+    fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let (name, version) = self.in_repository(name, version)?;
+        self.inner.loader.models().serving(&name, version)
+    }
+
+    /// The repository's name and version for those that a client uses. A model behind an alias has one version.
+    fn in_repository<'n>(&self, name: &'n str, version: &'n str) -> Result<(Cow<'n, str>, &'n str), InferError> {
+        Ok(match self.resolve(name, version)? {
+            Some(resolved) => (resolved.model.into(), ""),
+            None => (name.into(), version),
+        })
+    }
+
+    fn resolve(&self, name: &str, version: &str) -> Result<Option<Resolved>, InferError> {
+        self.naming.as_ref().map_or(Ok(None), |naming| naming.resolve(name, version))
+    }
+
+    /// A model, also while the server exits.
+    fn at_any_time(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        if !self.exiting() {
+            self.check_open()?;
+        }
+        self.named(name, version)
+    }
+
+    /// Refuses while models are being loaded and when the server exits.
+    fn check_open(&self) -> Result<(), InferError> {
+        match self.phase() {
+            SERVING | LEAVING => Ok(()),
+            LOADING => Err(InferError::not_ready("Server not ready")),
+            _ => Err(InferError::not_ready(EXITING_TEXT)),
+        }
+    }
+}
+
+/// Whether a request may belong to a sequence that runs; whether it does, the model's scheduler knows.
+fn continues(request: &InferRequest, serving: &Serving) -> bool {
+    let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
+    sequences && !request.correlation_id.is_none() && !request.sequence_start
+}
+
+/// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the
+/// other requests of the batch.
+const MAX_TEXT: usize = 1 << 20;
+
+/// Refuses a request whose id and parameters are too long.
+fn check_text(request: &InferRequest) -> Result<(), InferError> {
+    let size = |(name, value): &(String, Parameter)| {
+        let value = if let Parameter::String(text) = value { text.len() } else { 0 };
+        name.len() + value + 16
+    };
+    let sequence = if let CorrelationId::String(text) = &request.correlation_id { text.len() } else { 0 };
+    let total = sequence + request.id.len() + request.parameters.iter().map(size).sum::<usize>();
+    if total <= MAX_TEXT {
+        return Ok(());
+    }
+    let text = format!("the request's id and parameters have {total} bytes; at most {MAX_TEXT} are allowed");
+    Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
+}

@@ -1,0 +1,242 @@
+//! The engine's verbs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::exposition::{self, Format, Names};
+use pharos::metrics::labels::Outcome;
+use pharos::metrics::record;
+use pharos::metrics::statistics::{self, ModelStatistics};
+use pharos::model::{ModelMetadata, envelope};
+use pharos::region::Kind;
+use pharos::repository::{IndexEntry, Override, parse_version};
+use pharos::request_trace::Traced;
+use pharos::service::{Endpoint, LogSettings, LogUpdate, Protocol, Route, Service, TraceSettings};
+use pharos::shared_memory::Status;
+use pharos::timeline::Instant;
+use pharos::trace::settings::Update;
+
+use super::exchange::Exchange;
+use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text};
+use pharos_os::clock;
+use pharos_telemetry::log;
+
+impl Service for Engine {
+    type Responses = Responses;
+    type OpenStream = OpenStream;
+
+    fn live(&self) -> bool {
+        !self.exiting()
+    }
+
+    fn ready(&self) -> bool {
+        self.phase() == SERVING && (!self.inner.settings.strict_readiness || self.inner.loader.models().all_ready())
+    }
+
+    fn exiting(&self) -> bool {
+        self.phase() == EXITING
+    }
+
+    fn server_name(&self) -> &str {
+        &self.inner.settings.name
+    }
+
+    fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError> {
+        self.check_open()?;
+        Ok(match self.in_repository(model, version) {
+            Ok((model, version)) => self.inner.loader.models().says_ready(&model, version).await,
+            Err(_) => false,
+        })
+    }
+
+    fn why_not_ready(&self, model: &str, version: &str) -> Option<String> {
+        let (model, version) = self.in_repository(model, version).ok()?;
+        self.inner.loader.models().why_not_ready(&model, version)
+    }
+
+    fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError> {
+        let serving = self.at_any_time(model, version)?;
+        // A request for one version gets that version alone, as from Triton.
+        let versions = match version {
+            "" if self.naming.is_none() => self.inner.loader.models().ready_versions(model),
+            _ => vec![serving.model.version],
+        };
+        let metadata = serving.config.metadata(&versions);
+        Ok(match (self.resolve(model, version)?, &self.naming) {
+            (Some(resolved), Some(naming)) => {
+                let versions = if version.is_empty() { naming.versions(model) } else { vec![resolved.version] };
+                ModelMetadata { name: model.to_owned(), versions, ..metadata }
+            }
+            _ => metadata,
+        })
+    }
+
+    fn model_config_json(&self, model: &str, version: &str) -> Result<String, InferError> {
+        Ok(self.serving(model, version)?.config.to_json())
+    }
+
+    fn model_config_proto(&self, model: &str, version: &str) -> Result<Vec<u8>, InferError> {
+        Ok(self.serving(model, version)?.config.encode())
+    }
+
+    async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
+        let mut exchange = Exchange::begin(self, &mut request)?;
+        let serving = self.resolve_accepting_model(&request)?;
+        exchange.found(self, &serving, &mut request)?;
+        self.inner.shared_memory.lend(&mut request)?;
+        // An envelope model may stream its answer, but need not.
+        if serving.config.decoupled && serving.config.backend != envelope::BACKEND {
+            return Err(endpoint.refuse_decoupled());
+        }
+        check_text(&request)?;
+        let answer = match serving.config.decoupled {
+            true => {
+                let admitted = serving.admit(&mut request)?;
+                let responses = Responses::many(self.inner.loader.models().stream(&serving, request, admitted));
+                responses.only().await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
+            }
+            false => self.inner.loader.models().infer(&serving, request).await,
+        };
+        if exchange.is_plain() { answer } else { exchange.end(answer) }
+    }
+
+    fn stream(&self, mut request: InferRequest) -> Result<Responses, InferError> {
+        let mut exchange = Exchange::begin(self, &mut request)?;
+        let serving = self.resolve_accepting_model(&request)?;
+        exchange.found(self, &serving, &mut request)?;
+        self.inner.shared_memory.lend(&mut request)?;
+        check_text(&request)?;
+        let admitted = serving.admit(&mut request)?;
+        let models = self.inner.loader.models().clone();
+        let responses = match serving.config.decoupled {
+            true => Responses::many(models.stream(&serving, request, admitted)),
+            false => Responses::one(async move { models.execute(&serving, request, admitted).await }),
+        };
+        Ok(if exchange.is_plain() { responses } else { responses.seen_as(exchange) })
+    }
+
+    fn stream_open(&self, protocol: Protocol) -> OpenStream {
+        record::stream_open(&self.inner.cache, protocol, 1);
+        OpenStream { engine: self.clone(), protocol }
+    }
+
+    fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
+        record::request_answered(&self.inner.cache, protocol, route, Outcome { code, reason });
+    }
+
+    fn statistics(&self, model: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
+        self.check_open()?;
+        let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
+        let all = self.inner.loader.models().all();
+        if model.is_empty() {
+            return Ok(all.iter().map(|serving| statistics::of(&serving.series)).collect());
+        }
+        let resolved = self.resolve(model, "")?;
+        let version = if resolved.is_some() { "" } else { version };
+        let model = resolved.as_ref().map_or(model, |resolved| &resolved.model);
+        let called = self.inner.loader.models().called(model)?;
+        let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
+        if of_name.is_empty() {
+            return Err(unavailable(format!("requested model '{model}' is not available")));
+        }
+        let wanted = match version {
+            "" => None,
+            _ => Some(parse_version(version)?),
+        };
+        let chosen = of_name.iter().filter(|serving| wanted.is_none_or(|wanted| serving.model.version == wanted));
+        let chosen: Vec<_> = chosen.map(|serving| statistics::of(&serving.series)).collect();
+        if chosen.is_empty() {
+            return Err(unavailable(format!("requested model version is not available for model '{model}'")));
+        }
+        Ok(chosen)
+    }
+
+    fn metrics_text(&self, format: Format, names: &Names) -> String {
+        self.observe();
+        exposition::render_named(&self.inner.cache, format, names)
+    }
+
+    async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
+        let engine = self.clone();
+        let index = tokio::task::spawn_blocking(move || engine.inner.loader.index(ready_only)).await;
+        index.map_err(|error| InferError::internal(format!("the repositories could not be read: {error}")))
+    }
+
+    async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {
+        self.check_open()?;
+        let overrides = Override::new(parameters).map_err(|reason| {
+            InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
+        })?;
+        self.inner.loader.load_model(model, overrides).await
+    }
+
+    async fn unload_model(&self, model: &str, dependents: bool) -> Result<(), InferError> {
+        self.check_open()?;
+        self.inner.loader.unload_model(model, dependents).await
+    }
+
+    fn registers_directories(&self) -> bool {
+        self.inner.settings.loader.stores.registered.is_some()
+    }
+
+    fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
+        self.inner.settings.loader.stores.registered.as_ref().map_or(Ok(()), |registered| registered.add(models))
+    }
+
+    fn unregister_directories<'a>(&self, models: impl IntoIterator<Item = &'a String>) {
+        if let Some(registered) = &self.inner.settings.loader.stores.registered {
+            registered.remove(models);
+        }
+    }
+
+    fn register_system_memory(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError> {
+        self.inner.shared_memory.register_system(region, key, (offset, byte_size))
+    }
+
+    async fn register_cuda_memory(
+        &self,
+        region: &str,
+        handle: &[u8],
+        device: i64,
+        byte_size: u64,
+    ) -> Result<(), InferError> {
+        self.inner.shared_memory.register_cuda(region, handle, (device, byte_size)).await
+    }
+
+    fn unregister_memory(&self, kind: Kind, region: Option<&str>) -> Result<(), InferError> {
+        self.inner.shared_memory.unregister(kind, region)
+    }
+
+    fn memory_status(&self, kind: Kind, region: Option<&str>) -> Result<Vec<Status>, InferError> {
+        self.inner.shared_memory.status(kind, region)
+    }
+
+    fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
+        self.inner.traces.sample(model, header)
+    }
+
+    fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {
+        self.check_traceable(model)?;
+        Ok(self.inner.traces.settings(model))
+    }
+
+    fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
+        self.check_traceable(model)?;
+        self.inner.traces.update(model, update)
+    }
+
+    fn log_settings(&self) -> LogSettings {
+        log::settings()
+    }
+
+    fn update_log_settings(&self, update: LogUpdate) -> LogSettings {
+        log::update(update)
+    }
+}

@@ -1,0 +1,74 @@
+//! The engine's verbs of management: names, workers and gauges of models.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pharos::id::CorrelationId;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record;
+use pharos::service::{GpuUsage, Management, Naming, WorkerHealth, WorkerStatus};
+use pharos::timeline::Instant;
+
+use super::Engine;
+use crate::supervisor::Doing;
+use pharos_os::clock;
+use pharos_telemetry::system::process_of;
+
+impl Management for Engine {
+    fn with_naming(&self, naming: Arc<dyn Naming>) -> Self {
+        Self { inner: self.inner.clone(), naming: Some(naming) }
+    }
+
+    fn workers(&self, model: &str) -> Vec<WorkerStatus> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
+        let Some(instances) = serving.instances() else { return Vec::new() };
+        let workers = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
+            let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
+            let (resident_bytes, started) = process.unwrap_or_default();
+            WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }
+        });
+        workers.collect()
+    }
+
+    fn worker_health(&self, model: &str) -> Vec<WorkerHealth> {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
+        serving.instances().map(|instances| instances.seen()).unwrap_or_default()
+    }
+
+    fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
+        let reading = self.inner.gpus.of(self.inner.loader.devices().on_the_bus(number)?, clock::now())?;
+        Some(GpuUsage {
+            utilization: reading.utilization,
+            bandwidth: reading.bandwidth,
+            memory_used: reading.memory.map(|memory| memory.used),
+        })
+    }
+
+    fn waiting(&self, model: &str) -> u64 {
+        let serving = self.inner.loader.models().serving(model, "");
+        serving.map_or(0, |serving| u64::try_from(serving.series.waiting()).unwrap_or(0))
+    }
+
+    fn killed_since(&self, model: &str, since: Instant) -> bool {
+        let serving = self.inner.loader.models().serving(model, "");
+        serving.is_ok_and(|serving| serving.driver().is_some_and(|driver| driver.killed_since(since)))
+    }
+
+    fn end_sequence(&self, model: &str, id: &CorrelationId) {
+        let Ok(serving) = self.inner.loader.models().serving(model, "") else { return };
+        if let Some(driver) = serving.driver() {
+            driver.end_sequence(id);
+        }
+    }
+
+    fn record_refused(&self, model: &str, version: &str) {
+        if let Some(named) = self.inner.cache.alias(model, version) {
+            record::alias_requested(&self.inner.cache, &named);
+        }
+    }
+
+    fn render_metrics(&self, view: impl FnOnce(&Arc<Cache>) -> String) -> String {
+        self.observe();
+        view(&self.inner.cache)
+    }
+}

@@ -1,0 +1,245 @@
+//! Executes ensembles: performs what `pharos::ensemble` decides. A step is an ordinary request of its model, with that
+//! model's own statistics, queue, batches and cache. Does not know how models are found or loaded: see [`Members`].
+//!
+//! Everything runs in the client's task: steps that can run at the same time are concurrent futures, so that dropping the
+//! request, or an error of one step, drops and thereby cancels the others. A tensor between two steps stays in the arena of
+//! the first step's worker; it is copied once, into the arena of the next worker.
+
+mod request;
+mod responses;
+mod slots;
+mod steps;
+mod streams;
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pharos::ensemble::{DEADLOCK_TEXT, Plan, Stages, Step, in_ensemble};
+use pharos::error::{InferError, Reason};
+use pharos::id::{CorrelationId, ModelVersion};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record::{self, EnsembleDone};
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig};
+use pharos::request_trace::Traced;
+use pharos::timeline::{Instant, Timeline};
+
+use crate::cache::{Found, ModelCache};
+use crate::scheduler::{Answer, answer_found, record_miss, traced};
+use pharos_os::clock;
+use request::{EnsembleRequest, Made};
+pub(crate) use responses::Responses;
+use slots::Slots;
+pub(crate) use streams::ResponseSource;
+
+/// A model version as ensembles see it: a member, or the ensemble itself.
+pub(crate) trait Member: Send + Sync + 'static {
+    fn model(&self) -> &ModelVersion;
+
+    fn config(&self) -> &Arc<ModelConfig>;
+
+    fn series(&self) -> &Arc<ModelSeries>;
+
+    /// `None` if it is not an ensemble.
+    fn ensemble(&self) -> Option<&Ensemble>;
+
+    /// # Errors
+    /// None of its instances can execute a request soon.
+    fn check_ready(&self) -> Result<(), InferError>;
+}
+
+/// Finds the members of ensembles and executes the requests of steps. A parameter of this module's types, so that the
+/// inference verb, which executes ensembles, can execute their steps too.
+pub(crate) trait Members: Send + Sync + Sized + 'static {
+    type Member: Member;
+    type Responses: ResponseSource + Send;
+
+    /// Where every series lives.
+    fn metrics(&self) -> &Cache;
+
+    /// The model of a step, as it is now.
+    ///
+    /// # Errors
+    /// It is unknown or not ready.
+    fn member(&self, step: &Step) -> Result<Arc<Self::Member>, InferError>;
+
+    /// A replaced version of a step's model that has begun the sequence with this id and still runs it.
+    fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Self::Member>>;
+
+    /// Checks and executes a request of a step.
+    ///
+    /// # Errors
+    /// The request's, or its model's.
+    fn infer(
+        self: &Arc<Self>,
+        member: &Arc<Self::Member>,
+        request: InferRequest,
+    ) -> impl Future<Output = Answer> + Send;
+
+    /// Checks and begins a request of a decoupled step.
+    ///
+    /// # Errors
+    /// The request does not fit the model.
+    fn stream(
+        self: &Arc<Self>,
+        member: &Arc<Self::Member>,
+        request: InferRequest,
+    ) -> Result<Self::Responses, InferError>;
+}
+
+/// An ensemble to execute, and where its members are found.
+pub(crate) struct Target<'a, M: Members> {
+    pub(crate) members: &'a Arc<M>,
+    pub(crate) version: &'a Arc<M::Member>,
+    pub(crate) ensemble: &'a Ensemble,
+}
+
+/// A version of an ensemble.
+pub(crate) struct Ensemble {
+    plan: Arc<Plan>,
+    stages: Arc<Stages>,
+    /// With `max_inflight_requests`.
+    slots: Option<Slots>,
+    /// If it uses the response cache.
+    cache: Option<ModelCache>,
+    in_flight: Arc<AtomicUsize>,
+}
+
+impl Ensemble {
+    /// `limit`: the most requests that each step may have under way; 0 for no limit.
+    pub(crate) fn new(plan: Plan, stages: Stages, limit: u32, cache: Option<ModelCache>) -> Self {
+        let slots = Slots::new(plan.steps().len(), limit);
+        Self { plan: Arc::new(plan), stages: Arc::new(stages), slots, cache, in_flight: Arc::default() }
+    }
+
+    pub(crate) fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Requests that have not been answered.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// The steps with how many requests of each are under way; nothing without a limit.
+    pub(crate) fn places_taken(&self) -> impl Iterator<Item = (&Step, usize)> {
+        let taken = self.slots.iter().flat_map(Slots::taken);
+        self.plan.steps().iter().zip(taken)
+    }
+}
+
+/// A request of an ensemble. If it is dropped before it is answered, its client has gone away, and that is counted.
+struct Unanswered<V: Member> {
+    version: Arc<V>,
+    in_flight: Arc<AtomicUsize>,
+    begun: Instant,
+    traced: Option<Traced>,
+    answered: bool,
+}
+
+impl<V: Member> Unanswered<V> {
+    fn new(version: &Arc<V>, ensemble: &Ensemble, request: &InferRequest) -> Self {
+        ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
+        traced::queued(version.model(), request);
+        let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
+        let begun = request.timeline.request_start;
+        Self { version: version.clone(), in_flight, begun, traced, answered: false }
+    }
+
+    /// Records that the request has failed; returns the error with the ensemble's name in front.
+    fn failed(&mut self, error: InferError) -> InferError {
+        self.answered = true;
+        traced::failed(self.traced.as_ref(), &error, clock::now());
+        record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.begun));
+        let message = in_ensemble(&self.version.config().name, &error.message);
+        InferError { message, ..error }
+    }
+}
+
+impl<V: Member> Drop for Unanswered<V> {
+    fn drop(&mut self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if !self.answered {
+            let now = clock::now();
+            record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.begun));
+            traced::failed(self.traced.as_ref(), &InferError::cancelled(), now);
+        }
+    }
+}
+
+/// Answers a checked request from the response cache or by running the steps. Dropping the future cancels the request.
+///
+/// # Errors
+/// That of a step, with the ensemble's name in front.
+pub(crate) fn infer<M: Members>(
+    target: Target<'_, M>,
+    mut request: InferRequest,
+    checked: Checked,
+) -> Pin<Box<dyn Future<Output = Answer> + Send + '_>> {
+    Box::pin(async move {
+        let Target { version, ensemble, .. } = target;
+        request.timeline.queue_start = clock::now();
+        let mut unanswered = Unanswered::new(version, ensemble, &request);
+        let mut miss = None;
+        if let Some(cache) = ensemble.cache.as_ref().filter(|_| request.is_cacheable()) {
+            match cache.look_up(version.config(), &request, checked.batch_size).await {
+                Found::Hit(entry, times) => {
+                    unanswered.answered = true;
+                    return Ok(answer_found((version.config(), version.series()), &request, &entry, times));
+                }
+                Found::Miss(not_found) => miss = Some(not_found),
+            }
+        }
+        let run = run(&target, request).await;
+        let (request, mut response) = run.map_err(|error| unanswered.failed(error))?;
+        unanswered.answered = true;
+        if let (Some(cache), Some(miss)) = (&ensemble.cache, miss) {
+            record_miss(version.series(), cache.store(miss, &response), &mut response);
+        }
+        record_success(&request, &checked, &response.timeline);
+        Ok(response)
+    })
+}
+
+/// Runs the steps that the requested outputs need. Its success is not recorded yet.
+///
+/// # Errors
+/// A member cannot be found; or that of the first step that fails, the others are cancelled then.
+async fn run<M: Members>(
+    target: &Target<'_, M>,
+    request: InferRequest,
+) -> Result<(EnsembleRequest<M>, InferResponse), InferError> {
+    let mut running = EnsembleRequest::begin(target, request)?;
+    let made = poll_fn(|cx| running.poll_next(cx)).await;
+    let id = running.request.id.clone();
+    let (outputs, parameters): Made =
+        made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
+    traced::outputs(&running.request, &outputs);
+    let timeline = ended(&running);
+    let model_version = target.version.model().version.to_string();
+    let model_name = target.version.config().name.clone();
+    Ok((running, InferResponse { model_name, model_version, id, parameters, outputs, timeline }))
+}
+
+/// The stamps of a request that has succeeded now.
+fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
+    let request = &running.request;
+    let timeline = Timeline { compute: running.stamps(), request_end: clock::now(), ..request.timeline };
+    traced::ended(request, timeline.request_end);
+    timeline
+}
+
+/// Records a request that has succeeded.
+fn record_success<M: Members>(running: &EnsembleRequest<M>, checked: &Checked, timeline: &Timeline) {
+    let EnsembleRequest { version, request, .. } = running;
+    let now_ms = clock::wall_ms();
+    let overhead_ns = running.overhead_ns(timeline.request_end);
+    let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms };
+    record::ensemble_done(running.metrics(), version.series(), timeline, done);
+    if let Some(trace) = request.trace {
+        record::inference_traced(version.series(), timeline, trace, now_ms);
+    }
+}

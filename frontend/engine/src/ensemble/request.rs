@@ -1,0 +1,326 @@
+//! The steps of one request: performs what `pharos::ensemble::Flow` decides.
+//!
+//! Everything runs when the next response is polled. Steps nearest to the client go first: while a response is ready, no
+//! further responses of steps are taken, so that a client that does not read applies back-pressure to all models of its
+//! request.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use pharos::ensemble::{Call, CallId, Flow, Plan, Step};
+use pharos::error::InferError;
+use pharos::id::ModelVersion;
+use pharos::infer::{InferOutput, InferRequest, InferResponse, Parameters};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::record;
+use pharos::timeline::{ComputeStamps, Instant};
+
+use super::slots::{Place, Queued, STUCK};
+use super::steps::{InSequence, Passed, log_left_out, made, region, request_inputs, requested, response};
+use super::steps::{sequence_of, step_request};
+use super::streams::{Stream, Streams};
+use super::{Member, Members, Target};
+use crate::scheduler::{Answer, Streamed};
+use pharos_os::clock;
+
+/// What a step does next that had to be waited for.
+enum Event<R> {
+    /// It has answered.
+    Answered(CallId, Answer, Place),
+    /// A decoupled one has begun.
+    Begun(usize, Stream<R>),
+}
+
+type Waiting<R> = Pin<Box<dyn Future<Output = Event<R>> + Send>>;
+
+/// A step that is running.
+struct Running<V> {
+    step: usize,
+    /// The model that executes it.
+    member: Arc<V>,
+    since: Instant,
+    sequence: InSequence,
+}
+
+/// Where the time of a request goes.
+struct Times {
+    begun: Instant,
+    /// Nanoseconds that the members spent on inputs, on computing, on outputs: sums over all steps.
+    sums: (u64, u64, u64),
+    /// Nanoseconds in which a step was running, until `busy_since`.
+    busy_ns: u64,
+    busy_since: Instant,
+}
+
+/// A request whose steps are run. Dropping it cancels them.
+pub(super) struct EnsembleRequest<M: Members> {
+    models: Arc<M>,
+    /// The ensemble.
+    pub(super) version: Arc<M::Member>,
+    /// Without its inputs.
+    pub(super) request: InferRequest,
+    plan: Arc<Plan>,
+    /// The members in the order of the steps.
+    members: Vec<Arc<M::Member>>,
+    flow: Flow<Passed>,
+    running: BTreeMap<CallId, Running<M::Member>>,
+    events: FuturesUnordered<Waiting<M::Responses>>,
+    /// By stage.
+    streams: Vec<Streams<M::Responses>>,
+    /// By stage, how many steps wait for their places.
+    queued: Vec<Arc<AtomicUsize>>,
+    /// The place of the step that was answered last, until what follows is queued.
+    before: Place,
+    times: Times,
+}
+
+/// The outputs and parameters of a response.
+pub(super) type Made = (Vec<InferOutput>, Parameters);
+
+impl<M: Members> EnsembleRequest<M> {
+    /// Begins a request.
+    ///
+    /// # Errors
+    /// A member is not there.
+    pub(super) fn begin(target: &Target<'_, M>, mut request: InferRequest) -> Result<Self, InferError> {
+        let begun = clock::now();
+        let Target { members: models, version, ensemble } = target;
+        let plan = &ensemble.plan;
+        // All of them before the first step runs: a request ends with the models that it began with.
+        let members = plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
+        let (requested, inputs) = (requested(&***version, &request), request_inputs(&***version, &mut request));
+        let stages = ensemble.stages.count();
+        Ok(Self {
+            models: Arc::clone(models),
+            version: Arc::clone(version),
+            request,
+            plan: plan.clone(),
+            members,
+            flow: Flow::new(plan.clone(), ensemble.stages.clone(), &requested, inputs),
+            running: BTreeMap::new(),
+            events: FuturesUnordered::new(),
+            streams: (1..stages).map(|_| Streams::default()).collect(),
+            queued: (0..stages).map(|_| Arc::default()).collect(),
+            before: None,
+            times: Times { begun, sums: (0, 0, 0), busy_ns: 0, busy_since: begun },
+        })
+    }
+
+    /// The next response; `None` when there are no more. After an error there are none.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Made, InferError>>> {
+        loop {
+            while let Some(call) = self.flow.next_step() {
+                self.start(call);
+            }
+            self.before = None;
+            if let Some(output) = self.flow.next_output() {
+                return Poll::Ready(Some(output.and_then(|outputs| response(&*self.version, &self.request, outputs))));
+            }
+            if self.flow.is_over() {
+                return Poll::Ready(None);
+            }
+            match self.events.poll_next_unpin(cx) {
+                Poll::Ready(Some(Event::Answered(id, answer, place))) => self.answered(id, answer, place),
+                Poll::Ready(Some(Event::Begun(stage, stream))) => self.stream(stage, stream),
+                _ if self.poll_streams(cx) => {}
+                _ => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Whether the response that was given last is the last one.
+    pub(super) fn is_over(&self) -> bool {
+        self.flow.is_over()
+    }
+
+    /// When the first step could run, and the stamps of all steps together: they lie apart by what the members took, summed
+    /// up, as Triton does. With steps side by side that is more than the request took.
+    pub(super) fn stamps(&self) -> ComputeStamps {
+        let after = |start: Instant, ns: u64| Instant(start.0.saturating_add(ns));
+        let (start, (input, infer, output)) = (self.times.begun, self.times.sums);
+        let input_end = after(start, input);
+        let output_start = after(input_end, infer);
+        ComputeStamps { start, input_end, output_start, end: after(output_start, output) }
+    }
+
+    /// Nanoseconds until `now` in which no step was running.
+    pub(super) fn overhead_ns(&self, now: Instant) -> u64 {
+        now.ns_since(self.times.begun).saturating_sub(self.times.busy_ns)
+    }
+
+    /// Where every series lives.
+    pub(super) fn metrics(&self) -> &Cache {
+        self.models.metrics()
+    }
+
+    fn start(&mut self, call: Call<Passed>) {
+        let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
+        let (Some(ensemble), Some(member)) = (self.version.ensemble(), self.members.get(number)) else { return };
+        let Some(step) = self.plan.steps().get(number) else { return };
+        let sequence = sequence_of(&inputs, &self.request);
+        let member = self.member_for(step, member, &sequence);
+        let mut request = step_request((step, &*member), &self.request, (inputs, &wanted), &sequence);
+        for output in &mut request.outputs {
+            output.region = region(&*self.version, &self.plan, (step, &output.name), &self.request);
+        }
+        let since = clock::now();
+        if self.running.is_empty() {
+            self.times.busy_since = since;
+        }
+        self.running.insert(id, Running { step: number, member: member.clone(), since, sequence });
+        let slots = ensemble.slots.as_ref().zip(self.queued.get(stage));
+        let queued = slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
+        let work = Work { id, models: self.models.clone(), member, request };
+        let ensemble = self.version.model().clone();
+        match queued {
+            None if decoupled => match work.begin(None) {
+                Ok(stream) => self.stream(stage, stream),
+                Err(error) => self.answered(id, Err(error), None),
+            },
+            None => self.events.push(Box::pin(work.answer(None))),
+            Some(queued) if decoupled => self.events.push(Box::pin(work.begin_in_turn(stage, queued, ensemble))),
+            Some(queued) => self.events.push(Box::pin(work.answer_in_turn(queued, ensemble))),
+        }
+    }
+
+    /// The model that executes a step's request: the one that the ensemble's request began with, or the replaced version of
+    /// it that has begun the sequence which the step continues.
+    fn member_for(&self, step: &Step, found: &Arc<M::Member>, sequence: &InSequence) -> Arc<M::Member> {
+        let continued = (!sequence.start && !sequence.id.is_none()).then_some(&sequence.id);
+        let with = continued.and_then(|id| self.models.with_sequence(step, id));
+        // The plan depends on how the member's responses come.
+        let with = with.filter(|with| with.config().decoupled == found.config().decoupled);
+        with.unwrap_or_else(|| found.clone())
+    }
+
+    fn stream(&mut self, stage: usize, stream: Stream<M::Responses>) {
+        if let Some(streams) = self.streams.get_mut(stage) {
+            streams.push(stream);
+        }
+    }
+
+    /// A step has answered, as it does once; or a decoupled one could not begin.
+    fn answered(&mut self, id: CallId, answer: Answer, place: Place) {
+        self.before = place;
+        let Some(running) = self.stopped(id) else { return };
+        let plan = self.plan.clone();
+        let Some(step) = plan.steps().get(running.step) else { return };
+        if let Ok(response) = &answer {
+            self.recorded((&running, &step.model), response);
+        }
+        let Running { member, sequence, .. } = running;
+        let made = answer.and_then(|response| made((step, &*member), response, sequence));
+        let left_out = match member.config().decoupled {
+            true => self.flow.response(id, made),
+            false => self.flow.done(id, made),
+        };
+        log_left_out(&*self.version, step, &left_out);
+    }
+
+    /// The next response of a decoupled step, of the last stage first. Gives whether there was one.
+    fn poll_streams(&mut self, cx: &mut Context<'_>) -> bool {
+        for stage in (0..self.streams.len()).rev() {
+            // What comes behind these steps waits for its place.
+            let behind = self.queued.iter().skip(stage + 1);
+            if behind.map(|count| count.load(Ordering::Relaxed)).sum::<usize>() > 0 {
+                continue;
+            }
+            let (flow, Some(streams)) = (&self.flow, self.streams.get_mut(stage)) else { continue };
+            if let Poll::Ready((id, streamed, place)) = streams.poll_next(cx, |id| flow.waiting(id)) {
+                self.before = place;
+                self.responded((stage, id), streamed);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A decoupled step has given a response.
+    fn responded(&mut self, (stage, id): (usize, CallId), Streamed { answer, last, empty }: Streamed) {
+        let Some(running) = self.running.get(&id) else { return };
+        let (member, sequence) = (running.member.clone(), running.sequence.clone());
+        let plan = self.plan.clone();
+        let Some(step) = plan.steps().get(running.step) else { return };
+        if last
+            && let Some(running) = self.stopped(id)
+            && let Ok(response) = &answer
+        {
+            self.recorded((&running, &step.model), response);
+        }
+        if !(empty && answer.is_ok()) {
+            let made = answer.and_then(|response| made((step, &*member), response, sequence));
+            let left_out = self.flow.response(id, made);
+            log_left_out(&*self.version, step, &left_out);
+        }
+        if last {
+            self.flow.ended(id);
+        } else if !self.flow.is_open(id)
+            && let Some(streams) = self.streams.get_mut(stage)
+        {
+            streams.give_up(id);
+            self.stopped(id);
+        }
+    }
+
+    /// A step is not running any more.
+    fn stopped(&mut self, id: CallId) -> Option<Running<M::Member>> {
+        let running = self.running.remove(&id)?;
+        if self.running.is_empty() {
+            self.times.busy_ns += clock::now().ns_since(self.times.busy_since);
+        }
+        Some(running)
+    }
+
+    /// A step has succeeded, and this was its only or its last response.
+    fn recorded(&mut self, (running, model): (&Running<M::Member>, &str), response: &InferResponse) {
+        let (input, infer, output) = response.timeline.compute.durations_ns();
+        let sums = &mut self.times.sums;
+        *sums = (sums.0 + input, sums.1 + infer, sums.2 + output);
+        let took = clock::now().ns_since(running.since);
+        record::ensemble_step(self.metrics(), self.version.series(), (running.step, model), took);
+    }
+}
+
+/// A step's request, ready to be sent to its model.
+struct Work<M: Members> {
+    id: CallId,
+    models: Arc<M>,
+    member: Arc<M::Member>,
+    request: InferRequest,
+}
+
+impl<M: Members> Work<M> {
+    async fn answer(mut self, place: Place) -> Event<M::Responses> {
+        self.request.timeline.request_start = clock::now();
+        let answer = match self.member.check_ready() {
+            Ok(()) => self.models.infer(&self.member, self.request).await,
+            Err(error) => Err(error),
+        };
+        Event::Answered(self.id, answer, place)
+    }
+
+    async fn answer_in_turn(self, queued: Queued, ensemble: ModelVersion) -> Event<M::Responses> {
+        let place = queued.place(&ensemble, STUCK).await;
+        self.answer(place).await
+    }
+
+    fn begin(mut self, place: Place) -> Result<Stream<M::Responses>, InferError> {
+        self.request.timeline.request_start = clock::now();
+        self.member.check_ready()?;
+        let responses = self.models.stream(&self.member, self.request)?;
+        Ok(Stream { id: self.id, responses, place })
+    }
+
+    async fn begin_in_turn(self, stage: usize, queued: Queued, ensemble: ModelVersion) -> Event<M::Responses> {
+        let place = queued.place(&ensemble, STUCK).await;
+        let id = self.id;
+        self.begin(place)
+            .map_or_else(|error| Event::Answered(id, Err(error), None), |stream| Event::Begun(stage, stream))
+    }
+}

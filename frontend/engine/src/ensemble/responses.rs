@@ -1,0 +1,119 @@
+//! The responses to one request of an ensemble with decoupled members.
+
+use std::task::{Context, Poll, Waker, ready};
+
+use pharos::error::{ErrorCode, InferError};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::record::{self, ResponseKind};
+use pharos::model::Checked;
+use pharos::timeline::Instant;
+
+use super::request::{EnsembleRequest, Made};
+use super::{Member, Members, Target, Unanswered, ended, record_success};
+use crate::scheduler::{Streamed, traced};
+use pharos_os::clock;
+
+/// Any number of responses. Dropped before the last of them, they cancel the steps.
+pub(crate) struct Responses<M: Members> {
+    /// `None` when the last response was given.
+    running: Option<EnsembleRequest<M>>,
+    unanswered: Unanswered<M::Member>,
+    checked: Checked,
+    /// What was there when the request began.
+    first: Option<Streamed>,
+    /// How many there were.
+    count: u64,
+    /// When the one before came.
+    latest: Instant,
+}
+
+impl<M: Members> Responses<M> {
+    /// Begins a checked request: its first steps are on their way when this returns.
+    pub(crate) fn begin(target: &Target<'_, M>, mut request: InferRequest, checked: Checked) -> Self {
+        let latest = clock::now();
+        request.timeline.queue_start = latest;
+        let mut unanswered = Unanswered::new(target.version, target.ensemble, &request);
+        let (mut running, mut first) = (None, None);
+        match EnsembleRequest::begin(target, request) {
+            Ok(begun) => running = Some(begun),
+            Err(error) => {
+                let answer = Err(unanswered.failed(error));
+                first = Some(Streamed { answer, last: true, empty: false });
+            }
+        }
+        let mut responses = Self { running, unanswered, checked, first, count: 0, latest };
+        if responses.first.is_none() {
+            responses.first = match responses.poll_next(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(streamed) => streamed,
+                Poll::Pending => None,
+            };
+        }
+        responses
+    }
+
+    /// The next response; `None` after the last.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        let Some(running) = &mut self.running else { return Poll::Ready(None) };
+        let made = ready!(running.poll_next(cx));
+        Poll::Ready(Some(self.made(made)))
+    }
+
+    /// A response, recorded.
+    fn made(&mut self, made: Option<Result<Made, InferError>>) -> Streamed {
+        let empty = made.is_none();
+        let made = made.unwrap_or_else(|| Ok(Made::default()));
+        let last = empty || made.is_err() || self.running.as_ref().is_none_or(EnsembleRequest::is_over);
+        let kind = match &made {
+            Ok((outputs, _)) if outputs.is_empty() => ResponseKind::Empty,
+            Ok(_) => ResponseKind::Success,
+            Err(error) if error.code == ErrorCode::Cancelled => ResponseKind::Cancel,
+            Err(_) => ResponseKind::Fail,
+        };
+        let now = clock::now();
+        let version = self.unanswered.version.clone();
+        record::response_done(version.series(), self.count, kind, (now.ns_since(self.latest), 0));
+        if self.count == 0 && !empty {
+            record::first_response(version.series(), now.ns_since(self.unanswered.begun));
+        }
+        (self.count, self.latest) = (self.count + 1, now);
+        let answer = match made {
+            Ok(made) => self.response(&version, made, last),
+            Err(error) => Err(self.unanswered.failed(error)),
+        };
+        if last {
+            self.running = None;
+        }
+        Streamed { answer, last, empty }
+    }
+
+    /// The response that has these outputs.
+    fn response(
+        &mut self,
+        version: &M::Member,
+        (outputs, parameters): Made,
+        last: bool,
+    ) -> Result<InferResponse, InferError> {
+        let Some(running) = &self.running else { return Err(InferError::internal("a request has ended twice")) };
+        traced::outputs(&running.request, &outputs);
+        let timeline = match last {
+            true => {
+                self.unanswered.answered = true;
+                let timeline = ended(running);
+                record_success(running, &self.checked, &timeline);
+                timeline
+            }
+            false => running.request.timeline,
+        };
+        Ok(InferResponse {
+            model_name: version.config().name.clone(),
+            model_version: version.model().version.to_string(),
+            id: running.request.id.clone(),
+            parameters,
+            outputs,
+            timeline,
+        })
+    }
+}

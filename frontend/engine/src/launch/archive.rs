@@ -1,0 +1,376 @@
+//! Python environments that are packed into archives. Each is unpacked once into a cache folder, under the hash of its
+//! contents: a changed archive is another environment.
+//!
+//! Environments are in a marked subdirectory of the folder, which may have other files. Each has a directory and a lock file
+//! there. Servers that use the environment hold a shared lock; the server that unpacks or removes it holds an exclusive lock.
+//! The lock file contains `ready` when the directory is complete.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::conda::relocate;
+use super::unpack::{Limits, unpack};
+use pharos_os::clock;
+use pharos_os::directories;
+
+/// The subdirectory.
+const OWN: &str = "pharos-environments";
+
+/// Characters of a key: the beginning of a hash in hexadecimal digits.
+const KEY_DIGITS: usize = 32;
+
+/// Environments that are unused for this long are removed when another one is unpacked.
+const KEPT: Duration = Duration::from_hours(24 * 14);
+
+/// The pause before another attempt to unpack, after another server has failed to.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// The contents of the lock file of a complete directory.
+const READY: &[u8] = b"ready\n";
+
+/// An unpacked environment. It is not removed while this value exists.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Environment {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The environment of an archive, which is unpacked into `folder` if it has not been. `interpreter` finds its Python.
+///
+/// # Errors
+/// The archive or the folder cannot be used.
+pub(super) fn unpacked(
+    folder: &Path,
+    archive: &Path,
+    interpreter: impl FnOnce(&Path) -> Result<PathBuf, String>,
+) -> Result<Environment, String> {
+    let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", folder.display());
+    let own = prepare(folder).map_err(in_folder)?;
+    let folder = own.as_path();
+    let unreadable = |error: io::Error| format!("it cannot be read: {error}");
+    let mut file = File::open(archive).map_err(unreadable)?;
+    let key = key(&mut file).map_err(unreadable)?;
+    let path = folder.join(&key);
+    let mut lock = locked(folder, &key).map_err(in_folder)?;
+    let ready = is_ready(&mut lock).map_err(in_folder)?;
+    if ready && !path.is_dir() {
+        let in_use = |_| format!("'{}' has been removed, and others still use it", path.display());
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(in_use)?;
+    }
+    if !ready || !path.is_dir() {
+        remove_unused(folder, &key);
+        lock.set_len(0).and_then(|()| remove(&path)).map_err(in_folder)?;
+        tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
+        file.rewind().map_err(unreadable)?;
+        let whole = unpack(file, &path, &Limits::default()).map_err(|error| format!("it cannot be unpacked: {error}"));
+        if let Err(error) = whole.and_then(|()| relocate(&path, &interpreter(&path)?)) {
+            let _ = remove(&path);
+            return Err(error);
+        }
+        lock.seek(SeekFrom::Start(0)).and_then(|_| lock.write_all(READY)).map_err(in_folder)?;
+    }
+    // The modification time of the lock file is the time of the last use.
+    let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+    let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+    rustix::fs::futimens(&lock, &times).map_err(|error| in_folder(error.into()))?;
+    flock(&lock, FlockOperation::LockShared).map_err(|error| in_folder(error.into()))?;
+    Ok(Environment { path, _lock: lock })
+}
+
+/// Makes the folder, which must be this user's alone, and the subdirectory: what is in it is executed.
+fn prepare(folder: &Path) -> io::Result<PathBuf> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let metadata = fs::metadata(folder)?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
+        return Err(io::Error::other("others can write to it; --environment-cache-directory names another"));
+    }
+    let own = folder.join(OWN);
+    directories::make(&own).map(|()| own)
+}
+
+/// Names an environment by the bytes of its archive.
+fn key(file: &mut File) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        let read = file.read(&mut piece)?;
+        if read == 0 {
+            return Ok(hasher.finalize().to_hex().as_str().chars().take(KEY_DIGITS).collect());
+        }
+        hasher.update(piece.get(..read).unwrap_or_default());
+    }
+}
+
+fn lock_path(folder: &Path, key: &str) -> PathBuf {
+    folder.join(format!("{key}.lock"))
+}
+
+/// The lock file of an environment, locked exclusively, or shared if the environment is ready. Waits while another server
+/// unpacks it.
+///
+/// Does not wait for an exclusive lock: servers that use the environment hold their shared locks until they exit.
+fn locked(folder: &Path, key: &str) -> io::Result<File> {
+    let path = lock_path(folder, key);
+    loop {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let alone = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(Errno::WOULDBLOCK) => {
+                flock(&file, FlockOperation::LockShared)?;
+                false
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !is_the_file(&file, &path) {
+            continue;
+        }
+        let mut seen = &file;
+        if alone || is_ready(&mut seen)? {
+            return Ok(file);
+        }
+        // The server that unpacked it has failed: try to unpack it here.
+        drop(file);
+        std::thread::sleep(AGAIN);
+    }
+}
+
+/// Whether the file is still what the path leads to: it may have been removed before it was locked.
+fn is_the_file(file: &File, path: &Path) -> bool {
+    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if same(&a, &b))
+}
+
+fn is_ready(lock: &mut (impl Read + Seek)) -> io::Result<bool> {
+    let mut text = Vec::new();
+    lock.seek(SeekFrom::Start(0))?;
+    lock.take(64).read_to_end(&mut text)?;
+    Ok(text == READY)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether [`key`] gives such names.
+fn is_key(name: &str) -> bool {
+    name.len() == KEY_DIGITS && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Removes environments that are unused for long; ignores errors.
+fn remove_unused(folder: &Path, but: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")) else { continue };
+        if key == but || !is_key(key) {
+            continue;
+        }
+        let used = entry.metadata().map_or(i64::MAX, |metadata| metadata.mtime());
+        let now = i64::try_from(clock::wall_ms() / 1000).unwrap_or(0);
+        if now.saturating_sub(used) < KEPT.as_secs().cast_signed() {
+            continue;
+        }
+        let Ok(lock) = File::open(entry.path()) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_the_file(&lock, &entry.path()) {
+            tracing::info!("removing the environment '{}', unused for long", folder.join(key).display());
+            let _ = remove(&folder.join(key)).and_then(|()| fs::remove_file(entry.path()));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use tar::{Builder, EntryType, Header};
+
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("pharos-archive-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    type Piece<'a> = (EntryType, &'a str, &'a str);
+
+    /// An archive whose names are written as they are, whatever they are.
+    fn archive(path: &Path, pieces: &[Piece<'_>]) {
+        let mut builder = Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
+        for (kind, name, content) in pieces {
+            let mut header = Header::new_gnu();
+            header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_entry_type(*kind);
+            header.set_mode(0o755);
+            let data = if *kind == EntryType::Regular { content.as_bytes() } else { &[] };
+            header.set_size(data.len() as u64);
+            if data.is_empty() && !content.is_empty() {
+                header.set_link_name_literal(content).unwrap();
+            }
+            header.set_cksum();
+            builder.append(&header, data).unwrap();
+        }
+        builder.into_inner().unwrap().finish().unwrap();
+    }
+
+    fn python(home: &Path) -> Result<PathBuf, String> {
+        Ok(home.join("bin/python3"))
+    }
+
+    #[test]
+    fn those_who_come_together_all_get_it_while_they_use_it() {
+        let folder = folder("together");
+        let one = folder.join("one.tar.gz");
+        archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
+        for round in 0..50 {
+            let (sender, came) = mpsc::channel();
+            for _ in 0..4 {
+                let (sender, one, cache) = (sender.clone(), one.clone(), folder.join(round.to_string()));
+                thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
+            }
+            let used: Vec<_> = (0..4).map(|_| came.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
+            assert_eq!(used.len(), 4);
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_archive_is_unpacked_once_and_anew_when_it_has_changed() {
+        let folder = folder("once");
+        let (cache, one, copy) = (folder.join("a/cache"), folder.join("one.tar.gz"), folder.join("copy.tar.gz"));
+        archive(
+            &one,
+            &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n"), (EntryType::Symlink, "bin/python", "python3")],
+        );
+        fs::copy(&one, &copy).unwrap();
+        let same: Vec<PathBuf> = thread::scope(|scope| {
+            let ask =
+                |path: PathBuf, cache: PathBuf| move || unpacked(&cache, &path, python).unwrap().path().to_owned();
+            let asked: Vec<_> =
+                [&one, &copy, &one].map(|path| scope.spawn(ask(path.clone(), cache.clone()))).into_iter().collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        let home = same.first().unwrap();
+        assert!(same.iter().all(|path| path == home), "{same:?}");
+        assert_eq!(fs::read_link(home.join("bin/python")).unwrap(), Path::new("python3"));
+        assert_eq!(fs::metadata(home.join("bin/python3")).unwrap().mode() & 0o777, 0o755);
+        fs::write(home.join("mark"), "").unwrap();
+        assert!(unpacked(&cache, &one, python).unwrap().path().join("mark").exists(), "nothing is unpacked again");
+        archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/bash\n")]);
+        let other = unpacked(&cache, &one, python).unwrap();
+        assert_ne!(other.path(), home);
+        // What was cut off in the middle is done again.
+        fs::write(cache.join(OWN).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "").unwrap();
+        assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_unused_for_long_goes_and_what_is_used_stays() {
+        let folder = folder("unused");
+        let cache = folder.join("cache");
+        let environment = |name: &str| {
+            let path = folder.join(name);
+            archive(&path, &[(EntryType::Regular, "bin/python3", name)]);
+            unpacked(&cache, &path, python).unwrap()
+        };
+        // Files of others with old locks, beside the environments and even among them.
+        let of_others = [cache.join("poetry"), cache.join(OWN).join("Cargo")];
+        let old = |lock: PathBuf| {
+            let lock = File::options().write(true).create(true).truncate(false).open(lock).unwrap();
+            lock.set_modified(std::time::UNIX_EPOCH).unwrap();
+        };
+        drop(environment("first"));
+        for path in &of_others {
+            fs::create_dir(path).unwrap();
+            old(path.with_extension("lock"));
+        }
+        let (used, unused, young) = (environment("used"), environment("unused"), environment("young"));
+        let gone = unused.path().to_owned();
+        let [held, kept] = [&used, &young].map(|environment| environment.path().to_owned());
+        drop((unused, young));
+        for path in [&held, &gone] {
+            old(path.with_extension("lock"));
+        }
+        drop(environment("new"));
+        assert!(of_others.iter().all(|path| path.is_dir() && path.with_extension("lock").exists()));
+        assert!(held.is_dir() && kept.is_dir() && !gone.exists() && !gone.with_extension("lock").exists());
+        drop(used);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn nothing_leaves_the_environment() {
+        let folder = folder("leaves");
+        let (cache, path) = (folder.join("cache"), folder.join("bad.tar.gz"));
+        let outside = folder.join("outside");
+        fs::create_dir(&outside).unwrap();
+        let target = outside.to_str().unwrap();
+        let (file, link, hard) = (EntryType::Regular, EntryType::Symlink, EntryType::Link);
+        let cases: [(&[Piece<'_>], &str); 7] = [
+            (&[(file, "../evil", "x")], "'../evil' is outside the environment"),
+            (&[(file, "a/../../evil", "x")], "'a/../../evil' is outside the environment"),
+            (&[(file, "/tmp/evil", "x")], "'/tmp/evil' is outside the environment"),
+            (&[(link, "out", target), (file, "out/evil", "x")], "it cannot be unpacked"),
+            (&[(hard, "evil", "../../../etc/passwd")], "it cannot be unpacked"),
+            (&[(EntryType::Fifo, "pipe", "")], "'pipe' is of the kind Fifo; allowed are files, directories and links"),
+            (&[], "there is nothing in it"),
+        ];
+        for (pieces, expected) in cases {
+            archive(&path, pieces);
+            let error = unpacked(&cache, &path, python).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+            let left = fs::read_dir(cache.join(OWN)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+            assert_eq!(left, 0, "nothing stays of what failed: {error}");
+        }
+        fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
+        assert!(unpacked(&cache, &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn environments_are_bounded_and_told_where_they_are() {
+        let folder = folder("bounds");
+        let path = folder.join("e.tar.gz");
+        archive(&path, &[(EntryType::Regular, "one", "12345"), (EntryType::Regular, "two", "12345")]);
+        for (limits, expected) in [
+            (Limits { bytes: 9, files: 9 }, "'two' makes it more than 9 bytes"),
+            (Limits { bytes: 10, files: 1 }, "'two' makes it more than 1 files"),
+        ] {
+            let target = folder.join("target");
+            let error = unpack(File::open(&path).unwrap(), &target, &limits).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+            fs::remove_dir_all(&target).unwrap();
+        }
+        let script = |text: &'static str| (EntryType::Regular, "bin/conda-unpack", text);
+        let python3 = (EntryType::Regular, "bin/python3", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
+        archive(&path, &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")]);
+        let home = unpacked(&folder.join("cache"), &path, python).unwrap();
+        let told = fs::read_to_string(home.path().join("where")).unwrap();
+        assert_eq!(Path::new(told.trim()), home.path());
+        archive(&path, &[python3, script("echo no room >&2; exit 3\n")]);
+        let error = unpacked(&folder.join("cache"), &path, python).unwrap_err();
+        assert!(error.contains("conda-unpack failed: exit status: 3: no room"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,71 @@
+//! Relocates conda environments.
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::activation;
+use pharos_os::clock;
+
+/// The longest run of `conda-unpack`.
+const PATIENCE: Duration = Duration::from_mins(10);
+
+/// The longest wait for the output of `conda-unpack` after it has exited.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs `conda-unpack`, which writes the environment's new location into its files; does nothing without it.
+///
+/// # Errors
+/// It fails, or takes too long.
+pub(super) fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
+    let script = home.join("bin/conda-unpack");
+    if !script.is_file() {
+        return Ok(());
+    }
+    let mut command = Command::new(interpreter);
+    command.arg(&script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    for (name, value) in activation::variables(home) {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let said = last_line(child.stderr.take());
+    let begun = clock::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if clock::now() - begun < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(format!("it did not end within {} s", PATIENCE.as_secs())));
+            }
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    // A process that it has started may hold the pipe open.
+    let last = said.recv_timeout(LAST_WORDS).unwrap_or_default();
+    Err(failed(format!("{status}: {last}")))
+}
+
+/// Reads a program's output to its end, so that writes never block. Sends the last line of the first 64 KiB.
+fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sending, said) = mpsc::channel();
+    std::thread::spawn(move || {
+        let Some(mut output) = output else { return };
+        let mut text = Vec::new();
+        let _ = (&mut output).take(64 << 10).read_to_end(&mut text);
+        let _ = io::copy(&mut output, &mut io::sink());
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let _ = sending.send(last.to_owned());
+    });
+    said
+}

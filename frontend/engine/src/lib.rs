@@ -1,0 +1,21 @@
+//! Serves requests with worker processes: implements the verbs of `pharos::service` and knows no protocol.
+
+pub mod cache;
+mod calls;
+pub mod engine;
+mod ensemble;
+pub mod launch;
+pub mod loader;
+#[allow(unsafe_code)]
+mod memory;
+pub mod onnxruntime;
+mod process;
+mod scheduler;
+mod serving;
+pub mod shared_memory;
+pub mod store;
+mod supervisor;
+mod wire;
+mod worker_session;
+
+pub use engine::{Engine, OpenStream, Responses, Settings, Unfinished};

@@ -1,0 +1,183 @@
+//! Loads ensembles: when their members are there, and if the members fit together.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use pharos::ensemble::{self, Dependencies, Plan, Stages};
+use pharos::id::ModelVersion;
+use pharos::metrics::record;
+use pharos::model::{ModelConfig, Scheduling};
+use pharos::repository::{DUPLICATE, States};
+
+use super::Loader;
+use super::load::{Unserved, labels, read_cache, warn_of_doubts};
+use super::prepare::{Prepared, Version};
+use crate::cache::{Files, ModelCache};
+use crate::ensemble::{Ensemble, Members};
+use crate::serving::{Executor, Serving, Snapshot};
+use pharos_os::clock;
+
+impl Loader {
+    /// Loads a version of an ensemble whose members have been loaded, or could not be.
+    ///
+    /// # Errors
+    /// A member is missing or not ready, or they do not fit together.
+    pub(super) async fn load_ensemble(
+        &self,
+        (prepared, version): (&Prepared, &Version),
+        plan: Plan,
+        number: u64,
+    ) -> Result<Serving, String> {
+        let began = clock::now();
+        let directory = &version.directory;
+        let config = prepared.configuration.known().ok_or("an ensemble has no code that completes it")?;
+        let members = self.members(config, &plan)?;
+        let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
+        ensemble::check(config, &plan, &configs)?;
+        let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
+        if config.response_cache {
+            let all = self.with_theirs(&members);
+            let all: Vec<&ModelConfig> = all.iter().map(|member| &*member.config).collect();
+            ensemble::check_cache(config, &all)?;
+        }
+        let stages = Stages::new(&config.name, &plan, &decoupled)?;
+        let config = &config.with_decoupled(stages.is_decoupled()).map_err(|error| error.to_string())?;
+        let labels = inherited(config, &plan, &members, labels(config, directory)?);
+        let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
+        let cache = self.ensemble_cache(&model, config, directory, &members).await;
+        let series = Unserved::new(self, &model, config, None).keep();
+        if cache.is_some() {
+            self.cache().model_cached(&series);
+        }
+        let steps = plan.steps().iter().map(|step| step.model.as_str());
+        record::ensemble_loaded(self.cache(), &series, steps);
+        let seconds = (clock::now() - began).as_secs_f64();
+        record::model_load_duration(&series, seconds);
+        warn_of_doubts(&model, config);
+        tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
+        if config.decoupled {
+            self.cache().model_decoupled(&series);
+        }
+        let steps = members.iter().map(|member| Arc::downgrade(&member.executor)).collect();
+        let ensemble = Ensemble::new(plan, stages, limit(config), cache);
+        Ok(Serving {
+            model,
+            config: Arc::new(config.clone()),
+            series,
+            directory: directory.clone(),
+            labels,
+            executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
+            made: version.made,
+            files: prepared.model_files.clone(),
+        })
+    }
+
+    /// The members that serve, in the order of the steps.
+    fn members(&self, config: &ModelConfig, plan: &Plan) -> Result<Vec<Arc<Serving>>, String> {
+        let table = self.models.snapshot();
+        let found = plan.steps().iter().map(|step| {
+            let member = self.models.member(step);
+            member.map_err(|_| unavailable(&table, &config.name, (&step.model, step.version)))
+        });
+        found.collect()
+    }
+
+    /// The response cache for an ensemble, if the server has one and the configuration asks for it. Its answers depend on
+    /// the files of all its members.
+    async fn ensemble_cache(
+        &self,
+        model: &ModelVersion,
+        config: &ModelConfig,
+        directory: &Path,
+        members: &[Arc<Serving>],
+    ) -> Option<ModelCache> {
+        let shared = self.responses_for(model, config)?;
+        let theirs = self.with_theirs(members);
+        let theirs = theirs.iter().map(|member| files(&member.model, &member.config, &member.directory));
+        read_cache(shared, std::iter::once(files(model, config, directory)).chain(theirs).collect()).await
+    }
+
+    /// Members, each with its own behind it.
+    fn with_theirs(&self, members: &[Arc<Serving>]) -> Vec<Arc<Serving>> {
+        let mut all = Vec::new();
+        for member in members {
+            all.push(member.clone());
+            if let Some(ensemble) = member.ensemble() {
+                let steps = ensemble.plan().steps().iter();
+                let own: Vec<_> = steps.filter_map(|step| self.models.member(step).ok()).collect();
+                all.extend(self.with_theirs(&own));
+            }
+        }
+        all
+    }
+}
+
+/// The most requests that a step may have under way; 0 for no limit.
+fn limit(config: &ModelConfig) -> u32 {
+    match &config.scheduling {
+        Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
+        _ => 0,
+    }
+}
+
+fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files {
+    Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() }
+}
+
+/// Why an ensemble cannot be loaded, told before anything of it is: a member that is nowhere, or a circle.
+pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &str) -> Option<String> {
+    let missing: Vec<&str> = dependencies.members(ensemble).filter(|member| known.model(member).is_none()).collect();
+    if !missing.is_empty() {
+        let names = missing.join(", ");
+        return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
+    }
+    let circle = dependencies.circle(ensemble)?;
+    let [.., last, first] = circle.as_slice() else { return None };
+    let whole = if circle.len() > 3 { format!(": {}", circle.join(" -> ")) } else { String::new() };
+    Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
+}
+
+/// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
+fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
+    let depends = format!("ensemble '{ensemble}' depends on '{member}'");
+    let status = table.states.model(member).filter(|status| !status.failure.starts_with(DUPLICATE));
+    let Some(status) = status else {
+        return format!("ensemble {ensemble} contains models that are not available or ambiguous: {member}");
+    };
+    let shown = version.or_else(|| status.versions.keys().next_back().copied());
+    let of_version = shown.and_then(|version| status.versions.get(&version));
+    let why = of_version.map_or("", |status| status.reason.as_str());
+    let is_ensemble = table.dependencies.members(member).next().is_some();
+    let failure = if status.failure.is_empty() && is_ensemble { why } else { &status.failure };
+    if !failure.is_empty() {
+        return format!("{depends} which is not valid. Model '{member}' failed with error: {failure}");
+    }
+    let what = match version {
+        Some(version) => format!("whose required version {version} is not loaded"),
+        None => "which has no loaded version".to_owned(),
+    };
+    match (shown, why) {
+        (Some(version), why) if !why.is_empty() => format!(
+            "{depends} {what}. Model '{member}' loading failed with error: version {version} is at UNAVAILABLE state: {why}"
+        ),
+        _ => format!("{depends} {what}"),
+    }
+}
+
+/// The names of the classes by output: the ensemble's own, or else those of the member that makes the output.
+fn inherited(
+    config: &ModelConfig,
+    plan: &Plan,
+    members: &[Arc<Serving>],
+    mut labels: BTreeMap<String, Vec<String>>,
+) -> BTreeMap<String, Vec<String>> {
+    for (position, output) in config.outputs.iter().enumerate() {
+        let Some((step, made)) = plan.origin(position) else { continue };
+        let theirs = members.get(step).and_then(|member| member.labels.get(made));
+        if let Some(theirs) = theirs {
+            labels.entry(output.name.clone()).or_insert_with(|| theirs.clone());
+        }
+    }
+    labels
+}

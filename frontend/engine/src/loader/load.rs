@@ -1,0 +1,410 @@
+//! Loads a version of a model: its instances, and all that they need. What it is called and who asks for it is not known
+//! here, nor what served before.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use pharos::classification;
+use pharos::id::ModelVersion;
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::catalog::Kind;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
+use pharos::repository::{Change, Made, changes};
+use pharos::timeline::Instant;
+
+use super::Loader;
+use super::prepare::{Prepared, Version};
+use crate::cache::{Files, ModelCache, ResponseCache};
+use crate::launch::Launch;
+use crate::scheduler::placement::Placement;
+use crate::scheduler::{Driver, Limits, placement, settings};
+use crate::serving::{Executor, Serving};
+use crate::store::scan;
+use crate::supervisor::{Instances, Plan, WarmUp};
+use pharos_os::clock;
+use pharos_telemetry::system;
+
+/// The series of a version that is being loaded. They go if it never serves, or is given up.
+pub(super) struct Unserved {
+    cache: Arc<Cache>,
+    series: Arc<ModelSeries>,
+    /// They are new.
+    own: bool,
+}
+
+impl Unserved {
+    /// New ones, or those that go on.
+    pub(super) fn new(
+        loader: &Loader,
+        model: &ModelVersion,
+        config: &ModelConfig,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Self {
+        let (cache, policy) = (loader.cache(), &loader.settings.model_policy);
+        let new = || {
+            let tags: Vec<(String, String)> = config.metric_tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            let series = cache.model_series(model, &tags, config.histogram_buckets.clone());
+            if let Some((name, version)) = policy.metric_name(config) {
+                series.set_alias(name, version);
+            }
+            series
+        };
+        Self { cache: cache.clone(), series: go_on.cloned().unwrap_or_else(new), own: go_on.is_none() }
+    }
+
+    pub(super) fn series(&self) -> &Arc<ModelSeries> {
+        &self.series
+    }
+
+    /// It can serve.
+    pub(super) fn keep(mut self) -> Arc<ModelSeries> {
+        self.own = false;
+        self.series.clone()
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if self.own {
+            self.cache.model_unloaded(&self.series);
+        }
+    }
+}
+
+impl Loader {
+    /// Loads a version, again if it fails, as often as the settings say. It counts on in the series that `go_on`, if there
+    /// are some.
+    ///
+    /// # Errors
+    /// Why it could not be loaded the last time.
+    pub(super) async fn load_version(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        number: u64,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Result<Serving, String> {
+        let mut left = self.settings.load_retries;
+        loop {
+            match self.try_to_load(prepared, number, go_on).await {
+                Err(reason) if left > 0 => {
+                    left -= 1;
+                    tracing::warn!(model = prepared.name, version = number, "it is tried again: {reason}");
+                }
+                loaded => return loaded,
+            }
+        }
+    }
+
+    async fn try_to_load(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        number: u64,
+        go_on: Option<&Arc<ModelSeries>>,
+    ) -> Result<Serving, String> {
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        match prepared.plan.clone() {
+            Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
+            None => {
+                let model = ModelVersion::new(self.stores.model_name(&prepared.name), number);
+                let began = clock::now();
+                let launch = self.launch(prepared, version).await?;
+                let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
+                let series = Unserved::new(self, &model, &config, go_on);
+                self.start_version((prepared, version), &model, (config, launch, began), series).await
+            }
+        }
+    }
+
+    async fn start_version(
+        self: &Arc<Self>,
+        (prepared, version): (&Prepared, &Version),
+        model: &ModelVersion,
+        (config, launch, began): (Arc<ModelConfig>, Launch, Instant),
+        unserved: Unserved,
+    ) -> Result<Serving, String> {
+        let directory = &version.directory;
+        let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
+        check_initial_states(&config, directory)?;
+        let placements = placements(&config, model.version)?;
+        let limits = self.models.shared.limits.as_ref().map(Limits::registration);
+        let series = unserved.series().clone();
+        let responses = self.model_cache(model, &config, directory).await;
+        if responses.is_some() {
+            self.cache().model_cached(&series);
+        }
+        if config.decoupled {
+            self.cache().model_decoupled(&series);
+        }
+        let settings = (settings::of(&config), limits);
+        let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
+        let plan = self.plan((directory.clone(), launch), &config, self.threads(&placements), warmups);
+        let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
+        let seconds = (clock::now() - began).as_secs_f64();
+        record::model_load_duration(&series, seconds);
+        record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
+        warn_of_doubts(model, &config);
+        tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
+        Ok(Serving {
+            model: model.clone(),
+            config: Arc::new(config.with_parameter("engine", &loaded.engine)),
+            series: unserved.keep(),
+            directory: directory.clone(),
+            labels,
+            executor: Arc::new(Executor::Instances { driver, instances }),
+            made: version.made,
+            files: prepared.model_files.clone(),
+        })
+    }
+
+    /// What a version with the same files needs if its old and its new configuration are compared when they are complete:
+    /// a client may give the configuration that the server has shown, with more instances. `None` if it must be loaded anew.
+    pub(super) async fn change_when_complete(&self, serving: &Serving, prepared: &Prepared) -> Option<Change> {
+        let number = serving.model.version;
+        let version = prepared.versions.get(&number)?;
+        serving.instances().filter(|_| version.made.files == serving.made.files)?;
+        let launch = self.launch(prepared, version).await.ok()?;
+        let config = self.configure(prepared, (number, version), &launch).await.ok()?;
+        let config = match serving.config.parameters.get("engine") {
+            Some(engine) => config.with_parameter("engine", engine),
+            None => config,
+        };
+        let made = |config: &ModelConfig| BTreeMap::from([(number, Made::new(config, version.made.files))]);
+        match changes(&made(&serving.config), &made(&config), false).remove(&number)? {
+            Change::Keep => Some(Change::Describe),
+            Change::Replace => None,
+            other => Some(other),
+        }
+    }
+
+    /// A version under a configuration that says the same about it, apart from its instances: those are started and stopped
+    /// as it says. `None` if that cannot be done in place: an ensemble has other members.
+    ///
+    /// # Errors
+    /// An instance cannot be started; then all is as it was.
+    pub(super) async fn follow(
+        self: &Arc<Self>,
+        serving: &Serving,
+        prepared: &Prepared,
+    ) -> Result<Option<Serving>, String> {
+        let number = serving.model.version;
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        if self.models.has_other_members(serving) {
+            return Ok(None);
+        }
+        let launch = match prepared.plan {
+            Some(_) => Launch::default(),
+            None => self.launch(prepared, version).await?,
+        };
+        let config = &self.configure(prepared, (number, version), &launch).await?;
+        if let Executor::Instances { driver, instances } = &*serving.executor
+            && (version.made.instances != serving.made.instances || instances.any_given_up())
+        {
+            let placements = placements(config, number)?;
+            let warmups = warmups(config, &serving.directory)?;
+            let plan = self.plan((serving.directory.clone(), launch), config, self.threads(&placements), warmups);
+            instances.resize(&plan, &placements, driver).await?;
+            record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
+            tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
+        }
+        let config = match serving.config.parameters.get("engine") {
+            Some(engine) => config.with_parameter("engine", engine),
+            // Of an ensemble.
+            None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
+        };
+        Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
+    }
+
+    /// Threads for each of these instances.
+    fn threads(&self, placements: &[Placement]) -> u32 {
+        let active = placements.iter().filter(|placement| !placement.passive).count();
+        match self.settings.worker_threads {
+            0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
+            threads => threads,
+        }
+    }
+
+    /// What is the same for all instances of a version in this directory.
+    fn plan(
+        self: &Arc<Self>,
+        (directory, launch): (PathBuf, Launch),
+        config: &ModelConfig,
+        threads: u32,
+        warmups: Vec<WarmUp>,
+    ) -> Arc<Plan> {
+        let this: Weak<Self> = Arc::downgrade(self);
+        let policies = self.settings.policies.clone();
+        let named = config.instance_groups.iter().filter(|group| !group.host_policy.is_empty());
+        for group in named.filter(|group| !policies.has(&group.host_policy)) {
+            let (policy, group) = (&group.host_policy, &group.name);
+            tracing::warn!(
+                model = %config.name,
+                "host_policy '{policy}' of instance group {group} has no effect: no --host-policy={policy},... sets it"
+            );
+        }
+        Arc::new(Plan {
+            initial_states: whole(initial_states(&directory)),
+            directory: whole(directory),
+            threads,
+            max_wait: self.settings.max_wait,
+            settings: self.supervision(config, &launch),
+            launch,
+            cache: self.cache().clone(),
+            models: this,
+            warmups,
+            metrics: self.metrics.subscribe(),
+            devices: self.settings.devices.clone(),
+            pinned: self.models.shared.pinned.clone(),
+            policies,
+            descriptors: self.settings.descriptors.clone(),
+        })
+    }
+
+    /// The response cache for a version, if the server has one and the model asks for it.
+    async fn model_cache(&self, model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Option<ModelCache> {
+        let shared = self.responses_for(model, config)?;
+        let files = Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() };
+        read_cache(shared, vec![files]).await
+    }
+
+    pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {
+        if config.response_cache && self.models.shared.response_cache.is_none() {
+            tracing::info!(%model, "it asks for the response cache and goes without: --cache-config was not given");
+        }
+        self.models.shared.response_cache.clone().filter(|_| config.response_cache)
+    }
+
+    /// What the processes of a model hold on the GPUs, by the number of the device.
+    async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
+        let devices = &self.settings.devices;
+        let Some(gpus) = devices.gpus() else { return Vec::new() };
+        let pids = instances.processes().into_iter().filter_map(|(_, pid)| pid).collect();
+        let found = system::gpu_memory(gpus.clone(), pids).await;
+        found.into_iter().filter_map(|(bus, bytes)| Some((devices.number_of(bus)?, bytes))).collect()
+    }
+}
+
+/// The instances of a version.
+fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, String> {
+    let placements = placement::of(config, version);
+    if placements.iter().all(|placement| placement.passive) {
+        let name = &config.name;
+        return Err(format!("all instances of model '{name}' are passive: none would execute its requests"));
+    }
+    Ok(placements)
+}
+
+/// The response cache for a version with these files, the first of them its own.
+pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
+    let model = files.first().map(|files| files.model.clone());
+    let cache = tokio::task::spawn_blocking(move || ModelCache::new(shared, &files)).await;
+    let unread = |error: &io::Error| {
+        let model = model.map(|model| model.to_string()).unwrap_or_default();
+        tracing::warn!(model, "without the response cache, its files cannot be read: {error}");
+    };
+    cache.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()
+}
+
+/// A file that the configuration names in the model's directory, or in a directory there.
+fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if inside && !name.is_empty() {
+        return Ok(directory.join(name));
+    }
+    Err(format!("file '{}' must be in the model's directory '{}'", name.escape_debug(), directory.display()))
+}
+
+/// A path that means the same in any process.
+fn whole(path: PathBuf) -> PathBuf {
+    path.canonicalize().unwrap_or(path)
+}
+
+/// The directory with the files of the states' first values, beside the versions.
+fn initial_states(version: &Path) -> PathBuf {
+    version.parent().unwrap_or(version).join("initial_state")
+}
+
+/// Refuses first values of states that are not there, or too short: the instances read them when they start.
+fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), String> {
+    let directory = initial_states(version);
+    let read = |name: &str| {
+        let path = model_file(&directory, name)?;
+        scan::read(&path).map_err(|error| format!("failed to open text file for read {}: {error}", path.display()))
+    };
+    let mut from_file =
+        config.states.iter().filter(|state| state.initial.as_ref().is_some_and(|first| first.file.is_some()));
+    from_file.try_for_each(|state| state.first_value(read).map(drop))
+}
+
+/// Tells what the configuration says and hardly means.
+pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
+    for doubt in &config.doubtful {
+        tracing::warn!(%model, "{doubt}");
+    }
+    let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(|metric| metric.kind() == Kind::Histogram);
+    for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {
+        tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server");
+    }
+    let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };
+    if model.name.namespace().is_some() {
+        return;
+    }
+    for (number, step) in steps.iter().enumerate().filter(|(_, step)| !step.model_namespace.is_empty()) {
+        let (namespace, member) = (&step.model_namespace, &step.model_name);
+        tracing::warn!(
+            %model,
+            "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which means nothing without \
+             --model-namespacing: the model of this name is taken"
+        );
+    }
+}
+
+/// The names of the classes, by output. Label files are in the model's directory.
+pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
+    let directory = version.parent().unwrap_or(version);
+    let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
+    let read = |output: &TensorSpec| {
+        let path = model_file(directory, &output.label_filename)?;
+        let bytes = scan::read(&path);
+        let bytes = bytes.map_err(|error| format!("label file '{}' cannot be read: {error}", path.display()))?;
+        if let Err(error) = std::str::from_utf8(&bytes) {
+            let (path, at) = (path.display(), error.valid_up_to());
+            tracing::warn!(
+                model = config.name,
+                output = output.name,
+                "label file '{path}' is not UTF-8 at byte {at}: what is no text is shown as U+FFFD"
+            );
+        }
+        Ok((output.name.clone(), classification::labels(&String::from_utf8_lossy(&bytes))))
+    };
+    let in_output = |output| read(output).map_err(|text: String| format!("output '{}': {text}", output.name));
+    named.map(in_output).collect()
+}
+
+/// What the instances execute before they are ready. Files are in the directory `warmup` beside the versions.
+fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> {
+    let directory = version.parent().unwrap_or(version).join("warmup");
+    let file = |name: &str| {
+        let path = model_file(&directory, name)?;
+        scan::read(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))
+    };
+    let warm_up = |warmup: &Warmup| {
+        let WarmupBatch { requests, controls } = warmup.requests(config, file)?;
+        let checked = requests.into_iter().map(|mut request| {
+            let checked = config.check(&mut request).map_err(|error| error.to_string())?;
+            Ok::<_, String>((request, checked))
+        });
+        let parts = checked.collect::<Result<_, _>>()?;
+        Ok(WarmUp { name: warmup.name.clone(), count: warmup.count, parts, controls })
+    };
+    let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
+    config.warmups.iter().map(named).collect()
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}

@@ -1,0 +1,348 @@
+//! From a model's files to what can be loaded: its configuration, the versions to run, and what each is made of.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use pharos::ensemble::Plan as EnsemblePlan;
+use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_complete, onnx};
+use pharos::repository::{self, Made, Stamp};
+
+use super::checksums;
+use super::{Loader, Settings};
+use crate::launch::{self, backends};
+use crate::scheduler::placement;
+use crate::store::scan::{self, Contents};
+use crate::store::{ModelFiles, Overrides, Stores};
+use pharos_telemetry::system::Devices;
+
+/// A model that can be loaded.
+#[derive(Clone)]
+pub(super) struct Prepared {
+    /// What the server calls it: its name, with its repository before it where models are told apart by those.
+    pub(super) name: String,
+    pub(super) configuration: Configuration,
+    /// If it is an ensemble.
+    pub(super) plan: Option<EnsemblePlan>,
+    /// The versions to run.
+    pub(super) versions: BTreeMap<u64, Version>,
+    /// Versions that its policy names and that are not there.
+    pub(super) missing: Vec<u64>,
+    /// Its files.
+    pub(super) model_files: Arc<ModelFiles>,
+}
+
+impl Prepared {
+    /// How many instances its versions have, as far as that is known before it is loaded.
+    pub(super) fn instances(&self) -> usize {
+        let of_version = match &self.configuration {
+            _ if self.plan.is_some() => 0,
+            Configuration::Known(config) => placement::of(config, 1).len(),
+            Configuration::Asked(_) => 1,
+        };
+        of_version * self.versions.len()
+    }
+}
+
+/// What is known of a model's configuration before it is loaded.
+#[derive(Clone)]
+pub(super) enum Configuration {
+    /// All of it.
+    Known(Box<ModelConfig>),
+    /// Its code completes it, for each version anew.
+    Asked(Box<Asked>),
+}
+
+/// A configuration that the model's code completes.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) draft: Draft,
+    /// The model's name without its namespace.
+    directory: String,
+    files: Vec<String>,
+    default_max_batch_size: u32,
+    /// The GPUs that instances may run on.
+    devices: Arc<Devices>,
+}
+
+impl Asked {
+    /// The GPUs that instances are put on where the configuration names none.
+    pub(super) fn gpus(&self) -> &[u32] {
+        self.devices.usable()
+    }
+
+    /// What the code of a version has answered, completed and checked.
+    pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
+        self.complete(self.draft.clone().answered(answer, self.gpus())?)
+    }
+
+    /// The configuration of a version whose code adds nothing.
+    pub(super) fn unanswered(&self) -> Result<ModelConfig, ConfigError> {
+        self.complete(self.draft.clone())
+    }
+
+    /// Whether the code of the version in this directory may add something. Blocks.
+    pub(super) fn may_answer(&self, version: &Path) -> bool {
+        let code = || scan::read_text(&version.join(self.draft.model_file()));
+        self.draft.backend() != "python" || code().map_or(true, |code| may_complete(&code))
+    }
+
+    fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
+        let completion = Completion {
+            directory: &self.directory,
+            files: &self.files,
+            auto_complete: true,
+            default_max_batch_size: self.default_max_batch_size,
+            gpus: self.devices.usable(),
+            unusable_gpus: self.devices.unusable(),
+            ..Completion::default()
+        };
+        draft.complete(&completion)
+    }
+}
+
+impl Configuration {
+    pub(super) fn known(&self) -> Option<&ModelConfig> {
+        match self {
+            Self::Known(config) => Some(config),
+            Self::Asked(_) => None,
+        }
+    }
+
+    pub(super) fn backend(&self) -> &str {
+        match self {
+            Self::Known(config) => &config.backend,
+            Self::Asked(asked) => asked.draft.backend(),
+        }
+    }
+
+    pub(super) fn parameter(&self, name: &str) -> Option<&str> {
+        match self {
+            Self::Known(config) => config.parameters.get(name).map(String::as_str),
+            Self::Asked(asked) => asked.draft.parameter(name),
+        }
+    }
+
+    fn version_policy(&self) -> Result<VersionPolicy, ConfigError> {
+        match self {
+            Self::Known(config) => Ok(config.version_policy.clone()),
+            Self::Asked(asked) => asked.draft.version_policy(),
+        }
+    }
+
+    fn encode_parts(&self) -> [Vec<u8>; 3] {
+        match self {
+            Self::Known(config) => config.encode_parts(),
+            Self::Asked(asked) => asked.draft.encode_parts(),
+        }
+    }
+}
+
+/// A version that can be loaded.
+#[derive(Clone)]
+pub(super) struct Version {
+    pub(super) directory: PathBuf,
+    pub(super) made: Made,
+}
+
+/// Why a model cannot be loaded, found before anything of it is.
+#[derive(Clone, Debug)]
+pub(super) enum Unprepared {
+    /// No repository has it, or more than one.
+    Nowhere(String),
+    /// Its files or its configuration cannot be had.
+    Unreadable(String),
+    /// It has no version that its policy wants.
+    NoVersion(String),
+    /// A member of the ensemble is nowhere, or is the ensemble itself.
+    Hopeless(String),
+}
+
+impl Unprepared {
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::Nowhere(reason) | Self::Unreadable(reason) | Self::NoVersion(reason) | Self::Hopeless(reason) => {
+                reason
+            }
+        }
+    }
+}
+
+/// The most characters that are told of what is wrong with a client's configuration, which may repeat what was sent.
+const LONGEST_ERROR: usize = 2000;
+
+impl Loader {
+    /// Reads a model as it is in the repositories, or as a client has given it. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, Unprepared> {
+        prepare(&self.settings, &self.stores, model, overrides)
+    }
+}
+
+fn prepare(
+    settings: &Settings,
+    stores: &Stores,
+    model: &str,
+    overrides: Option<&Overrides>,
+) -> Result<Prepared, Unprepared> {
+    let unreadable = Unprepared::Unreadable;
+    let model_files = match overrides.and_then(|overrides| overrides.files.clone()) {
+        Some(model_files) => model_files,
+        None => Arc::new(stores.local(model).map_err(Unprepared::Nowhere)?),
+    };
+    let contents = scan::contents(model_files.path(), settings.config_name.as_deref());
+    let contents = contents.map_err(|error| unreadable(error.to_string()))?;
+    let mut draft = draft(settings, &contents, overrides).map_err(unreadable)?;
+    if overrides.is_none() && stores.name_model(model) {
+        draft.rename(stores.without_namespace(model));
+    }
+    let sums = draft.checksums().map_err(|error| unreadable(error.to_string()))?;
+    checksums::verify(model_files.path(), &sums).map_err(unreadable)?;
+    let configuration =
+        configuration(settings, stores.without_namespace(model), &contents, draft).map_err(unreadable)?;
+    let mut plan = match &configuration {
+        Configuration::Known(config) => EnsemblePlan::new(config).transpose().map_err(unreadable)?,
+        Configuration::Asked(_) => None,
+    };
+    if let Some(plan) = &mut plan {
+        plan.rename(|namespace, name| stores.member(model, namespace, name));
+    }
+    let present: Vec<u64> = contents.versions.keys().copied().collect();
+    let policy = configuration.version_policy().map_err(|error| unreadable(error.to_string()))?;
+    let wanted = repository::select(&policy, &present);
+    if wanted.is_empty() {
+        let there =
+            if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
+        let place = model_files.path().display();
+        return Err(Unprepared::NoVersion(format!("no version to run: '{place}' has {there}")));
+    }
+    let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
+    // With another member of the same name it is another ensemble.
+    let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
+    let files = Files { settings, model, directory: model_files.path(), members };
+    let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
+    let missing = missing(&policy, &present);
+    Ok(Prepared { name: model.to_owned(), configuration, plan, versions, missing, model_files })
+}
+
+/// The whole configuration, unless the model's code is to complete it.
+fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
+    let signature = if draft.may_be_onnx() { signature(contents, draft.model_file())? } else { None };
+    let mut names: Vec<&str> = launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
+    let own = draft.backend().to_owned();
+    let mut is_python = false;
+    if !own.is_empty() && !names.contains(&own.as_str()) {
+        let places = contents.versions.values().map(PathBuf::as_path).chain(contents.config_path.parent());
+        let found = backends::find(&settings.program, (model, &own), &places.collect::<Vec<_>>())?;
+        is_python = matches!(found, backends::Found::Python(_));
+        names.push(&own);
+    }
+    let no_cuda_provider = launch::no_cuda_provider(&settings.program);
+    let completion = Completion {
+        directory: model,
+        files: &contents.files,
+        backends: &names,
+        gpus: settings.devices.usable(),
+        unusable_gpus: settings.devices.unusable(),
+        no_cuda_provider: no_cuda_provider.as_deref(),
+        signature: signature.as_ref(),
+        auto_complete: settings.auto_complete,
+        default_max_batch_size: settings.default_max_batch_size,
+    };
+    let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
+    is_python |= settings.program.is_python(draft.backend()) && !draft.needs_no_answer();
+    if settings.auto_complete && is_python {
+        draft.check_name(model).map_err(|error| error.to_string())?;
+        let (directory, files) = (model.to_owned(), contents.files.clone());
+        let default_max_batch_size = settings.default_max_batch_size;
+        let devices = settings.devices.clone();
+        let asked = Asked { draft, directory, files, default_max_batch_size, devices };
+        return Ok(Configuration::Asked(Box::new(asked)));
+    }
+    let config = draft.complete(&completion).map_err(|error| error.to_string())?;
+    Ok(Configuration::Known(Box::new(config)))
+}
+
+/// The configuration as somebody wrote it.
+fn draft(settings: &Settings, contents: &Contents, overrides: Option<&Overrides>) -> Result<Draft, String> {
+    if let Some(overrides) = overrides {
+        let refused = |error: String| {
+            format!("Invalid config override: {}", error.chars().take(LONGEST_ERROR).collect::<String>())
+        };
+        return Draft::from_json(&overrides.config).map_err(|error| refused(error.to_string()));
+    }
+    let path = &contents.config_path;
+    match &contents.config {
+        Some(text) => Draft::from_text(text, &path.to_string_lossy()).map_err(|error| error.to_string()),
+        None if settings.auto_complete => Ok(Draft::empty()),
+        None => Err(format!("'{}' does not exist, and auto-complete is off", path.display())),
+    }
+}
+
+/// What the files of a model are asked by.
+struct Files<'a> {
+    settings: &'a Settings,
+    model: &'a str,
+    /// The model's directory.
+    directory: &'a Path,
+    /// Of the members of an ensemble.
+    members: Stamp,
+}
+
+/// What each version is made of.
+fn versions_made(
+    configuration: &Configuration,
+    files: &Files<'_>,
+    versions: BTreeMap<u64, PathBuf>,
+) -> io::Result<BTreeMap<u64, Version>> {
+    let shared = scan::shared_stamp(files.directory)?;
+    let parts = configuration.encode_parts();
+    let version = |(number, directory): (u64, PathBuf)| {
+        let asked = launch::Model {
+            name: files.model,
+            backend: configuration.backend(),
+            environment: configuration.parameter(launch::ENVIRONMENT),
+            directory: files.directory,
+            version: &directory,
+        };
+        let outside = scan::stamp_of(&launch::outside(&files.settings.program, &asked));
+        let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
+        Ok((number, Version { made: Made::of_parts(&parts, files), directory }))
+    };
+    versions.into_iter().map(version).collect()
+}
+
+/// The versions that a policy names and that are not there.
+fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
+    match policy {
+        VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
+        VersionPolicy::Latest(_) | VersionPolicy::All => Vec::new(),
+    }
+}
+
+/// What the newest version's model file says about its inputs and outputs; `None` if there is no ONNX file.
+fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
+    let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
+    let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
+        return Ok(None);
+    };
+    if path.extension().is_none_or(|extension| extension != "onnx") || !path.is_file() {
+        return Ok(None);
+    }
+    let file = map(&path).map_err(|error| format!("'{}' cannot be read: {error}", path.display()))?;
+    onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
+}
+
+/// Maps a file, so that weights are not read only to find the names of inputs.
+#[allow(unsafe_code)]
+fn map(path: &Path) -> io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
+    // that moment would end the process, as it would any program that maps its model.
+    unsafe { Mmap::map(&file) }
+}

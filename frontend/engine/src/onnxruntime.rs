@@ -1,0 +1,85 @@
+//! Finds ONNX Runtime's library, so that `pip install onnxruntime` is all a user has to do.
+//!
+//! In this order: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the PATH. Without any of them
+//! ONNX models run on the embedded tract.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use pharos_os::clock;
+
+/// Prints the package's directory without importing it.
+const ASK: &str =
+    "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+
+/// How long Python may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The library, if there is one.
+///
+/// # Errors
+/// A library was named explicitly and is not there.
+pub fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
+    let named = flag.map(|path| ("--onnxruntime-library", path.to_owned()));
+    let variable = std::env::var_os("ORT_DYLIB_PATH").filter(|value| !value.is_empty());
+    let named = named.or_else(|| variable.map(|value| ("ORT_DYLIB_PATH", PathBuf::from(value))));
+    match named {
+        Some((_, path)) if path.is_file() => Ok(Some(path)),
+        Some((who, path)) => Err(format!("{who} names '{}', which is no file", path.display())),
+        None => Ok(package_directory().and_then(|directory| in_package(&directory))),
+    }
+}
+
+/// `capi/libonnxruntime.so.VERSION` of the Python package.
+fn in_package(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory.join("capi")).ok()?;
+    let mut found: Vec<PathBuf> =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_library(path)).collect();
+    found.sort();
+    found.pop()
+}
+
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.starts_with("libonnxruntime.so") || (name.starts_with("libonnxruntime.") && name.ends_with(".dylib"))
+}
+
+/// Where the `python3` on the PATH has the package.
+fn package_directory() -> Option<PathBuf> {
+    let mut command = Command::new("python3");
+    command.args(["-c", ASK]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().ok()?;
+    let asked = clock::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(_)) => break,
+            Ok(None) if clock::now() - asked < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+    let output = child.wait_with_output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    path.is_dir().then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_named_must_be_there() {
+        let error = find(Some(Path::new("/nonexistent/libonnxruntime.so"))).expect_err("it is not there");
+        assert!(error.contains("--onnxruntime-library") && error.contains("/nonexistent"), "{error}");
+    }
+
+    #[test]
+    fn libraries_are_told_from_other_files() {
+        assert!(is_library(Path::new("capi/libonnxruntime.so.1.31.1")));
+        assert!(!is_library(Path::new("capi/libonnxruntime_providers_shared.so")));
+    }
+}

@@ -1,0 +1,267 @@
+//! Starts a worker process with the descriptors it inherits, and forwards what it prints: metric lines into the metrics,
+//! everything else into the log. Asks Python workers to complete configurations, and finds out why one does not start.
+
+mod affinity;
+mod complete;
+mod diagnosis;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+
+use command_fds::{CommandFdExt, FdMapping};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::series::ModelSeries;
+use pharos::metrics::{intake, worker_lines};
+use pharos::wire::descriptors;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tracing::Level;
+
+use crate::launch::Launch;
+use crate::memory;
+use crate::wire::Link;
+pub(crate) use complete::complete;
+pub(crate) use diagnosis::{why_not_loaded, why_not_started};
+use pharos_telemetry::metrics::{Complaints, Ring};
+use pharos_telemetry::system::Chosen;
+
+/// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
+const MAX_LINE: u64 = 8 << 10;
+
+/// A started worker: its process and the connection to it.
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    pub(crate) link: Link,
+}
+
+/// Where the lines go that a worker prints.
+pub(crate) struct Printed {
+    /// What the log calls the worker.
+    pub(crate) name: String,
+    /// Where metric lines go.
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) series: Arc<ModelSeries>,
+}
+
+/// What an instance's process is called, and where it runs.
+pub(crate) struct Place<'a> {
+    pub(crate) instance: &'a str,
+    /// Threads that one execution may use.
+    pub(crate) threads: u32,
+    /// The GPU, if it runs on one: the process sees it as its first device.
+    pub(crate) gpu: Option<&'a Chosen>,
+    /// The processors that it keeps to; empty for any.
+    pub(crate) processors: &'a [usize],
+}
+
+/// Starts a worker whose output goes to the log and, if it is metric lines, into the metrics.
+///
+/// # Errors
+/// No memory, descriptors or processes are left, or the executable does not exist.
+pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io::Result<Worker> {
+    let Place { instance, threads, gpu, processors } = *place;
+    let (ours, theirs) = UnixStream::pair()?;
+    let (arenas, inputs, outputs) = memory::create()?;
+    let (ring, metrics, bell) = Ring::create(instance)?;
+    let (told, hears) = regions_socket()?;
+    let theirs = OwnedFd::from(theirs.into_std()?);
+    rustix::io::ioctl_fionbio(&theirs, false)?;
+    let mut command = command(launch);
+    // A group of their own: Ctrl-C in a terminal goes to the frontend alone, which drains before it ends its workers.
+    command
+        .arg(instance)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command.env("OMP_NUM_THREADS", threads.to_string());
+    // The numbers of devices mean the same in all processes.
+    command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+    if let Some(gpu) = gpu {
+        command.env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
+    }
+    let mappings = [
+        (theirs, descriptors::SOCKET),
+        (inputs, descriptors::INPUTS),
+        (outputs, descriptors::OUTPUTS),
+        (metrics, descriptors::METRICS),
+        (bell, descriptors::BELL),
+        (hears, descriptors::REGIONS),
+    ];
+    let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
+    command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
+    let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
+    forward_errors(child.stderr.take(), &printed.name);
+    forward_output(child.stdout.take(), printed);
+    Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
+}
+
+/// Whether a process was ended by the system, or by somebody else who must not be argued with.
+pub(crate) fn by_the_system(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    /// Of the signal that cannot be caught, which the kernel sends when memory runs out.
+    const KILL: i32 = 9;
+    status.signal() == Some(KILL)
+}
+
+/// How a process ended, in words.
+pub(crate) fn describe(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, Some(code)) => format!("exit status {code}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+/// The two ends of the socket over which a worker is told of memory of clients; neither waits.
+fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The program and its environment, without the worker's own arguments.
+fn command(launch: &Launch) -> Command {
+    let mut command = Command::new(&launch.executable);
+    command.args(&launch.arguments);
+    for name in &launch.hidden {
+        command.env_remove(name);
+    }
+    for (name, value) in &launch.variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
+    let what = match &launch.interpreter {
+        Some(interpreter) => format!("the Python interpreter {interpreter}"),
+        None => format!("the worker '{}'", launch.executable.display()),
+    };
+    io::Error::new(error.kind(), format!("{what} cannot be started: {error}"))
+}
+
+/// Forwards standard output until it ends: metric lines into the metrics, in the moment in which they are read, all others
+/// to the log.
+fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, printed: Printed) {
+    let Some(stream) = stream else { return };
+    tokio::spawn(async move {
+        let instance = &printed.name;
+        let mut complaints = Complaints::new(format!("the output of {instance}"));
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        while let Ok(true) = next_line(&mut reader, &mut line).await {
+            match worker_lines::strip(&line) {
+                Some(body) => {
+                    if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
+                        complaints.tell(line.trim_ascii_end(), &refusal);
+                    }
+                }
+                None => {
+                    let text = String::from_utf8_lossy(&line);
+                    tracing::info!(target: "worker", %instance, "{}", text.trim_end());
+                }
+            }
+        }
+    });
+}
+
+/// Forwards standard error to the log until it ends.
+fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str) {
+    let Some(stream) = stream else { return };
+    let (instance, lines) = (instance.to_owned(), stream);
+    let stream = "stderr";
+    tokio::spawn(async move {
+        let mut reader = BufReader::new(lines);
+        let mut line = Vec::new();
+        while let Ok(true) = read_line(&mut reader, &mut line).await {
+            let text = String::from_utf8_lossy(&line);
+            match leveled(text.trim_end()) {
+                (Level::ERROR, text) => tracing::error!(target: "worker", %instance, stream, "{text}"),
+                (Level::INFO, text) => tracing::info!(target: "worker", %instance, stream, "{text}"),
+                (Level::DEBUG, text) => tracing::debug!(target: "worker", %instance, stream, "{text}"),
+                (_, text) => tracing::warn!(target: "worker", %instance, stream, "{text}"),
+            }
+        }
+    });
+}
+
+/// The level of a line of a worker's standard error, and the line without the mark that says so: the character RS and a
+/// letter, which `pb_utils.Logger` writes. Lines without one are warnings.
+fn leveled(line: &str) -> (Level, &str) {
+    let marked = line.strip_prefix('\u{1e}').unwrap_or_default();
+    let levels = [('I', Level::INFO), ('W', Level::WARN), ('E', Level::ERROR), ('V', Level::DEBUG)];
+    let known = levels.into_iter().find_map(|(letter, level)| Some((level, marked.strip_prefix(letter)?)));
+    known.unwrap_or((Level::WARN, line))
+}
+
+/// Reads a line of at most [`MAX_LINE`] bytes; `false` at the end.
+async fn read_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    Ok(reader.take(MAX_LINE).read_until(b'\n', line).await? > 0)
+}
+
+/// As [`read_line`], but a metric line may be longer: what passes even [`intake::MAX_LINE`] is left out, with the line's end.
+async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+    if !read_line(reader, line).await? {
+        return Ok(false);
+    }
+    if !line.ends_with(b"\n") && worker_lines::strip(line).is_some() {
+        let more = intake::MAX_LINE.saturating_sub(line.len()) as u64;
+        reader.take(more).read_until(b'\n', line).await?;
+        let mut rest = Vec::new();
+        while line.len() >= intake::MAX_LINE && !line.ends_with(b"\n") && !rest.ends_with(b"\n") {
+            if !read_line(reader, &mut rest).await? {
+                break;
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_may_say_its_level() {
+        let marked = |text: &str| leveled(text).0.as_str().to_owned() + " " + leveled(text).1;
+        for (line, expected) in [
+            ("plain", "WARN plain"),
+            ("\u{1e}Im.py:3] a", "INFO m.py:3] a"),
+            ("\u{1e}Wa", "WARN a"),
+            ("\u{1e}E", "ERROR "),
+            ("\u{1e}Vx", "DEBUG x"),
+            ("\u{1e}Qx", "WARN \u{1e}Qx"),
+            ("\u{1e}", "WARN \u{1e}"),
+        ] {
+            assert_eq!(marked(line), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn metric_lines_may_be_longer_than_others() {
+        let ids = |bytes: usize| format!("[METRICS]a.ms:1|#|#hostname:h,1,{}\n", "i".repeat(bytes));
+        let (fits, long) = (ids(60 << 10), ids(70 << 10));
+        let plain = "x".repeat(10 << 10) + "\n";
+        let text = [plain.as_str(), &fits, &long, "after\n", "[METRICS]cut"].concat();
+        let mut reader = BufReader::new(text.as_bytes());
+        let (mut line, mut lines) = (Vec::new(), Vec::new());
+        while next_line(&mut reader, &mut line).await.unwrap() {
+            lines.push(String::from_utf8(line.clone()).unwrap());
+        }
+        let lengths: Vec<usize> = lines.iter().map(String::len).collect();
+        assert_eq!(lengths, [8 << 10, (2 << 10) + 1, fits.len(), intake::MAX_LINE, 6, 12]);
+        let cut: Vec<bool> = lines.iter().map(|line| line.ends_with('\n')).collect();
+        assert_eq!(cut, [false, true, true, false, true, false]);
+    }
+}

@@ -1,0 +1,129 @@
+//! Has a model's code complete its configuration: `INTERPRETER -m pharos_worker --auto-complete OUT`, with the question on
+//! standard input, writes its answer to the file OUT.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
+use tokio::process::Child;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tracing::Level;
+
+use super::{cannot_start, command, leveled, read_line, why_not_started};
+use crate::launch::Launch;
+use pharos_os::directories::{Kind, Temporary};
+
+/// The longest answer.
+const LONGEST: u64 = 64 << 20;
+
+/// How long output may be waited for after the process has ended: what it has started may hold it open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The answer of a model's code to `question`, which it may think about for `limit`. What it prints goes to the log.
+///
+/// # Errors
+/// There is no answer; the text says why.
+pub(crate) async fn complete(
+    launch: &Launch,
+    model: &str,
+    question: String,
+    limit: Duration,
+) -> Result<String, String> {
+    let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
+    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no place for its answer: {error}")))?;
+    let out = place.path().join("answer.json");
+    let asked = ask(launch, model, question, &out);
+    let status = match timeout(limit, asked).await {
+        Ok(status) => status.map_err(|error| failed(error.to_string()))?,
+        Err(_) => {
+            return Err(failed(format!(
+                "it did not end within {} s (--worker-start-timeout-secs); --disable-auto-complete-config does without",
+                limit.as_secs_f64()
+            )));
+        }
+    };
+    match read(&out) {
+        Ok(answer) => Ok(answer),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let why = why_not_started(launch, model).await;
+            Err(why.unwrap_or_else(|| failed(format!("it ended without an answer ({})", super::describe(status)))))
+        }
+        Err(error) => Err(failed(format!("its answer cannot be read: {error}"))),
+    }
+}
+
+/// Runs the program to its end. Dropped, it ends it.
+async fn ask(launch: &Launch, model: &str, question: String, out: &Path) -> io::Result<ExitStatus> {
+    let mut command = command(launch);
+    command.arg("--auto-complete").arg(out);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child =
+        command.process_group(0).kill_on_drop(true).spawn().map_err(|error| cannot_start(launch, &error))?;
+    let mut group = Group(child.id());
+    let printed = [forward(child.stdout.take(), model, false), forward(child.stderr.take(), model, true)];
+    let status = give_and_wait(&mut child, question).await?;
+    group.0 = None;
+    for forwarded in printed.into_iter().flatten() {
+        let _ = timeout(LAST_WORDS, forwarded).await;
+    }
+    Ok(status)
+}
+
+/// The group of a process that has not been waited for. Dropped, it is ended: an interpreter may be a script that starts one.
+struct Group(Option<u32>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let pid = self.0.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if let Some(pid) = pid {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+}
+
+async fn give_and_wait(child: &mut Child, question: String) -> io::Result<ExitStatus> {
+    let stdin = child.stdin.take();
+    let give = async move {
+        if let Some(mut stdin) = stdin {
+            // Who does not want to know it ends for a reason of its own.
+            let _ = stdin.write_all(question.as_bytes()).await;
+        }
+        std::future::pending::<ExitStatus>().await
+    };
+    tokio::select! {
+        status = child.wait() => status,
+        status = give => Ok(status),
+    }
+}
+
+/// Forwards what is printed to the log.
+fn forward(
+    stream: Option<impl AsyncRead + Unpin + Send + 'static>,
+    model: &str,
+    is_error: bool,
+) -> Option<JoinHandle<()>> {
+    let (stream, model) = (stream?, model.to_owned());
+    Some(tokio::spawn(async move {
+        let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
+        while let Ok(true) = read_line(&mut reader, &mut line).await {
+            let text = String::from_utf8_lossy(&line);
+            match leveled(text.trim_end()) {
+                (Level::ERROR, text) => tracing::error!(target: "worker", %model, "auto-complete: {text}"),
+                (Level::DEBUG, text) => tracing::debug!(target: "worker", %model, "auto-complete: {text}"),
+                (Level::WARN, text) if is_error => tracing::warn!(target: "worker", %model, "auto-complete: {text}"),
+                (_, text) => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
+            }
+        }
+    }))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
+    Ok(text)
+}

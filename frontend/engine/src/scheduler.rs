@@ -1,0 +1,490 @@
+//! The driver: performs what a model's scheduler decides. One per model version; it is the only place where requests,
+//! instances and time meet.
+//!
+//! Nothing runs in a task of its own: whoever brings an event (a request, a reply, a timer) takes the lock, tells the
+//! scheduler, collects what is to be done, gives the lock back and does it. That saves two changes of task per request.
+//! Never under the lock: copying tensors, answering clients.
+
+mod answer;
+mod cached;
+mod cancel;
+mod effects;
+mod failure;
+mod limits;
+mod open;
+pub(crate) mod placement;
+mod reschedule;
+mod retire;
+mod sequence;
+pub(crate) mod settings;
+mod stream;
+mod timer;
+pub(crate) mod traced;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use pharos::error::InferError;
+use pharos::id::{InstanceId, ModelVersion, RequestId, RequestMap};
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::cache::Cache;
+use pharos::metrics::emitter::Throttle;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig, Scheduling};
+use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
+use pharos::timeline::{Instant, Timeline};
+use pharos::wire::{Done, SequenceStep, flags};
+use tokio::sync::oneshot;
+
+use crate::cache::{Found, Miss, ModelCache};
+use crate::wire::{Part, SharedLink};
+use pharos_os::clock;
+
+pub(crate) use cached::{answer_found, record_miss};
+use cancel::CancelOnDrop;
+use effects::{Effects, Send};
+pub(crate) use limits::{Limits, Registration};
+use open::Open;
+pub(crate) use pharos::service::Streamed;
+use stream::Reply;
+pub(crate) use stream::Responses;
+pub(crate) use timer::Timer;
+
+/// A model may have any number of priority levels; series for all of them would be of no use to anybody.
+const MOST_LEVELS: u64 = 16;
+
+/// What a request is answered with.
+pub(crate) type Answer = Result<InferResponse, InferError>;
+
+/// A request on its way, with the one who waits for it.
+struct Request {
+    part: Arc<Part>,
+    reply: Reply,
+    /// It has been sent once and its instance was lost.
+    retried: bool,
+    /// It was not found in the response cache: its response goes there.
+    miss: Option<Miss>,
+}
+
+/// A batch that an instance has been given.
+struct InFlight {
+    batch: u64,
+    /// The row of its flags in the instance's arena.
+    flags: u8,
+    /// A flag of it is set.
+    given_up: bool,
+    /// In batch order, padding included.
+    requests: Vec<(RequestId, Request)>,
+}
+
+/// A ready instance.
+struct Member {
+    link: SharedLink,
+    /// In the order in which they were sent; the first one executes.
+    in_flight: Vec<InFlight>,
+    /// What goes on of batches that are over.
+    open: Open,
+    /// When the first one began to execute, by the frontend's clock.
+    executing_since: Instant,
+}
+
+impl Member {
+    /// It executes nothing, and nothing of what it has executed goes on.
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.open.is_empty()
+    }
+
+    /// Takes a batch that is no longer in flight.
+    fn take(&mut self, position: usize) -> InFlight {
+        let batch = self.in_flight.remove(position);
+        if batch.given_up {
+            self.link.arenas.inputs.clear_flags(batch.flags);
+        }
+        batch
+    }
+}
+
+struct State {
+    scheduler: Box<dyn Scheduler>,
+    queued: RequestMap<Request>,
+    members: HashMap<InstanceId, Member>,
+    order: Option<Reorder<(Request, Answer)>>,
+    next_batch: u64,
+    /// No instance will come back: what is lost is not tried again.
+    closed: bool,
+    /// The timer will call at this time.
+    armed: Option<Instant>,
+}
+
+/// The driver of one model version.
+pub(crate) struct Driver {
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) model: ModelVersion,
+    pub(crate) series: Arc<ModelSeries>,
+    // Held for the scheduler's decisions, never while data is copied or a client is answered.
+    state: Mutex<State>,
+    timer: Arc<Timer>,
+    next_request: AtomicU64,
+    /// Whether answers leave in the order of their requests.
+    ordered: bool,
+    priority_levels: u64,
+    /// With the rate limiter on.
+    limits: Option<Registration>,
+    /// If the model uses the response cache.
+    cache: Option<ModelCache>,
+    /// What the metrics know of the counts of [`Driver::sequences`].
+    sequences_told: [AtomicU64; 3],
+    restarts_said: Mutex<Throttle>,
+    /// Outputs whose mismatch with the configuration is in the log. Locked only when there is one.
+    mismatches_warned: Mutex<HashSet<String>>,
+    /// When the system last killed a process of the model, in nanoseconds of the clock of all stamps; 0 for never.
+    killed: AtomicU64,
+    this: Weak<Driver>,
+}
+
+impl Driver {
+    /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
+    pub(crate) fn new(
+        config: Arc<ModelConfig>,
+        series: Arc<ModelSeries>,
+        (settings, limits): (scheduler::Settings, Option<Registration>),
+        timer: Arc<Timer>,
+        cache: Option<ModelCache>,
+    ) -> Arc<Self> {
+        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
+        // The responses of decoupled models leave as they come, and such batches may last: none waits behind one.
+        let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
+        let ordered = settings.preserve_ordering && !config.decoupled;
+        let priority_levels = settings.priority_levels;
+        let order = ordered.then(Reorder::new);
+        let state = State {
+            scheduler: scheduler::create(settings),
+            queued: RequestMap::default(),
+            members: HashMap::new(),
+            order,
+            next_batch: 0,
+            closed: false,
+            armed: None,
+        };
+        let next_request = AtomicU64::new(1);
+        Arc::new_cyclic(|this| {
+            if let Some(registration) = &limits {
+                registration.bind(this);
+            }
+            Self {
+                config,
+                model: series.model().clone(),
+                series,
+                state: Mutex::new(state),
+                timer,
+                next_request,
+                ordered,
+                priority_levels,
+                limits,
+                cache,
+                sequences_told: Default::default(),
+                restarts_said: Mutex::default(),
+                mismatches_warned: Mutex::default(),
+                killed: AtomicU64::new(0),
+                this: this.clone(),
+            }
+        })
+    }
+
+    /// Schedules a checked request, unless the response cache has the answer, and waits for it. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// The request's, or its backend's, or the queue's.
+    pub(crate) async fn infer(&self, mut request: InferRequest, checked: Checked) -> Answer {
+        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let mut now = clock::now();
+        request.timeline.queue_start = now;
+        traced::queued(&self.model, &request);
+        let mut miss = None;
+        if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
+            match self.look_up(cache, id, &request, &checked).await {
+                Found::Hit(entry, times) => {
+                    let part = Part { request, checked, padding: false };
+                    return self.answer_hit(id, part, entry, times).await;
+                }
+                Found::Miss(not_found) => miss = Some(not_found),
+            }
+            now = clock::now();
+        }
+        let ticket = ticket(id, &request, &checked);
+        let (reply, answer) = oneshot::channel();
+        let part = Arc::new(Part { request, checked, padding: false });
+        let cancel = CancelOnDrop::new(self, id);
+        self.turn(now, |state| {
+            state.queued.insert(id, Request { part, reply: Reply::One(reply), retried: false, miss });
+            if let Some(order) = &mut state.order {
+                order.expect(id);
+            }
+            record::request_pending(&self.series, 1);
+            state.scheduler.enqueue(ticket, now);
+        });
+        let answer = answer.await;
+        cancel.disarm();
+        answer.unwrap_or_else(|_| lost())
+    }
+
+    /// An instance is ready for batches.
+    pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            state
+                .members
+                .insert(instance, Member { link, in_flight: Vec::new(), open: Open::new(), executing_since: now });
+            state.scheduler.instance_ready(instance, now);
+        });
+    }
+
+    /// The server has waited long enough: everything that waits is answered, and what is lost is not tried again.
+    pub(crate) fn give_up(&self) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            state.closed = true;
+            state.scheduler.reject_all(RejectReason::Exiting, now);
+        });
+    }
+
+    /// Sequences that have begun and are waited for until they end. One that begins with any request ends when its client
+    /// says nothing more: nobody can wait for that.
+    pub(crate) fn running_sequences(&self) -> usize {
+        if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
+            return 0;
+        }
+        self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
+    }
+
+    /// An instance is broken: if there is no other, nobody waits any longer.
+    pub(crate) fn reject_if_alone(&self) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            if state.members.is_empty() {
+                state.scheduler.reject_all(RejectReason::NoInstance, now);
+            }
+        });
+    }
+
+    /// No instance has been ready for so long: rejects what has waited for longer.
+    pub(crate) fn reject_waiting(&self, longest: Duration) {
+        let now = clock::now();
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        self.turn(now, |state| {
+            if state.members.is_empty() {
+                let queued = Instant(now.0.saturating_sub(longest));
+                state.scheduler.reject_queued_before(queued, RejectReason::NotBack, now);
+            }
+        });
+    }
+
+    /// Refuses new requests and finishes those that wait.
+    pub(crate) fn stop(&self) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.stop(now));
+    }
+
+    /// Requests that have been accepted and not been answered.
+    pub(crate) fn unanswered(&self) -> usize {
+        let state = self.lock();
+        let flying: usize =
+            state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
+        let open: usize = state.members.values().map(|member| member.open.len()).sum();
+        state.queued.len() + flying + open
+    }
+
+    /// When the batch that an instance executes was given to it, if it executes one.
+    pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
+        let state = self.lock();
+        let member = state.members.get(&instance)?;
+        let first = member.in_flight.first()?;
+        let mut moved = first.requests.iter().map(|(_, request)| request.reply.moved_at());
+        // An instance that waits for a slow reader does not execute.
+        moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
+    }
+
+    /// A worker has answered a batch.
+    pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, mut done: Done) {
+        let now = clock::now();
+        let (mut finished, mut executing_since) = (None, now);
+        link.inputs_read(&done);
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
+            let mut batch = member.take(position);
+            executing_since = std::mem::replace(&mut member.executing_since, now);
+            // One that was sent second and came back first (two threads sent at once) was never counted as executing.
+            let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };
+            if let Some(executing) = executing {
+                record::request_pending(&self.series, -executing.count());
+            }
+            batch.keep_open(&mut done, &mut member.open);
+            if !done.rescheduled.is_empty() {
+                self.reschedule(state, &mut batch, &mut done, now);
+            }
+            finished = Some(batch);
+            state.scheduler.batch_done(instance, now);
+        });
+        if let Some(batch) = finished {
+            batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
+            self.answer_batch(batch.requests, link, &done, (executing_since, now));
+        }
+        link.inputs_lent(&done);
+    }
+
+    /// Takes what the workers have sent into the cache.
+    pub(crate) fn drain_metrics(&self, cache: &Cache) {
+        let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
+        for link in links {
+            link.ring.scrape(cache, &self.series);
+        }
+    }
+
+    /// Bytes of inputs and outputs in each ready instance's arenas.
+    pub(crate) fn arenas_used(&self) -> Vec<(InstanceId, u64, u64)> {
+        let state = self.lock();
+        let members = state.members.iter();
+        let used = members.map(|(id, member)| {
+            let arenas = &member.link.arenas;
+            (*id, arenas.inputs.used(), arenas.outputs.used())
+        });
+        used.collect()
+    }
+
+    /// The priority levels that have series from the start; others have them while something waits there.
+    pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
+        match self.priority_levels {
+            0 => 0..=0,
+            levels => 1..=levels.min(MOST_LEVELS),
+        }
+    }
+
+    /// What waits in the queue now.
+    pub(crate) fn waiting(&self) -> scheduler::Waiting {
+        self.lock().scheduler.waiting()
+    }
+
+    /// One event: tells the scheduler under the lock, then does what it decided, and hands resources that have become free
+    /// to the drivers that get them.
+    fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
+        let grant = self.turn_alone(now, |state, _| event(state));
+        if grant.is_some() {
+            self.deliver(grant);
+        }
+    }
+
+    /// One event of this driver alone; another one's instance may have got its resources.
+    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<limits::Grant> {
+        self.perform(self.effects(now, event))
+    }
+
+    /// What one event makes the scheduler decide.
+    fn effects(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Effects {
+        let mut state = self.lock();
+        let mut effects = Effects::default();
+        event(&mut state, &mut effects);
+        self.decide(&mut state, &mut effects, now);
+        while let Some((_, answered)) = state.order.as_mut().and_then(Reorder::pop) {
+            effects.answers.push(answered);
+        }
+        let wake = state.scheduler.poll_timeout().filter(|at| state.armed.is_none_or(|armed| *at < armed));
+        if let Some(at) = wake {
+            let overtaken = state.armed.replace(at);
+            self.timer.arm(at, overtaken, self.this.clone());
+        }
+        effects
+    }
+
+    /// Books a batch for an instance; it is sent when the lock is given back.
+    fn start(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        requests: &[RequestId],
+    ) {
+        let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        self.book(state, effects, (instance, now), (taken, Vec::new()));
+    }
+
+    /// As [`Driver::start`], with the requests in batch order, and with their steps for a model with sequences.
+    fn book(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        (taken, steps): (Vec<(RequestId, Request)>, Vec<Option<SequenceStep>>),
+    ) {
+        let Some(member) = state.members.get_mut(&instance) else { return };
+        let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
+        let batch = state.next_batch;
+        state.next_batch += 1;
+        if member.in_flight.is_empty() {
+            member.executing_since = now;
+        }
+        let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
+        let flags = flags.unwrap_or(flags::ROWS);
+        let placed = |(place, (_, request)): (usize, &(RequestId, Request))| {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            Some((place, request.reply.placed(&member.link, batch, place)?))
+        };
+        let flows = taken.iter().enumerate().filter_map(placed).collect();
+        let flying = InFlight { batch, flags, given_up: false, requests: taken };
+        if member.in_flight.is_empty() {
+            record::request_pending(&self.series, -flying.count());
+        }
+        member.in_flight.push(flying);
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
+    }
+
+    /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a
+    /// oneshot channel only stores the answer and wakes a task.)
+    fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: Answer) {
+        // Who waits for the same response must not wait for this answer's turn as well.
+        request.miss = None;
+        let leaving = match &mut state.order {
+            Some(order) => order.finish(id, (request, answer)),
+            None => Some((request, answer)),
+        };
+        if let Some((request, answer)) = leaving {
+            request.reply.send(answer);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long the server has had a request before it was enqueued; nothing if that is not known.
+fn waited(timeline: &Timeline) -> Duration {
+    match timeline.request_start {
+        Instant(0) => Duration::ZERO,
+        start => Duration::from_nanos(timeline.queue_start.ns_since(start)),
+    }
+}
+
+fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
+    Ticket {
+        request: id,
+        batch_size: u32::try_from(checked.batch_size).unwrap_or(u32::MAX),
+        shape_key: checked.shape_key,
+        priority: request.priority,
+        timeout_us: request.timeout_us,
+        waited: waited(&request.timeline),
+        sequence: (!request.correlation_id.is_none()).then(|| InSequence {
+            id: request.correlation_id.clone(),
+            start: request.sequence_start,
+            end: request.sequence_end,
+        }),
+    }
+}
+
+/// Nobody answered.
+fn lost() -> Answer {
+    Err(InferError::internal("the request was lost; this is a fault of the server"))
+}

@@ -1,0 +1,183 @@
+//! A batch's reply into answers: recorded first, so that whoever has an answer finds it in the statistics.
+
+use std::sync::{Arc, PoisonError};
+
+use pharos::error::InferError;
+use pharos::id::RequestId;
+use pharos::infer::InferResponse;
+use pharos::metrics::record;
+use pharos::timeline::{Instant, Timeline};
+use pharos::wire::{Done, OutputBlock};
+
+use super::{Answer, Driver, Request, traced};
+use crate::wire::{Part, Scattered, SharedLink};
+use pharos_os::clock;
+
+impl Driver {
+    /// Records a batch, which its worker had from the first to the second time, and answers its requests.
+    pub(super) fn answer_batch(
+        &self,
+        mut requests: Vec<(RequestId, Request)>,
+        link: &SharedLink,
+        done: &Done,
+        (since, now): (Instant, Instant),
+    ) {
+        if self.config.decoupled {
+            return self.finish_streams(requests, link, done, now.ns_since(since));
+        }
+        let parts: Vec<Arc<Part>> = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let mut answers = self.recorded(&parts, link, done, now);
+        for ((_, request), answer) in requests.iter_mut().zip(&mut answers) {
+            self.store(request.miss.take(), answer);
+        }
+        self.record_times(&answers, done, now.ns_since(since));
+        self.leave(requests.into_iter().zip(answers));
+        link.send_released_if_many();
+    }
+
+    /// Records a batch of a warm-up, which counts like any other.
+    ///
+    /// # Errors
+    /// That of the first request that failed.
+    pub(crate) fn warmed_up(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        done: &Done,
+        since: Instant,
+    ) -> Result<(), InferError> {
+        let now = clock::now();
+        let answers = self.recorded(parts, link, done, now);
+        self.record_times(&answers, done, now.ns_since(since));
+        answers.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    /// One answer for each request, in batch order, once the batch is in the metrics but for [`Driver::record_times`].
+    fn recorded(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done, now: Instant) -> Vec<Answer> {
+        self.record_batch(parts, done);
+        let mut answers = self.answers(parts, link, done);
+        for (part, answer) in parts.iter().zip(&mut answers) {
+            match part.padding {
+                false => self.record(part, answer, done, now),
+                // Nobody reads it, and no statistic counts it.
+                true => *answer = Err(InferError::cancelled()),
+            }
+        }
+        answers
+    }
+
+    /// Counts the execution of a batch.
+    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) {
+        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+        record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+    }
+
+    /// The responses that a worker's outputs make. Outputs that differ from the configuration are counted, and the first
+    /// of each is in the log.
+    ///
+    /// # Errors
+    /// Those of [`Link::scatter`](crate::wire::Link::scatter).
+    pub(super) fn scattered(
+        &self,
+        parts: &[Arc<Part>],
+        link: &SharedLink,
+        blocks: &[OutputBlock],
+    ) -> Result<Vec<InferResponse>, InferError> {
+        let Scattered { responses, mismatches } = link.scatter(&self.config, self.model.version, parts, blocks)?;
+        for mismatch in mismatches {
+            record::output_mismatched(&self.series);
+            let mut warned = self.mismatches_warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.insert(mismatch.output.clone()) {
+                tracing::warn!(
+                    model = %self.model,
+                    output = mismatch.output,
+                    "the output {mismatch}; clients receive it as the model gave it. To fix this, {}. The parameter \
+                     strict_output_types refuses such outputs",
+                    mismatch.fix()
+                );
+            }
+        }
+        Ok(responses)
+    }
+
+    /// One answer for each request, in batch order.
+    pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
+        // A backend's own words reach the client as they are, without the request's id in front (as Triton's do).
+        let fail = |error: &InferError| Err(error.clone());
+        let outputs = match &done.error {
+            Some(error) => Err(error.clone().into()),
+            None => self.scattered(parts, link, &done.outputs),
+        };
+        let mut answers: Vec<Answer> = match outputs {
+            Ok(responses) => responses.into_iter().map(Ok).collect(),
+            Err(error) => return parts.iter().map(|_| fail(&error)).collect(),
+        };
+        for (position, error) in &done.failed {
+            let position = *position as usize;
+            if let Some(answer) = answers.get_mut(position) {
+                *answer = fail(&error.clone().into());
+            }
+        }
+        for (position, parameters) in &done.parameters {
+            if let Some(Ok(response)) = answers.get_mut(*position as usize) {
+                response.parameters.clone_from(parameters);
+            }
+        }
+        answers
+    }
+
+    /// Puts the end of a request that may have had several responses into the metrics.
+    pub(super) fn record_one(&self, part: &Part, answer: &Answer, timeline: &Timeline) {
+        match answer {
+            Ok(_) => {
+                record::inference_done(&self.series, timeline, part.checked.batch_size);
+                record::request_times(&self.series, timeline);
+                if let Some(trace) = part.request.trace {
+                    record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
+                }
+            }
+            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+        }
+    }
+
+    /// Completes the stamps of an answer and puts it into the metrics.
+    fn record(&self, part: &Part, answer: &mut Answer, done: &Done, now: Instant) {
+        let mut timeline = part.request.timeline;
+        timeline.compute = done.stamps;
+        timeline.request_end = now;
+        traced::answered(&part.request, answer, Some(&timeline));
+        match answer {
+            Ok(response) => {
+                response.timeline = timeline;
+                record::inference_done(&self.series, &timeline, part.checked.batch_size);
+                if let Some(trace) = part.request.trace {
+                    record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
+                }
+            }
+            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+        }
+    }
+
+    /// How long the requests that succeeded took, and what of the `elapsed_ns` of the batch was not execution.
+    fn record_times(&self, answers: &[Answer], done: &Done, elapsed_ns: u64) {
+        let timelines = answers.iter().flatten().map(|response| &response.timeline);
+        let executed_ns = done.stamps.end.ns_since(done.stamps.start);
+        record::batch_times(&self.series, timelines, elapsed_ns.saturating_sub(executed_ns));
+    }
+
+    /// Sends answers to those who wait, in order if the model keeps one.
+    fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), Answer)>) {
+        if self.ordered {
+            let now = clock::now();
+            self.turn(now, |state| {
+                for ((id, request), answer) in answers.filter(|((_, request), _)| !request.part.padding) {
+                    self.finish(state, id, request, answer);
+                }
+            });
+            return;
+        }
+        for ((_, request), answer) in answers {
+            request.reply.send(answer);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Requests that the response cache may answer: looked up before they enter the queue, and so before the scheduler hears
+//! of them. In a model that keeps the order of its answers they have their place from before the look-up on.
+
+use std::sync::Arc;
+
+use pharos::cache::Entry;
+use pharos::error::{InferError, Reason};
+use pharos::id::RequestId;
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
+use pharos::model::{Checked, ModelConfig};
+use pharos::timeline::{ComputeStamps, Instant};
+use tokio::sync::oneshot;
+
+use super::{Answer, Driver, Reply, Request, lost, traced};
+use crate::cache::{Found, Miss, ModelCache};
+use crate::wire::Part;
+use pharos_os::clock;
+
+/// The response to a request that was found from the first to the second time; recorded.
+pub(crate) fn answer_found(
+    (config, series): (&ModelConfig, &ModelSeries),
+    request: &InferRequest,
+    entry: &Entry,
+    (begun, ended): (Instant, Instant),
+) -> InferResponse {
+    let mut response = entry.answer(config, series.model().version, request);
+    let timeline = &mut response.timeline;
+    timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
+    timeline.request_end = clock::now();
+    record::cache_hit(series, timeline, ended.ns_since(begun));
+    traced::found(request, &response.outputs, timeline.request_end);
+    if let Some(trace) = request.trace {
+        record::inference_traced(series, timeline, trace, clock::wall_ms());
+    }
+    response
+}
+
+/// Records that the look-up and the insertion of a response that the cache did not have took `cache_ns`.
+pub(crate) fn record_miss(series: &ModelSeries, cache_ns: u64, response: &mut InferResponse) {
+    response.timeline.cache_miss_ns = cache_ns;
+    record::cache_miss(series, cache_ns);
+}
+
+impl Driver {
+    /// Looks a request up. Dropping the future cancels the request.
+    pub(super) async fn look_up(
+        &self,
+        cache: &ModelCache,
+        id: RequestId,
+        request: &InferRequest,
+        checked: &Checked,
+    ) -> Found {
+        if self.ordered {
+            self.turn(request.timeline.queue_start, |state| {
+                if let Some(order) = &mut state.order {
+                    order.expect(id);
+                }
+            });
+        }
+        let mut looking = Looking { driver: self, id: Some(id), request };
+        let found = cache.look_up(&self.config, request, checked.batch_size).await;
+        looking.id = None;
+        found
+    }
+
+    /// Answers a request with what was found from the first to the second time.
+    pub(super) async fn answer_hit(
+        &self,
+        id: RequestId,
+        part: Part,
+        entry: Arc<Entry>,
+        times: (Instant, Instant),
+    ) -> Answer {
+        let response = answer_found((&self.config, &self.series), &part.request, &entry, times);
+        if !self.ordered {
+            return Ok(response);
+        }
+        let (reply, answer) = oneshot::channel();
+        let request = Request { part: Arc::new(part), reply: Reply::One(reply), retried: false, miss: None };
+        self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
+        answer.await.unwrap_or_else(|_| lost())
+    }
+
+    /// Stores the response to a request that was not found, before it leaves. An error is not stored: the next request
+    /// that waits for the same response is executed.
+    pub(super) fn store(&self, miss: Option<Miss>, answer: &mut Answer) {
+        if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
+            record_miss(&self.series, cache.store(miss, response), response);
+        }
+    }
+}
+
+/// Cancels a request whose client goes away while it is looked up.
+struct Looking<'a> {
+    driver: &'a Driver,
+    id: Option<RequestId>,
+    request: &'a InferRequest,
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        let now = clock::now();
+        let ns = now.ns_since(self.request.timeline.request_start);
+        record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
+        traced::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
+        if self.driver.ordered {
+            self.driver.turn(now, |state| {
+                if let Some(order) = &mut state.order {
+                    order.forget(id);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Requests that are given up: taken from the queue, or told to the instance that executes them.
+
+use pharos::id::RequestId;
+
+use super::stream::Place;
+use super::{Driver, State};
+use pharos_os::clock;
+
+/// Cancels a request when its client's future is dropped before the answer came.
+pub(super) struct CancelOnDrop<'a> {
+    driver: &'a Driver,
+    id: Option<RequestId>,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.driver.cancel(id);
+        }
+    }
+}
+
+impl<'a> CancelOnDrop<'a> {
+    pub(super) fn new(driver: &'a Driver, id: RequestId) -> Self {
+        Self { driver, id: Some(id) }
+    }
+
+    /// The answer is there.
+    pub(super) fn disarm(mut self) {
+        self.id = None;
+    }
+}
+
+impl Driver {
+    pub(super) fn cancel(&self, id: RequestId) {
+        let now = clock::now();
+        let (mut told, mut open) = (None, None);
+        self.turn(now, |state| {
+            if state.queued.contains_key(&id) {
+                state.scheduler.cancel(id, now);
+            } else {
+                told = give_up(state, id);
+                open = state.open_place(id);
+            }
+        });
+        if let Some((link, frame)) = open {
+            link.send(&frame);
+        }
+        if let Some(place) = told.filter(|_| self.config.decoupled) {
+            // It may be waiting for this request's reader.
+            place.tell(0);
+        }
+    }
+}
+
+/// Tells the instance that executes a request, or soon will, that nobody waits for it any more. Gives the batch and the place
+/// in it.
+fn give_up(state: &mut State, id: RequestId) -> Option<Place> {
+    for member in state.members.values_mut() {
+        for batch in &mut member.in_flight {
+            if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
+                member.link.arenas.inputs.give_up(batch.flags, position);
+                batch.given_up = true;
+                let request = u32::try_from(position).unwrap_or(u32::MAX);
+                return Some(Place { link: member.link.clone(), batch: batch.batch, request });
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,156 @@
+//! Requests that end without their batch being answered: given back by the scheduler, not sent, or lost with an instance.
+
+use std::sync::atomic::Ordering;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::{InstanceId, ModelVersion, RequestId};
+use pharos::metrics::record;
+use pharos::model::envelope;
+use pharos::scheduler::RejectReason;
+use pharos::timeline::Instant;
+
+use super::{Driver, Request, State, ticket, traced};
+use pharos_os::clock;
+
+impl Driver {
+    /// The system has killed a process of the model.
+    pub(crate) fn note_killed(&self) {
+        self.killed.store(clock::now().0, Ordering::Relaxed);
+    }
+
+    /// Whether it has since then.
+    pub(crate) fn killed_since(&self, since: Instant) -> bool {
+        self.killed.load(Ordering::Relaxed) > since.0
+    }
+
+    /// An instance is gone. What it was executing is tried once more on another instance, or fails.
+    pub(crate) fn instance_lost(&self, instance: InstanceId) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.remove(&instance) else { return };
+            state.scheduler.instance_lost(instance, now);
+            let open: Vec<_> = member.open.into_values().collect();
+            let batches = member.in_flight.into_iter().map(|batch| batch.requests);
+            // What goes on was executing, as the first batch was.
+            let tries_again = self.config.backend != envelope::BACKEND;
+            let batches = std::iter::once((0, open)).chain((0..).zip(batches));
+            for (position, requests) in batches {
+                for (id, mut request) in requests.into_iter().filter(|(_, request)| !request.part.padding) {
+                    if position == 0 {
+                        // It was executing, so it counts as pending again.
+                        record::request_pending(&self.series, 1);
+                    }
+                    if request.reply.has_ended() {
+                        // Its last response has left before.
+                        record::request_pending(&self.series, -1);
+                        continue;
+                    }
+                    let begun = request.reply.has_begun();
+                    // Only what was executing can have killed the instance; the rest has not had its try.
+                    let again = !begun && !self.has_sequences() && (position > 0 || (tries_again && !request.retried));
+                    let given_up = request.reply.is_closed();
+                    if !state.closed && again && !given_up {
+                        request.retried |= position == 0;
+                        let ticket = ticket(id, &request.part.request, &request.part.checked);
+                        let queued = request.part.request.timeline.queue_start;
+                        state.queued.insert(id, request);
+                        state.scheduler.requeue(ticket, queued, now);
+                    } else {
+                        record::request_pending(&self.series, -1);
+                        let ns = now.ns_since(request.part.request.timeline.request_start);
+                        let error = match () {
+                            () if given_up => InferError::cancelled(),
+                            () if state.closed => self.error(RejectReason::Exiting, &request),
+                            () if self.is_iterative() => self.error(RejectReason::RequestLost, &request),
+                            () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
+                            () if begun => lost_in_stream(&self.model),
+                            () if !request.retried => lost_once(&self.model),
+                            () => lost_twice(&self.model),
+                        };
+                        record::inference_failed(&self.series, error.reason, ns);
+                        traced::failed(request.part.request.traced.as_ref(), &error, now);
+                        self.finish(state, id, request, Err(error));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Answers a request that the scheduler has given back.
+    pub(super) fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
+        let Some(request) = state.queued.remove(&id) else { return };
+        record::request_pending(&self.series, -1);
+        let error = self.error(reason, &request);
+        if !reason.refused_on_arrival() {
+            let ns = clock::now().ns_since(request.part.request.timeline.request_start);
+            record::inference_failed(&self.series, error.reason, ns);
+        }
+        // Triton names the request only where it refuses it on arrival.
+        let named = [
+            RejectReason::QueueFull,
+            RejectReason::Stopping,
+            RejectReason::NoInstance,
+            RejectReason::NotBack,
+            RejectReason::Exiting,
+        ];
+        let nameless = !named.contains(&reason);
+        let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
+        traced::failed(request.part.request.traced.as_ref(), &error, clock::now());
+        if let Some(order) = &mut state.order {
+            // Answered out of turn, as Triton does: what was not executed waits for nobody.
+            order.forget(id);
+        }
+        self.finish(state, id, request, Err(error));
+    }
+
+    fn error(&self, reason: RejectReason, request: &Request) -> InferError {
+        reason.error(&self.model.name, &request.part.request.correlation_id)
+    }
+
+    /// A batch could not be sent: its requests fail, and the instance has one batch less.
+    pub(super) fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
+        let now = clock::now();
+        self.turn(now, |state| {
+            let Some(member) = state.members.get_mut(&instance) else { return };
+            let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
+            let unsent = member.take(position);
+            if position > 0 {
+                record::request_pending(&self.series, -unsent.count());
+            } else if let Some(next) = member.in_flight.first() {
+                record::request_pending(&self.series, -next.count());
+            }
+            state.scheduler.batch_unsent(instance, now);
+            for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
+                let ns = now.ns_since(request.part.request.timeline.request_start);
+                record::inference_failed(&self.series, error.reason, ns);
+                let error = error.clone().with_request_id(&request.part.request.id);
+                traced::failed(request.part.request.traced.as_ref(), &error, now);
+                self.finish(state, id, request, Err(error));
+            }
+        });
+    }
+}
+
+/// Some of its responses have left, so that it cannot be tried again.
+fn lost_in_stream(model: &ModelVersion) -> InferError {
+    let text = format!(
+        "the worker of model '{}' version {} died in the middle of the responses to this request",
+        model.name, model.version
+    );
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}
+
+/// Its backend is one whose clients are told at once, as they are used to.
+fn lost_once(model: &ModelVersion) -> InferError {
+    let text =
+        format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}
+
+fn lost_twice(model: &ModelVersion) -> InferError {
+    let text = format!(
+        "the worker of model '{}' version {} died twice while it executed this request",
+        model.name, model.version
+    );
+    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
+}

@@ -1,0 +1,91 @@
+//! Requests that go on when their batch is over: their backend answers them on its own, while the instance executes other
+//! batches.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pharos::error::InferError;
+use pharos::id::RequestId;
+use pharos::timeline::Timeline;
+use pharos::wire::{Done, Response, ToWorker};
+
+use super::reschedule::stand_in;
+use super::{Answer, Driver, InFlight, Request, State, traced};
+use crate::wire::{Part, SharedLink};
+use pharos_os::clock;
+
+/// Those of one instance, by the batch that they were in and their positions there.
+pub(super) type Open = HashMap<(u64, u32), (RequestId, Request)>;
+
+impl InFlight {
+    /// Takes the requests out that go on; padding takes their places.
+    pub(super) fn keep_open(&mut self, done: &mut Done, open: &mut Open) {
+        for position in std::mem::take(&mut done.open) {
+            let place = self.requests.get_mut(position as usize);
+            let Some(place) = place.filter(|(_, request)| !request.part.padding && !request.reply.has_ended()) else {
+                continue;
+            };
+            let stand_in = Request::padding(stand_in(&place.1.part));
+            open.insert((done.batch, position), std::mem::replace(place, stand_in));
+        }
+    }
+}
+
+impl State {
+    /// Whether an instance has been given up a request that goes on; then it is to be told so.
+    pub(super) fn open_place(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
+        self.members.values().find_map(|member| {
+            let (&(batch, position), _) = member.open.iter().find(|(_, (request, _))| *request == id)?;
+            Some((member.link.clone(), ToWorker::GivenUp(batch, position)))
+        })
+    }
+}
+
+impl Driver {
+    /// A request that an instance of this model has, by its batch and its position there.
+    pub(crate) fn part_at(&self, (batch, position): (u64, u32)) -> Option<Arc<Part>> {
+        let state = self.lock();
+        let part = |member: &super::Member| {
+            if let Some((_, request)) = member.open.get(&(batch, position)) {
+                return Some(request.part.clone());
+            }
+            let flying = member.in_flight.iter().find(|flying| flying.batch == batch)?;
+            flying.requests.get(position as usize).map(|(_, request)| request.part.clone())
+        };
+        state.members.values().find_map(part)
+    }
+
+    /// A request of a model that answers once has its answer, after its batch.
+    pub(super) fn answer_open(&self, (id, mut request): (RequestId, Request), link: &SharedLink, frame: Response) {
+        let part = request.part.clone();
+        let mut answer = self.answer_of(&part, link, &frame.outputs);
+        if let Some(error) = frame.error {
+            answer = Err(error.into());
+        }
+        let mut timeline: Timeline = part.request.timeline;
+        timeline.compute = frame.stamps;
+        timeline.request_end = clock::now();
+        if let Ok(response) = &mut answer {
+            response.timeline = timeline;
+            response.parameters = frame.parameters;
+        }
+        traced::answered(&part.request, &answer, Some(&timeline));
+        self.store(request.miss.take(), &mut answer);
+        timeline = answer.as_ref().map_or(timeline, |response| response.timeline);
+        self.record_one(&part, &answer, &timeline);
+        self.turn(clock::now(), |state| self.finish(state, id, request, answer));
+        link.send_released_if_many();
+    }
+
+    /// The response that a frame has for one request.
+    pub(super) fn answer_of(
+        &self,
+        part: &Arc<Part>,
+        link: &SharedLink,
+        blocks: &[pharos::wire::OutputBlock],
+    ) -> Answer {
+        let parts = std::slice::from_ref(part);
+        self.scattered(parts, link, blocks)
+            .and_then(|mut one| one.pop().ok_or_else(|| InferError::internal("no response")))
+    }
+}

@@ -1,0 +1,136 @@
+//! Batches of models with sequences: places without a request are padding, which the worker executes like the others and
+//! nobody is answered for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use pharos::data::Data;
+use pharos::id::{CorrelationId, InstanceId, RequestId};
+use pharos::infer::{InferInput, InferRequest, RequestedOutput};
+use pharos::metrics::emitter::shortened;
+use pharos::model::{Scheduling, SequenceBatching};
+use pharos::scheduler::{SequenceCounts, SlotStep};
+use pharos::tensor::{Tensor, element_count};
+use pharos::timeline::Instant;
+use pharos::wire::{SequenceStep, ToWorker};
+use tokio::sync::oneshot;
+
+use super::stream::Reply;
+use super::{Driver, Effects, InFlight, Request, State};
+use crate::wire::{Part, SharedLink};
+use pharos_os::clock;
+
+/// The request that padding stands for.
+const PADDING: RequestId = RequestId(u64::MAX);
+
+/// Bytes of an empty element of a BYTES tensor.
+const EMPTY_ELEMENT: u64 = 4;
+
+impl InFlight {
+    /// How many requests there are, without padding.
+    pub(super) fn count(&self) -> i64 {
+        self.requests.iter().filter(|(_, request)| !request.part.padding).count() as i64
+    }
+}
+
+impl Request {
+    /// A request that fills a place beside `like`, and that nobody waits for.
+    pub(super) fn padding(part: Arc<Part>) -> (RequestId, Self) {
+        (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
+    }
+}
+
+/// A request of zeros, with the shapes of another.
+fn zeros(like: &Part) -> Arc<Part> {
+    let input = |input: &InferInput| {
+        let Tensor { datatype, shape, data } = &input.tensor;
+        let len = match datatype.size() {
+            Some(_) => data.len(),
+            None => usize::try_from(element_count(shape).unwrap_or(0) * EMPTY_ELEMENT).unwrap_or(0),
+        };
+        let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: Data::from(vec![0; len]) };
+        InferInput { name: input.name.clone(), tensor }
+    };
+    let inputs = like.request.inputs.iter().map(input).collect();
+    // Nobody's memory is written for padding.
+    let output = |output: &RequestedOutput| RequestedOutput { region: None, ..output.clone() };
+    let outputs = like.request.outputs.iter().map(output).collect();
+    let request = InferRequest { inputs, outputs, ..InferRequest::default() };
+    Arc::new(Part { request, checked: like.checked, padding: true })
+}
+
+impl Driver {
+    /// Books a batch of steps for an instance.
+    pub(super) fn start_steps(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        slots: &[Option<SlotStep>],
+    ) {
+        let take = |slot: &Option<SlotStep>| {
+            let step = (*slot)?;
+            let request = state.queued.remove(&step.request)?;
+            Some((step, request))
+        };
+        let taken: Vec<_> = slots.iter().map(take).collect();
+        let Some(padding) = taken.iter().flatten().next().map(|(_, like)| like.part.clone()) else { return };
+        let padding = if taken.iter().any(Option::is_none) { zeros(&padding) } else { padding };
+        let mut steps = Vec::with_capacity(taken.len());
+        let mut requests = Vec::with_capacity(taken.len());
+        for place in taken {
+            steps.push(place.as_ref().map(|(SlotStep { key, start, end, .. }, _)| SequenceStep {
+                key: *key,
+                start: *start,
+                end: *end,
+            }));
+            let request = place.map(|(step, request)| (step.request, request));
+            requests.push(request.unwrap_or_else(|| Request::padding(padding.clone())));
+        }
+        self.book(state, effects, (instance, now), (requests, steps));
+    }
+
+    /// Whether the model's requests belong to sequences: then none is sent twice.
+    pub(super) fn has_sequences(&self) -> bool {
+        matches!(self.config.scheduling, Scheduling::Sequence(_))
+    }
+
+    /// Whether each of its requests is a sequence of its own.
+    pub(super) fn is_iterative(&self) -> bool {
+        matches!(self.config.scheduling, Scheduling::Sequence(SequenceBatching { iterative: true, .. }))
+    }
+
+    /// What there is of sequences, for a model with them; and since this was last asked: how many were evicted for idleness,
+    /// how many requests refused for their START flag, how many sequences begun anew by it.
+    pub(crate) fn sequences(&self) -> Option<(SequenceCounts, [u64; 3])> {
+        let now = self.lock().scheduler.sequences()?;
+        let new = |told: &AtomicU64, count: u64| count.saturating_sub(told.fetch_max(count, Ordering::Relaxed));
+        let [evicted, refused, restarted] = &self.sequences_told;
+        let counts = [new(evicted, now.idle_evicted), new(refused, now.start_errors), new(restarted, now.restarts)];
+        Some((now, counts))
+    }
+
+    /// Ends the sequence with this id when the requests that it has are done.
+    pub(crate) fn end_sequence(&self, id: &CorrelationId) {
+        let now = clock::now();
+        self.turn(now, |state| state.scheduler.end_sequence(id, now));
+    }
+
+    /// Says that a sequence was begun anew while it was active; at most once a second, since any client can do that.
+    pub(super) fn tell_restarted(&self, sequence: &CorrelationId) {
+        let held = self.restarts_said.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        let Some(held) = held else { return };
+        let id = shortened(sequence.to_string().as_bytes());
+        let more = if held > 0 { format!(" (and {held} more since the last such message)") } else { String::new() };
+        tracing::warn!(
+            model = %self.model,
+            "sequence {id} was active and was begun anew with the START flag: requests of the old one that wait are \
+             executed first{more}"
+        );
+    }
+}
+
+/// Tells an instance which sequences have ended without an END step.
+pub(super) fn tell_ended(link: &SharedLink, keys: Vec<u64>) {
+    link.send(&ToWorker::SequenceEnded(keys));
+}

@@ -1,0 +1,334 @@
+//! A driver whose worker is the test: it holds the other end of the socket and says what it likes.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::future::poll_fn;
+use std::io::Read;
+use std::os::unix::net::UnixStream as StdStream;
+
+use pharos::id::ModelVersion;
+use pharos::infer::InferInput;
+use pharos::metrics::cache::{Cache, Settings};
+use pharos::metrics::catalog::Catalog;
+use pharos::metrics::statistics::{self, ModelStatistics};
+use pharos::model::{Completion, Draft};
+use pharos::tensor::{DataType, Tensor};
+use pharos::wire::{OutputBlock, PREFIX, WireError, decode_to_worker, payload_length};
+use tokio::net::UnixStream;
+
+use super::*;
+use crate::memory;
+use crate::scheduler::{Timer, settings};
+use crate::wire::Link;
+use pharos_telemetry::metrics::Ring;
+
+const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
+    input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
+const INSTANCE: InstanceId = InstanceId(0);
+
+struct World {
+    driver: Arc<Driver>,
+    link: SharedLink,
+    worker: StdStream,
+}
+
+async fn world() -> World {
+    world_of(CONFIG).await
+}
+
+async fn world_of(config: &str) -> World {
+    let cache = Cache::new(Catalog::shipped(), Settings::new("h"));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let draft = Draft::from_text(config, "config.pbtxt").unwrap();
+    let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
+    cache.model_decoupled(&series);
+    let settings = (settings::of(&config), None);
+    let driver = Driver::new(config, series, settings, Timer::start().unwrap(), None);
+    let (ours, worker) = StdStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    worker.set_nonblocking(true).unwrap();
+    let ours = UnixStream::from_std(ours).unwrap();
+    // From now on what is sent is there at once.
+    ours.writable().await.unwrap();
+    let (arenas, _, _) = memory::create().unwrap();
+    let (ring, _, _) = Ring::create("m_0").unwrap();
+    let (told, _) = StdStream::pair().unwrap();
+    let link = Arc::new(Link::new(ours, told.into(), (arenas, ring)));
+    driver.instance_ready(INSTANCE, link.clone());
+    World { driver, link, worker }
+}
+
+impl World {
+    fn ask(&self) -> Responses {
+        let (request, checked) = self.request();
+        self.driver.stream(request, checked)
+    }
+
+    fn request(&self) -> (InferRequest, Checked) {
+        let tensor = Tensor { datatype: DataType::Uint8, shape: vec![1], data: vec![1].into() };
+        let inputs = vec![InferInput { name: "IN".into(), tensor }];
+        let mut request = InferRequest { id: "q".into(), inputs, ..InferRequest::default() };
+        let checked = self.driver.config.check(&mut request).unwrap();
+        (request, checked)
+    }
+
+    /// What the worker has been sent since it was asked last.
+    fn sent(&mut self) -> Vec<ToWorker> {
+        let mut bytes = Vec::new();
+        let _ = self.worker.read_to_end(&mut bytes);
+        let mut frames = Vec::new();
+        let mut rest = bytes.as_slice();
+        while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
+            let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
+            frames.push(decode_to_worker(payload).unwrap());
+            rest = after;
+        }
+        frames
+    }
+
+    fn say(&self, response: wire::Response) -> io::Result<()> {
+        self.driver.response(INSTANCE, &self.link, response)
+    }
+
+    fn done(&self, batch: u64, error: Option<WireError>) {
+        let done = Done { error, ..done(batch) };
+        self.driver.batch_done(INSTANCE, &self.link, done);
+    }
+
+    /// The first request of a batch goes on.
+    fn open(&self, batch: u64) {
+        let done = Done { open: vec![0], ..done(batch) };
+        self.driver.batch_done(INSTANCE, &self.link, done);
+    }
+
+    fn statistics(&self) -> ModelStatistics {
+        statistics::of(&self.driver.series)
+    }
+}
+
+/// One byte of output of the first request of batch 0.
+fn response() -> wire::Response {
+    wire::Response {
+        batch: 0,
+        request: 0,
+        outputs: vec![OutputBlock {
+            output: 0,
+            requests: Vec::new(),
+            datatype: DataType::Uint8,
+            shape: vec![1],
+            offset: 0,
+            len: 1,
+            placed: false,
+            lent: None,
+        }],
+        parameters: Vec::new(),
+        error: None,
+        last: false,
+        empty: false,
+        stamps: ComputeStamps {
+            start: Instant(10),
+            input_end: Instant(11),
+            output_start: Instant(15),
+            end: Instant(16),
+        },
+    }
+}
+
+fn last() -> wire::Response {
+    wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
+}
+
+/// A batch without outputs.
+fn done(batch: u64) -> Done {
+    let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (open, held) = (Vec::new(), false);
+    Done { batch, stamps: ComputeStamps::default(), error: None, failed, outputs, parameters, rescheduled, open, held }
+}
+
+async fn next(responses: &mut Responses) -> Option<Streamed> {
+    poll_fn(|cx| responses.poll_next(cx)).await
+}
+
+fn credits(frames: &[ToWorker]) -> Vec<u64> {
+    let of = |frame: &ToWorker| match frame {
+        ToWorker::Credits(Credits { batch: 0, request: 0, taken, .. }) => *taken,
+        other => panic!("not credits: {other:?}"),
+    };
+    frames.iter().map(of).collect()
+}
+
+#[tokio::test]
+async fn credit_goes_back_as_the_reader_takes_responses() {
+    let mut world = world().await;
+    let mut responses = world.ask();
+    assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 0));
+    for _ in 0..CREDITS {
+        world.say(response()).unwrap();
+    }
+    // The worker has to wait: it does not count as executing, however long that takes.
+    assert_eq!(world.driver.executing_since(INSTANCE), None);
+    for _ in 0..CREDITS / 2 {
+        assert!(next(&mut responses).await.unwrap().answer.is_ok());
+    }
+    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last one given out may not have been taken");
+    assert!(!next(&mut responses).await.unwrap().last);
+    assert_eq!(credits(&world.sent()), [u64::from(CREDITS / 2)]);
+    assert!(world.driver.executing_since(INSTANCE).is_some());
+    world.say(last()).unwrap();
+    world.done(0, None);
+    let mut count = 0;
+    while let Some(streamed) = next(&mut responses).await {
+        assert_eq!((streamed.last, streamed.empty), (count == CREDITS / 2 - 1, count == CREDITS / 2 - 1));
+        count += 1;
+    }
+    let statistics = world.statistics();
+    assert_eq!((statistics.inference_stats.success.count, statistics.execution_count), (1, 1));
+    assert_eq!(statistics.response_stats.len(), CREDITS as usize + 1);
+    let first = statistics.response_stats["0"];
+    assert_eq!((first.success.count, first.success.ns, first.compute_infer.ns, first.compute_output.ns), (1, 6, 5, 1));
+    let second = statistics.response_stats["1"];
+    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "from the end of the response before");
+    assert_eq!(statistics.response_stats[&CREDITS.to_string()].empty_response.count, 1);
+}
+
+#[tokio::test]
+async fn what_breaks_the_protocol_is_refused() {
+    let world = world().await;
+    let refused = |response| world.say(response).unwrap_err().to_string();
+    let mut responses = world.ask();
+    world.say(wire::Response { batch: 5, ..response() }).unwrap();
+    assert!(refused(wire::Response { request: 1, ..response() }).contains("not in its batch"));
+    for _ in 0..CREDITS {
+        world.say(response()).unwrap();
+    }
+    assert!(refused(response()).contains("more responses than their readers have asked for"));
+    world.say(last()).unwrap();
+    assert!(refused(last()).contains("a response after the last one"));
+    let wrong = OutputBlock {
+        output: 9,
+        requests: Vec::new(),
+        datatype: DataType::Uint8,
+        shape: vec![1],
+        offset: 0,
+        len: 1,
+        placed: false,
+        lent: None,
+    };
+    world.done(0, None);
+    while next(&mut responses).await.is_some() {}
+    let mut responses = world.ask();
+    world.say(wire::Response { batch: 1, outputs: vec![wrong], ..response() }).unwrap();
+    let error = next(&mut responses).await.unwrap().answer.unwrap_err();
+    assert!(error.message.contains("there is no output 9"), "{error}");
+}
+
+#[tokio::test]
+async fn who_drops_the_responses_cancels_the_request() {
+    let mut world = world().await;
+    let responses = world.ask();
+    world.say(response()).unwrap();
+    world.sent();
+    drop(responses);
+    assert_eq!(credits(&world.sent()), [0], "a worker that waits is woken up");
+    assert_ne!(world.link.arenas.inputs.flag_words(), 0, "and finds the flag");
+    world.say(response()).unwrap();
+    world.done(0, None);
+    assert_eq!(world.statistics().inference_stats.fail.count, 1);
+    assert_eq!(world.driver.unanswered(), 0);
+}
+
+#[tokio::test]
+async fn a_lost_instance_is_an_error_in_a_stream_that_has_begun_and_a_retry_in_one_that_has_not() {
+    let mut world = world().await;
+    let (mut begun, mut waiting) = (world.ask(), world.ask());
+    world.say(response()).unwrap();
+    world.driver.instance_lost(INSTANCE);
+    assert!(next(&mut begun).await.unwrap().answer.is_ok());
+    let end = next(&mut begun).await.unwrap();
+    assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
+    assert!(next(&mut begun).await.is_none());
+    world.sent();
+    world.driver.instance_ready(INSTANCE, world.link.clone());
+    assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 1));
+    // Lost again before its first response, it is tried once more; the third time it fails.
+    world.driver.instance_lost(INSTANCE);
+    world.driver.instance_ready(INSTANCE, world.link.clone());
+    assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 2));
+    world.driver.instance_lost(INSTANCE);
+    let end = next(&mut waiting).await.unwrap();
+    assert!(end.last && end.answer.unwrap_err().message.contains("died twice"));
+    assert_eq!(world.statistics().inference_stats.fail.count, 2);
+}
+
+#[tokio::test]
+async fn a_batch_that_fails_ends_its_streams() {
+    let world = world().await;
+    let mut responses = world.ask();
+    world.say(response()).unwrap();
+    let error = WireError { code: ErrorCode::Internal, message: "no".into(), of_region: false };
+    world.done(0, Some(error));
+    assert!(next(&mut responses).await.unwrap().answer.is_ok());
+    let end = next(&mut responses).await.unwrap();
+    assert_eq!((end.last, end.answer.unwrap_err().message), (true, "no".to_owned()));
+}
+
+#[tokio::test]
+async fn a_request_goes_on_while_the_instance_executes_others() {
+    let mut world = world().await;
+    let mut first = world.ask();
+    world.open(0);
+    assert_eq!((world.driver.unanswered(), world.driver.is_executing(INSTANCE)), (1, true));
+    assert_eq!(world.driver.executing_since(INSTANCE), None, "the instance is free");
+    let second = world.ask();
+    let executed = |frame: &ToWorker| matches!(frame, ToWorker::Execute(_));
+    assert_eq!(world.sent().iter().filter(|frame| executed(frame)).count(), 2);
+    world.open(1);
+    world.say(response()).unwrap();
+    assert!(next(&mut first).await.unwrap().answer.is_ok());
+    drop(second);
+    let told = world.sent();
+    assert!(told.contains(&ToWorker::GivenUp(1, 0)), "{told:?}");
+    world.say(last()).unwrap();
+    assert!(next(&mut first).await.unwrap().last);
+    assert!(next(&mut first).await.is_none());
+    world.say(wire::Response { batch: 1, ..last() }).unwrap();
+    assert_eq!((world.driver.unanswered(), world.driver.is_executing(INSTANCE)), (0, false));
+    // It is known no more.
+    world.say(last()).unwrap();
+    let statistics = world.statistics();
+    let inferences = &statistics.inference_stats;
+    // That its reader had gone does not make what the model has answered to the end a failure.
+    assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (2, 0, 2));
+}
+
+#[tokio::test]
+async fn the_one_answer_of_a_request_may_come_after_its_batch() {
+    let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
+    let (request, checked) = world.request();
+    let driver = world.driver.clone();
+    let answer = tokio::spawn(async move { driver.infer(request, checked).await });
+    while world.driver.unanswered() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(world.say(wire::Response { last: true, ..response() }).is_err(), "its batch is executed");
+    world.open(0);
+    world.say(wire::Response { last: true, ..response() }).unwrap();
+    let answer = answer.await.unwrap().unwrap();
+    assert_eq!((answer.id.as_str(), answer.outputs.len()), ("q", 1));
+    assert_eq!(world.driver.unanswered(), 0);
+    let statistics = world.statistics();
+    assert_eq!((statistics.inference_stats.success.count, statistics.execution_count), (1, 1));
+}
+
+#[tokio::test]
+async fn what_goes_on_is_lost_with_its_instance() {
+    let world = world().await;
+    let mut responses = world.ask();
+    world.open(0);
+    world.say(response()).unwrap();
+    world.driver.instance_lost(INSTANCE);
+    assert!(next(&mut responses).await.unwrap().answer.is_ok());
+    let end = next(&mut responses).await.unwrap();
+    assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
+    assert_eq!(world.driver.unanswered(), 0);
+}

@@ -1,0 +1,165 @@
+//! The model table: which versions of which models serve, and the inference verb. Does not read model repositories and does
+//! not load models: the loader does both and changes the table.
+
+mod drain;
+mod gauges;
+mod inference;
+mod namespaces;
+mod readiness;
+mod responses;
+mod retire;
+mod version;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use pharos::ensemble::Dependencies;
+use pharos::error::InferError;
+use pharos::id::ModelVersion;
+use pharos::infer::InferRequest;
+use pharos::metrics::cache::Cache;
+use pharos::repository::States;
+use tokio::sync::watch;
+
+use crate::cache::ResponseCache;
+use crate::memory::PinnedPool;
+use crate::scheduler::Limits;
+use crate::store::Overrides;
+pub use drain::Unfinished;
+pub(crate) use namespaces::ambiguous;
+use pharos_telemetry::system::Worker;
+pub(crate) use responses::Responses;
+pub(crate) use retire::Ending;
+use retire::Retired;
+pub(crate) use version::{Executor, Serving};
+
+/// A snapshot of the model table. It is replaced as a whole, so that requests read it without waiting for changes.
+#[derive(Default, Clone)]
+pub(crate) struct Snapshot {
+    /// Repositories tell models of the same name apart.
+    pub(crate) namespaces: bool,
+    pub(crate) states: States,
+    /// Ensembles with their members, including ensembles that could not be loaded.
+    pub(crate) dependencies: Dependencies,
+    pub(crate) serving: BTreeMap<String, BTreeMap<u64, Arc<Serving>>>,
+    /// Models that should be loaded: those requested by name, their members, or all.
+    pub(crate) wanted: BTreeSet<String>,
+    /// Models that a client has loaded by name.
+    pub(crate) named: BTreeSet<String>,
+    /// What clients have sent in place of the repositories' files.
+    pub(crate) overrides: BTreeMap<String, Arc<Overrides>>,
+    /// Replaced versions that finish their sequences, the oldest first.
+    ending: BTreeMap<String, Vec<Arc<Serving>>>,
+    /// Versions that are being unloaded, with the number of the unload.
+    unloading: BTreeMap<ModelVersion, u64>,
+    /// Unloads so far.
+    unloads: u64,
+    /// Models that are being unloaded and are in no repository.
+    pub(crate) nowhere: BTreeSet<String>,
+    /// Unloaded models that were in no repository then, the oldest first. The index omits them; requests to them have no
+    /// available versions.
+    pub(crate) gone: VecDeque<String>,
+}
+
+impl Snapshot {
+    fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        let name = self.resolve(name)?;
+        let number = self.states.lookup(name, version)?;
+        let found = self.serving.get(name).and_then(|versions| versions.get(&number));
+        found
+            .cloned()
+            .ok_or_else(|| InferError::internal(format!("model '{name}' version {number} is ready but does not serve")))
+    }
+}
+
+/// What the versions of all models share.
+pub(crate) struct Shared {
+    /// Where every series lives.
+    pub(crate) metrics: Arc<Cache>,
+    /// The resources that instances share, with the rate limiter on.
+    pub(crate) limits: Option<Arc<Limits>>,
+    pub(crate) response_cache: Option<Arc<ResponseCache>>,
+    pub(crate) pinned: Arc<PinnedPool>,
+}
+
+/// The models of this server.
+pub(crate) struct ModelTable {
+    pub(crate) shared: Shared,
+    /// Versions that have left the table and have not ended. Held to add or remove one.
+    retired: Mutex<Vec<Retired>>,
+    /// Set to end the drain at once.
+    hurry: watch::Sender<bool>,
+    // Held to copy or replace the pointer.
+    snapshot: RwLock<Arc<Snapshot>>,
+}
+
+impl ModelTable {
+    /// A table without models.
+    pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
+        let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
+        Self { shared, retired: Mutex::default(), hurry: watch::Sender::new(false), snapshot }
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the table. Changes are rare; each copies it.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
+        let mut snapshot = self.snapshot.write().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut snapshot));
+    }
+
+    /// The version of a model that answers a request for `version` (empty: the latest ready one).
+    ///
+    /// # Errors
+    /// The model or version is unknown or not ready.
+    pub(crate) fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
+        self.snapshot().serving(name, version)
+    }
+
+    /// As [`ModelTable::serving`] for the model that a request names; a request that continues a sequence finds the version
+    /// that has begun it, even if that has been replaced.
+    ///
+    /// # Errors
+    /// As [`ModelTable::serving`].
+    pub(crate) fn serving_for(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
+        let snapshot = self.snapshot();
+        let continued = (!request.sequence_start).then_some(&request.correlation_id);
+        let (name, version) = (request.model_name.as_str(), request.model_version.as_str());
+        match continued.and_then(|id| snapshot.with_sequence(name, version, id)) {
+            Some(serving) => Ok(serving),
+            None => snapshot.serving(name, version),
+        }
+    }
+
+    /// Every serving version of every model, by name and version.
+    pub(crate) fn all(&self) -> Vec<Arc<Serving>> {
+        self.snapshot().serving.values().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    /// The instances of all serving versions, each with its process if it has one.
+    pub(crate) fn workers(&self) -> Vec<(Worker, Option<u32>)> {
+        let mut workers = Vec::new();
+        for serving in self.all() {
+            let worker = |name: &str| Worker { model: serving.model.clone(), instance: name.to_owned() };
+            let Some(instances) = serving.instances() else { continue };
+            workers.extend(instances.processes().into_iter().map(|(name, pid)| (worker(&name), pid)));
+        }
+        workers
+    }
+
+    /// The versions of a model that are ready, ascending.
+    pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
+        let snapshot = self.snapshot();
+        snapshot.resolve(name).map_or_else(|_| Vec::new(), |name| snapshot.states.ready_versions(name).collect())
+    }
+
+    /// The full name of the model that a request names.
+    ///
+    /// # Errors
+    /// The name is ambiguous.
+    pub(crate) fn called(&self, name: &str) -> Result<String, InferError> {
+        self.snapshot().resolve(name).map(str::to_owned)
+    }
+}

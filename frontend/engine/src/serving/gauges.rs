@@ -1,0 +1,218 @@
+//! Gauges that are updated before a scrape: queues, states of instances, memory, sequences, resources.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use pharos::ensemble::Step;
+use pharos::id::ModelVersion;
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::labels::InstanceState;
+use pharos::repository::State as ModelState;
+use pharos::scheduler::SequenceCounts;
+
+use super::{Executor, ModelTable, Serving};
+use crate::ensemble::Ensemble;
+use crate::scheduler::Driver;
+use crate::supervisor::{Doing, Instances};
+use pharos_os::clock;
+
+/// Rows of one gauge: label values and the value.
+type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
+
+/// What executes: a version that serves, or one that finishes what it has. There may be several of one model and version.
+struct Live {
+    model: ModelVersion,
+    executor: Arc<Executor>,
+}
+
+impl ModelTable {
+    /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
+    pub(crate) fn observe(&self) {
+        self.shared.metrics.clock().tell(clock::now());
+        let all = self.live();
+        self.observe_ensembles(&all);
+        // Ensembles have neither queues nor instances: their members do.
+        let with_driver = |live: &'_ Live| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
+        let drivers: Vec<(Arc<Driver>, String)> = all.iter().filter_map(with_driver).collect();
+        let doing: Vec<_> = all.iter().filter_map(|live| live.executor.instances()).map(Instances::states).collect();
+        let (mut states, mut arenas) = (Rows::new(), Rows::new());
+        for ((driver, version), doing) in drivers.iter().zip(&doing) {
+            driver.drain_metrics(&self.shared.metrics);
+            describe((driver, doing), version, &mut states, &mut arenas);
+        }
+        // An instance of this name is the one of the version that serves.
+        self.shared.metrics.set_gauges(Builtin::InstanceState, &combined(states, |first, _| first));
+        self.shared.metrics.set_gauges(Builtin::ArenaUsed, &summed(arenas));
+        self.observe_states();
+        self.observe_queues(&drivers);
+        self.observe_limits(&drivers);
+        self.observe_sequences(&drivers);
+        if let Some(responses) = &self.shared.response_cache {
+            responses.observe();
+        }
+        self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
+        let (total, used) = self.shared.pinned.total_and_used();
+        self.shared.metrics.set_gauges(Builtin::PinnedMemoryTotal, &[(Vec::new(), total as f64)]);
+        self.shared.metrics.set_gauges(Builtin::PinnedMemoryUsed, &[(Vec::new(), used as f64)]);
+    }
+
+    /// What serves, and behind it what has served and has not ended.
+    fn live(&self) -> Vec<Live> {
+        let live = |serving: &Arc<Serving>| Live { model: serving.model.clone(), executor: serving.executor.clone() };
+        let mut all: Vec<Live> = self.all().iter().map(live).collect();
+        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(retired.iter().filter_map(|old| Some(Live { model: old.model.clone(), executor: old.served()? })));
+        all
+    }
+
+    /// The state of every version that is known.
+    fn observe_states(&self) {
+        let snapshot = self.snapshot();
+        let known = snapshot.states.iter().flat_map(|(name, model)| {
+            model.versions.iter().map(move |(version, status)| (name, version.to_string(), status.state))
+        });
+        let known: Vec<_> = known.collect();
+        let rows = known.iter().flat_map(|(name, version, now)| {
+            let value = |state| if state == *now { 1.0 } else { 0.0 };
+            ModelState::ALL.map(|state| (vec![*name, version.as_str(), state.as_str()], value(state)))
+        });
+        self.shared.metrics.set_gauges(Builtin::ModelState, &rows.collect::<Rows<'_>>());
+    }
+
+    /// What the steps of ensembles have under way. Only those with a limit have such series.
+    fn observe_ensembles(&self, all: &[Live]) {
+        let of = |Live { model, executor }: &'_ Live| {
+            let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
+            let row = |(number, (step, count)): (usize, (&Step, usize))| {
+                (model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone(), count)
+            };
+            taken.map(row).collect::<Vec<_>>()
+        };
+        let steps: Vec<_> = all.iter().flat_map(of).collect();
+        let rows = steps.iter().map(|(model, version, step, member, count)| {
+            (vec![model.as_str(), version.as_str(), step.as_str(), member.as_str()], *count as f64)
+        });
+        self.shared.metrics.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
+    }
+
+    /// Who waits for resources, and what there is of them. Without a rate limiter there are no such series.
+    fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
+        let Some(limits) = &self.shared.limits else { return };
+        let mut waiting = Rows::new();
+        for (driver, version) in drivers {
+            let Some((count, waited)) = driver.resource_waits() else { continue };
+            let labels = [&*driver.model.name, version.as_str()];
+            if let Ok(series) = self.shared.metrics.counter(Builtin::RateLimiterWait.name(), &labels) {
+                // A time is never negative.
+                let _ = series.add_or_update(waited.as_secs_f64());
+            }
+            waiting.push((labels.to_vec(), count as f64));
+        }
+        let is_there = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        self.shared.metrics.remove_series(Builtin::RateLimiterWait.name(), |series| !is_there(series.labels()));
+        self.shared.metrics.set_gauges(Builtin::RateLimiterWaiting, &summed(waiting));
+        let usage = limits.usage();
+        let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
+        let devices: Vec<String> = usage.iter().map(|usage| device(usage.device)).collect();
+        let labels = || usage.iter().zip(&devices).map(|(usage, device)| vec![usage.name.as_str(), device.as_str()]);
+        let limits: Rows<'_> = labels().zip(usage.iter().map(|usage| f64::from(usage.total))).collect();
+        let used: Rows<'_> = labels().zip(usage.iter().map(|usage| usage.used as f64)).collect();
+        self.shared.metrics.set_gauges(Builtin::RateLimiterLimit, &limits);
+        self.shared.metrics.set_gauges(Builtin::RateLimiterUsed, &used);
+    }
+
+    /// What there is of sequences. Only models with sequences have such series.
+    fn observe_sequences(&self, drivers: &[(Arc<Driver>, String)]) {
+        let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        for (driver, version) in drivers {
+            let Some(now) = self.count_sequences(driver) else { continue };
+            let labels = [&*driver.model.name, version.as_str()];
+            sequences.push(([labels[0], labels[1], "active"].to_vec(), now.active as f64));
+            sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
+            slots.push((labels.to_vec(), now.slots as f64));
+            used.push((labels.to_vec(), now.slots_used as f64));
+        }
+        let is_there = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        for counter in SEQUENCE_COUNTERS {
+            self.shared.metrics.remove_series(counter.name(), |series| !is_there(series.labels()));
+        }
+        self.shared.metrics.set_gauges(Builtin::Sequences, &summed(sequences));
+        self.shared.metrics.set_gauges(Builtin::SequenceSlots, &summed(slots));
+        self.shared.metrics.set_gauges(Builtin::SequenceSlotsUsed, &summed(used));
+    }
+
+    /// What a driver has of sequences, if its model has them; counts what has happened to them since this was last asked.
+    pub(super) fn count_sequences(&self, driver: &Driver) -> Option<SequenceCounts> {
+        let (now, new) = driver.sequences()?;
+        let version = driver.model.version.to_string();
+        for (counter, count) in SEQUENCE_COUNTERS.into_iter().zip(new) {
+            if let Ok(series) = self.shared.metrics.counter(counter.name(), &[&*driver.model.name, version.as_str()]) {
+                // A count is never negative.
+                let _ = series.add_or_update(count as f64);
+            }
+        }
+        Some(now)
+    }
+
+    fn observe_queues(&self, drivers: &[(Arc<Driver>, String)]) {
+        let now = clock::now();
+        let waiting: Vec<_> = drivers.iter().map(|(driver, _)| driver.waiting()).collect();
+        let oldest = drivers.iter().zip(&waiting).map(|((driver, version), waiting)| {
+            let seconds = waiting.oldest.map_or(0.0, |oldest| (now - oldest).as_secs_f64());
+            (vec![&*driver.model.name, version.as_str()], seconds)
+        });
+        self.shared.metrics.set_gauges(Builtin::OldestPending, &combined(oldest.collect(), f64::max));
+        let levels = drivers.iter().zip(&waiting).flat_map(|((driver, version), waiting)| {
+            let known = driver.levels();
+            let others = waiting.levels.iter().map(|(level, _)| *level).filter(|level| !known.contains(level));
+            let levels: Vec<u64> = known.clone().chain(others).collect();
+            levels.into_iter().map(move |level| {
+                let found = waiting.levels.iter().find(|(waits, _)| *waits == level);
+                (driver, version, level.to_string(), found.map_or(0, |(_, count)| *count))
+            })
+        });
+        let levels: Vec<_> = levels.collect();
+        let rows = levels.iter().map(|(driver, version, level, count)| {
+            (vec![&*driver.model.name, version.as_str(), level.as_str()], *count as f64)
+        });
+        self.shared.metrics.set_gauges(Builtin::PendingByPriority, &summed(rows.collect()));
+    }
+}
+
+/// What is counted of sequences, in the order in which [`Driver::sequences`] gives it.
+const SEQUENCE_COUNTERS: [Builtin; 3] =
+    [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors, Builtin::SequenceRestarts];
+
+/// One row in place of those with equal labels: of a version that serves, and of earlier ones that finish what they have.
+fn combined<'a>(rows: Rows<'a>, with: impl Fn(f64, f64) -> f64) -> Rows<'a> {
+    let mut all: BTreeMap<Vec<&str>, f64> = BTreeMap::new();
+    for (labels, value) in rows {
+        all.entry(labels).and_modify(|known| *known = with(*known, value)).or_insert(value);
+    }
+    all.into_iter().collect()
+}
+
+fn summed(rows: Rows<'_>) -> Rows<'_> {
+    combined(rows, |one, other| one + other)
+}
+
+/// What the instances of one model version do, and what their memory holds.
+fn describe<'a>(
+    (driver, instances): (&'a Driver, &'a [Doing]),
+    version: &'a str,
+    states: &mut Rows<'a>,
+    arenas: &mut Rows<'a>,
+) {
+    let model = &*driver.model.name;
+    let used = driver.arenas_used();
+    for Doing { id, name, state: now, .. } in instances {
+        for state in InstanceState::ALL {
+            let value = if *now == Some(state) { 1.0 } else { 0.0 };
+            states.push((vec![model, version, name, state.as_str()], value));
+        }
+        if let Some((_, inputs, outputs)) = used.iter().find(|(used, ..)| used == id) {
+            arenas.push((vec![model, version, name, "input"], *inputs as f64));
+            arenas.push((vec![model, version, name, "output"], *outputs as f64));
+        }
+    }
+}

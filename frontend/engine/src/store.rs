@@ -1,0 +1,234 @@
+//! Model repositories: directories, object stores (S3, GCS, Azure), directories registered at run time, and the files that
+//! clients send with a load. A repository lists its models and gives the files of one as a local directory. Does not know
+//! which models are loaded.
+
+mod address;
+mod directory;
+mod files;
+mod namespaces;
+mod objects;
+mod overrides;
+mod registered;
+pub(crate) mod scan;
+mod single_model;
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pharos::metrics::cache::Cache;
+use pharos::repository::{DUPLICATE, Stamp};
+
+pub use address::{Location, Locations};
+use directory::Directory;
+pub(crate) use files::{ModelFiles, TemporaryDirectories};
+use objects::ObjectRepository;
+pub(crate) use overrides::Overrides;
+pub use registered::Registered;
+
+/// Where models come from.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The model repositories.
+    pub locations: Vec<Location>,
+    /// Directories that are registered as models while the server runs, if any can be.
+    pub registered: Option<Registered>,
+    /// Several repositories may have models of the same name; the repository tells them apart.
+    pub namespaces: bool,
+    /// The name of the model where a repository is a single model.
+    pub model_name: Option<String>,
+    /// Keeps copies of the objects of stores; `None` for temporary directories.
+    pub cache_directory: Option<PathBuf>,
+}
+
+/// A repository.
+pub(crate) trait Store: Debug + Send + Sync {
+    /// Its name in messages: a path or an address.
+    fn name(&self) -> String;
+
+    /// The names of its models. Called at each poll and for each index.
+    ///
+    /// # Errors
+    /// It cannot be listed.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// Its models, each with a fingerprint of its files. Called at each poll.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn look(&self) -> io::Result<Vec<(String, Stamp)>>;
+
+    /// Whether it has a model, as far as this is known without a request to a remote store.
+    fn has(&self, model: &str) -> bool;
+
+    /// Removes temporary files, also those in use: the server exits.
+    fn close(&self) {}
+
+    /// Why it cannot be read at the moment, while the last known contents are used.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
+    /// The name of the model if the repository is a single model instead of a directory of models.
+    fn single_model(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether the repository, and not the configurations, determines the names of its models.
+    fn names_models(&self) -> bool {
+        false
+    }
+
+    /// The files of a model as they are now; `None` if there is no such model. Returned copies do not change while they are
+    /// held; a directory repository returns its own directory. Blocks, possibly for long.
+    ///
+    /// # Errors
+    /// The files cannot be read or fetched.
+    fn local(&self, model: &str) -> io::Result<Option<ModelFiles>>;
+}
+
+/// All repositories of the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Stores {
+    all: Arc<[Box<dyn Store>]>,
+    /// Models are named `repository/name`.
+    namespaces: bool,
+}
+
+impl Stores {
+    #[cfg(test)]
+    pub(crate) fn of_directories(paths: &[PathBuf], namespaces: bool) -> Self {
+        let all = paths.iter().map(|path| Box::new(Directory::new(path.clone(), None)) as Box<dyn Store>).collect();
+        Self { all, namespaces }
+    }
+
+    /// Needs the runtime. Keeps copies of objects in the configured directory, or in temporary directories.
+    ///
+    /// # Errors
+    /// A store cannot be used.
+    pub(crate) fn new(settings: &Settings, cache: &Arc<Cache>) -> Result<Self, String> {
+        let copies = settings.cache_directory.as_deref();
+        let store = |location: &Location| -> Result<Box<dyn Store>, String> {
+            Ok(match location {
+                Location::Directory(path) => Box::new(Directory::new(path.clone(), settings.model_name.clone())),
+                Location::Objects(address) => Box::new(ObjectRepository::new(address.clone(), copies, cache.clone())?),
+            })
+        };
+        let registered = settings.registered.clone().map(|registered| Ok(Box::new(registered) as Box<dyn Store>));
+        let all = settings.locations.iter().map(store).chain(registered).collect::<Result<_, _>>()?;
+        Ok(Self { all, namespaces: settings.namespaces })
+    }
+
+    fn stores(&self) -> impl Iterator<Item = &dyn Store> {
+        self.all.iter().map(|store| &**store)
+    }
+
+    /// All models by name, each with the number of repositories that have it.
+    ///
+    /// # Errors
+    /// A repository cannot be listed; the text names it.
+    pub(crate) fn list(&self) -> io::Result<BTreeMap<String, usize>> {
+        let mut all = BTreeMap::new();
+        for store in self.all.iter() {
+            let names = store.list().map_err(|error| unreadable(&store.name(), &error))?;
+            for name in names {
+                *all.entry(self.called(&**store, name)).or_default() += 1;
+            }
+        }
+        Ok(all)
+    }
+
+    /// All models, each with a fingerprint of its files; one that is in several repositories, of all of them.
+    ///
+    /// # Errors
+    /// A repository cannot be read; the text names it.
+    pub(crate) fn look(&self) -> io::Result<BTreeMap<String, Stamp>> {
+        let mut all = BTreeMap::new();
+        for store in self.all.iter() {
+            for (name, stamp) in store.look().map_err(|error| unreadable(&store.name(), &error))? {
+                let name = self.called(&**store, name);
+                all.entry(name).and_modify(|other| *other = Stamp::of(&(*other, stamp))).or_insert(stamp);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Logs at start which repositories are single models, and warns if there are no models. Blocks.
+    pub(crate) fn announce(&self, found: usize) {
+        for store in self.all.iter() {
+            if let Some(model) = store.single_model() {
+                tracing::info!(%model, "'{}' is a model, not a directory of models", store.name());
+            }
+        }
+        if found == 0 {
+            let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
+            tracing::warn!(
+                "no models found in {}: a model repository has a directory for each model, such as NAME/1/model.onnx, with \
+                 its configuration in NAME/config.pbtxt; a directory that holds one model file, such as model.onnx, is \
+                 served too",
+                names.join(", ")
+            );
+        }
+    }
+
+    /// Whether the repository, and not the configuration, determines the name of a model.
+    pub(crate) fn name_model(&self, model: &str) -> bool {
+        match self.in_namespace(model) {
+            Some((store, _)) => store.names_models(),
+            None => self.stores().any(|store| store.names_models() && store.has(model)),
+        }
+    }
+
+    /// Removes temporary files: the server exits.
+    pub(crate) fn close(&self) {
+        self.all.iter().for_each(|store| store.close());
+    }
+
+    /// The repositories that cannot be read at the moment, with the reasons.
+    pub(crate) fn troubles(&self) -> Vec<(String, String)> {
+        self.all.iter().filter_map(|store| Some((store.name(), store.trouble()?))).collect()
+    }
+
+    /// The files of a model. Looks first in repositories that are known to have it, so that an unreachable store does not
+    /// block loading a model of another repository.
+    ///
+    /// # Errors
+    /// No repository has the model, or more than one, or its files cannot be read.
+    pub(crate) fn local(&self, model: &str) -> Result<ModelFiles, String> {
+        if let Some((store, name)) = self.in_namespace(model) {
+            let local = store.local(name).map_err(|error| unreadable(&store.name(), &error).to_string())?;
+            return local.ok_or_else(|| format!("model '{name}' is not in '{}'", store.name()));
+        }
+        let (known, others): (Vec<_>, Vec<_>) =
+            self.stores().filter(|_| !self.namespaces).partition(|store| store.has(model));
+        let several = |stores: &[&dyn Store]| {
+            let names: Vec<String> = stores.iter().map(|store| format!("'{}'", store.name())).collect();
+            Err(format!("{DUPLICATE}: {}", names.join(", ")))
+        };
+        if known.len() > 1 {
+            return several(&known);
+        }
+        for candidates in [known, others] {
+            let mut found: Option<(&dyn Store, ModelFiles)> = None;
+            for store in candidates {
+                let local = store.local(model).map_err(|error| unreadable(&store.name(), &error).to_string())?;
+                let Some(local) = local else { continue };
+                if let Some((other, _)) = &found {
+                    return several(&[*other, store]);
+                }
+                found = Some((store, local));
+            }
+            if let Some((_, found)) = found {
+                return Ok(found);
+            }
+        }
+        let names: Vec<String> = self.all.iter().map(|store| format!("'{}'", store.name())).collect();
+        Err(format!("model '{model}' is not in {}", names.join(", ")))
+    }
+}
+
+fn unreadable(name: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("'{name}' cannot be read: {error}"))
+}

@@ -1,0 +1,156 @@
+//! The last listing of a store, and whether it can be reached.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pharos::repository::Stamp;
+use pharos::timeline::Instant;
+
+use pharos_os::clock;
+
+/// The time without requests after a failure, in nanoseconds.
+const PAUSE: u64 = 5_000_000_000;
+
+/// The last listing and the failures of a store.
+#[derive(Debug)]
+pub(super) struct Availability {
+    store: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    names: Option<Vec<String>>,
+    look: Vec<(String, Stamp)>,
+    /// When it could not be read, and why; `None` once it can be read.
+    trouble: Option<(Instant, String)>,
+    /// Failed fetches of each model.
+    failures: BTreeMap<String, u64>,
+}
+
+impl Availability {
+    /// Of a store of this name that has not been read yet.
+    pub(super) fn new(store: &str) -> Self {
+        Self { store: store.to_owned(), state: Mutex::default() }
+    }
+
+    /// The listed names, or those of the last listing while the store cannot be read.
+    pub(super) fn names_or(&self, ask: impl FnOnce() -> io::Result<Vec<String>>) -> Vec<String> {
+        let answer = self.asked(ask);
+        let mut state = self.state();
+        if let Some(names) = answer {
+            if names.is_empty() && state.names.as_ref().is_none_or(|last| !last.is_empty()) {
+                tracing::warn!("'{}' has no models", self.store);
+            }
+            state.failures.retain(|model, _| names.contains(model));
+            state.names = Some(names);
+        }
+        state.names.clone().unwrap_or_default()
+    }
+
+    /// The listed fingerprints, or those of the last listing while the store cannot be read.
+    pub(super) fn look_or(&self, ask: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
+        let answer = self.asked(ask);
+        let mut state = self.state();
+        if let Some(look) = answer {
+            state.names = Some(look.iter().map(|(name, _)| name.clone()).collect());
+            state.look = look;
+        }
+        state.look.clone()
+    }
+
+    /// The answer of the store; `None` if it fails, or has failed a moment ago.
+    fn asked<T>(&self, ask: impl FnOnce() -> io::Result<T>) -> Option<T> {
+        self.check_pause().ok()?;
+        let answer = ask();
+        self.heard(answer.as_ref().err());
+        answer.ok()
+    }
+
+    /// # Errors
+    /// The store could not be read a moment ago.
+    pub(super) fn check_pause(&self) -> io::Result<()> {
+        match &self.state().trouble {
+            Some((since, reason)) if clock::now().0.saturating_sub(since.0) < PAUSE => {
+                Err(io::Error::other(reason.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes whether the store has answered.
+    pub(super) fn heard(&self, error: Option<&io::Error>) {
+        let mut state = self.state();
+        match error {
+            None if state.trouble.take().is_some() => tracing::info!("'{}' can be read again", self.store),
+            None => {}
+            Some(error) => {
+                if state.trouble.is_none() {
+                    tracing::error!("'{}' cannot be read, its models stay as they are: {error}", self.store);
+                }
+                state.trouble = Some((clock::now(), error.to_string()));
+            }
+        }
+    }
+
+    /// Why the store cannot be read.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.state().trouble.as_ref().map(|(_, reason)| reason.clone())
+    }
+
+    /// Whether the last listing has a model.
+    pub(super) fn has(&self, model: &str) -> bool {
+        self.state().names.as_ref().is_some_and(|names| names.iter().any(|name| name == model))
+    }
+
+    /// Counts a failed fetch that may succeed later.
+    pub(super) fn failed(&self, model: &str) {
+        *self.state().failures.entry(model.to_owned()).or_default() += 1;
+    }
+
+    /// Failed fetches of a model.
+    pub(super) fn failures(&self, model: &str) -> u64 {
+        self.state().failures.get(model).copied().unwrap_or(0)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn away<T>() -> io::Result<T> {
+        Err(io::Error::other("no answer"))
+    }
+
+    #[test]
+    fn what_was_known_counts_while_the_store_is_away() {
+        let availability = Availability::new("s3://b");
+        assert!(availability.names_or(away).is_empty() && availability.trouble().unwrap() == "no answer");
+        let unasked = || -> io::Result<Vec<String>> { panic!("asked so soon") };
+        assert!(availability.names_or(unasked).is_empty());
+        assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
+        availability.heard(None);
+        let look = vec![("m".to_owned(), Stamp::of(&1))];
+        assert_eq!(availability.look_or(|| Ok(look.clone())), look);
+        assert!(availability.has("m") && !availability.has("n") && availability.trouble().is_none());
+        assert_eq!((availability.look_or(away), availability.names_or(unasked)), (look, vec!["m".to_owned()]));
+        availability.heard(None);
+        assert!(availability.names_or(|| Ok(Vec::new())).is_empty() && !availability.has("m"));
+    }
+
+    #[test]
+    fn a_model_that_could_not_be_fetched_is_told_from_one_that_was_not_tried() {
+        let availability = Availability::new("s3://b");
+        availability.failed("m");
+        availability.failed("m");
+        assert_eq!((availability.failures("m"), availability.failures("n")), (2, 0));
+        availability.names_or(|| Ok(vec!["n".to_owned()]));
+        assert_eq!(availability.failures("m"), 0, "it is gone");
+    }
+}

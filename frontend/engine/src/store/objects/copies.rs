@@ -1,0 +1,286 @@
+//! Local copies of a store's objects: one file for each content, and a directory of hard links for each use of a model. Files
+//! in use never change, and unchanged contents are stored once.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use super::super::files::{FilesOwner, ModelFiles};
+use pharos_os::directories::{self, Kind, Temporary};
+
+const CONTENTS: &str = "contents";
+const MODELS: &str = "models";
+
+/// The copies of one store. Temporary copies are removed on drop.
+#[derive(Debug)]
+pub(super) struct Copies {
+    top: PathBuf,
+    place: CopyDirectory,
+    /// Set when the server exits; nothing is written afterwards.
+    closed: AtomicBool,
+    /// Numbers files and directories.
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+enum CopyDirectory {
+    /// The configured cache directory.
+    Lasting {
+        /// Excludes other processes, which would remove files in use.
+        _lock: File,
+    },
+    Temporary(Temporary),
+}
+
+impl FilesOwner for Copies {}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Copies {
+    /// In `cache`, under a name that follows from the store's, or in a new directory that goes with this.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or another process uses it.
+    pub(super) fn new(cache: Option<&Path>, store: &str) -> io::Result<Self> {
+        let (top, place) = match cache {
+            Some(cache) => {
+                let top = cache.join(&*blake3::hash(store.as_bytes()).to_hex());
+                directories::make(&top)?;
+                let lock = directories::lock(&top).map_err(|error| unusable(&top, &error))?;
+                (top, CopyDirectory::Lasting { _lock: lock })
+            }
+            None => {
+                let temporary = Temporary::new(Kind::STORE)?;
+                (temporary.path().to_owned(), CopyDirectory::Temporary(temporary))
+            }
+        };
+        let named = |error: io::Error| unusable(&top, &error);
+        let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
+        match fs::remove_dir_all(top.join(MODELS)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
+            // Of a process that was killed.
+            _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
+        }
+        sweep(&top.join(CONTENTS));
+        Ok(Self { top, place, closed: AtomicBool::new(false), next: AtomicU64::new(0) })
+    }
+
+    /// Removes temporary copies, also those in use.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        if let CopyDirectory::Temporary(temporary) = &self.place {
+            temporary.remove();
+        }
+    }
+
+    /// # Errors
+    /// The server ends.
+    fn open(&self) -> io::Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("the server is exiting")),
+            false => Ok(()),
+        }
+    }
+
+    /// The path of a content; `content` is its name.
+    pub(super) fn content(&self, model: &str, content: &str) -> PathBuf {
+        self.top.join(CONTENTS).join(model).join(content)
+    }
+
+    /// A file for a content that is being fetched.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(super) fn part(&self, model: &str, content: &str) -> io::Result<Part> {
+        self.open()?;
+        let whole = self.content(model, content);
+        if let Some(directory) = whole.parent() {
+            fs::create_dir_all(directory).map_err(|error| unusable(directory, &error))?;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = whole.with_extension(format!("part-{number}"));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
+        let file = file.map_err(|error| unusable(&path, &error))?;
+        let lasting = matches!(self.place, CopyDirectory::Lasting { .. });
+        Ok(Part { file, path, whole, lasting, written: 0 })
+    }
+
+    /// A directory of these directories and files, each with the name of its content.
+    ///
+    /// # Errors
+    /// It cannot be made; of kind `NotFound` when a content has gone.
+    pub(super) fn link<'a>(
+        self: &Arc<Self>,
+        model: &str,
+        directories: impl IntoIterator<Item = &'a String>,
+        files: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> io::Result<ModelFiles> {
+        self.open()?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.top.join(MODELS).join(number.to_string()).join(model);
+        let above = path.parent().unwrap_or(&path).to_owned();
+        fs::create_dir_all(&path).map_err(|error| unusable(&path, &error))?;
+        // Removes the directory if an error follows.
+        let local = ModelFiles::temporary(path.clone(), above, self.clone());
+        for directory in directories {
+            fs::create_dir_all(path.join(directory)).map_err(|error| unusable(&path.join(directory), &error))?;
+        }
+        for (file, content) in files {
+            fs::hard_link(self.content(model, content), path.join(file))
+                .map_err(|error| unusable(&path.join(file), &error))?;
+        }
+        Ok(local)
+    }
+
+    /// Removes the other contents of a model. Links of versions in use remain.
+    pub(super) fn keep(&self, model: &str, contents: &BTreeSet<&str>) {
+        for entry in fs::read_dir(self.top.join(CONTENTS).join(model)).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let fetched = name.to_str().is_some_and(|name| contents.contains(name) || name.contains(".part-"));
+            if !fetched {
+                // The next call tries again.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Removes the contents of other models.
+    pub(super) fn keep_models(&self, models: &[String]) {
+        for entry in fs::read_dir(self.top.join(CONTENTS)).into_iter().flatten().flatten() {
+            if !models.iter().any(|model| entry.file_name().to_str() == Some(model)) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+/// A content that is being fetched. Removed on drop unless it is finished.
+#[derive(Debug)]
+pub(super) struct Part {
+    file: File,
+    path: PathBuf,
+    whole: PathBuf,
+    lasting: bool,
+    written: u64,
+}
+
+impl Part {
+    /// # Errors
+    /// It cannot be written; the text has the file and how much of it there is.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes).map_err(|error| {
+            let text = format!("'{}' cannot be written after {} bytes: {error}", self.path.display(), self.written);
+            io::Error::new(error.kind(), text)
+        })?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Makes it the content. Sets its modification time to `changed`, so that a content that is fetched twice has one
+    /// fingerprint.
+    ///
+    /// # Errors
+    /// It cannot be kept.
+    pub(super) fn finish(self, changed: SystemTime) -> io::Result<()> {
+        self.file.set_modified(changed).map_err(|error| unusable(&self.path, &error))?;
+        if self.lasting {
+            self.file.sync_data().map_err(|error| unusable(&self.path, &error))?;
+        }
+        fs::rename(&self.path, &self.whole).map_err(|error| unusable(&self.whole, &error))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // A finished file has another name.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Removes incomplete contents of a killed process.
+fn sweep(contents: &Path) {
+    let within = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in within(contents).flat_map(|model| within(&model).collect::<Vec<_>>()) {
+        if path.extension().is_some() {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn unusable(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn put(files: &Copies, content: &str, text: &str) {
+        let mut part = files.part("m", content).unwrap();
+        part.write(text.as_bytes()).unwrap();
+        part.finish(SystemTime::UNIX_EPOCH).unwrap();
+    }
+
+    fn link(files: &Arc<Copies>, content: &str) -> io::Result<ModelFiles> {
+        let (path, content) = ("1/model.onnx".to_owned(), content.to_owned());
+        files.link("m", &["1".to_owned()], [(&path, &content)])
+    }
+
+    #[test]
+    fn what_is_used_does_not_change_and_goes_with_its_last_user() {
+        let files = Arc::new(Copies::new(None, "s3://b").unwrap());
+        let top = files.top.clone();
+        put(&files, "a", "first");
+        let first = link(&files, "a").unwrap();
+        put(&files, "b", "second");
+        let second = link(&files, "b").unwrap();
+        files.keep("m", &BTreeSet::from(["b"]));
+        assert!(!files.content("m", "a").exists() && files.content("m", "b").exists());
+        let read = |local: &ModelFiles| fs::read_to_string(local.path().join("1/model.onnx")).unwrap();
+        assert_eq!((read(&first), read(&second)), ("first".to_owned(), "second".to_owned()));
+        assert_eq!(link(&files, "a").unwrap_err().kind(), ErrorKind::NotFound);
+        let path = first.path().to_owned();
+        drop((first, files));
+        assert!(!path.exists() && top.exists(), "somebody still uses another");
+        drop(second);
+        assert!(!top.exists());
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_there() {
+        let files = Copies::new(None, "s3://b").unwrap();
+        let mut part = files.part("m", "a").unwrap();
+        part.write(b"half").unwrap();
+        drop(part);
+        assert!(!files.content("m", "a").exists());
+        assert_eq!(fs::read_dir(files.top.join(CONTENTS).join("m")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_lasting_cache_has_one_user_and_is_found_again() {
+        let temporary = Temporary::new(Kind::STORE).unwrap();
+        let cache = temporary.path().join("cache");
+        let files = Arc::new(Copies::new(Some(&cache), "s3://b").unwrap());
+        put(&files, "a", "text");
+        std::mem::forget(link(&files, "a").unwrap());
+        let error = Copies::new(Some(&cache), "s3://b").unwrap_err();
+        assert!(error.to_string().contains("another server uses it"), "{error}");
+        assert!(Copies::new(Some(&cache), "s3://other").is_ok());
+        let content = files.content("m", "a");
+        assert!(content.exists());
+    }
+}

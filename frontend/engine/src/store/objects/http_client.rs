@@ -1,0 +1,106 @@
+//! HTTP for stores: hyper's client with rustls, which the tree has anyway. Every wait has an end: for the connection, for the
+//! head of an answer, and between two pieces of its body.
+
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector as Connector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use tokio::time::timeout;
+
+use pharos_os::client::{self, deepest};
+
+/// The longest wait for the next bytes of an answer.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// How long an answer may be that is read as a whole, in bytes: a listing, which requests with a query ask for, and what a
+/// store says when it refuses.
+const LISTING: u64 = 64 << 20;
+const REFUSAL: u64 = 1 << 20;
+
+/// Speaks to stores.
+#[derive(Clone, Debug)]
+pub(super) struct Http(Client<HttpsConnector<HttpConnector>, HttpRequestBody>);
+
+impl Http {
+    /// # Errors
+    /// TLS cannot be set up.
+    pub(super) fn new() -> Result<Self, String> {
+        client::new().map(Self)
+    }
+}
+
+impl Connector for Http {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+impl HttpService for Http {
+    fn call<'own, 'call>(
+        &'own self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'call>>
+    where
+        'own: 'call,
+        Self: 'call,
+    {
+        Box::pin(async move {
+            let longest = if request.uri().query().is_some() { LISTING } else { u64::MAX };
+            let response = timeout(SILENCE, self.0.request(request)).await;
+            let response = response.map_err(|_| silent("no answer"))?.map_err(|error| {
+                let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
+                HttpError::new(kind, Cause(deepest(&error)))
+            })?;
+            let (head, body) = response.into_parts();
+            let longest = if head.status.is_success() { longest } else { REFUSAL };
+            Ok(HttpResponse::from_parts(head, HttpResponseBody::new(StreamBody::new(pieces(body, longest)))))
+        })
+    }
+}
+
+/// The body of an answer, of at most so many bytes. An error ends it; it may be asked for more after its end.
+fn pieces(body: Incoming, longest: u64) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
+    let pieces = stream::unfold(Some((body, longest)), |state| async move {
+        let (mut body, left) = state?;
+        let broken = |kind, text: String| Some((Err(HttpError::new(kind, Cause(text))), None));
+        match timeout(SILENCE, body.frame()).await {
+            Ok(None) => None,
+            Ok(Some(Ok(frame))) => match left.checked_sub(frame.data_ref().map_or(0, |data| data.len() as u64)) {
+                Some(left) => Some((Ok(frame), Some((body, left)))),
+                None => broken(HttpErrorKind::Decode, "the answer is too long".to_owned()),
+            },
+            Ok(Some(Err(error))) => broken(HttpErrorKind::Interrupted, deepest(&error)),
+            Err(_) => Some((Err(silent("the answer stopped")), None)),
+        }
+    });
+    pieces.fuse()
+}
+
+/// What went wrong, in words.
+#[derive(Debug)]
+struct Cause(String);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Cause {}
+
+fn silent(what: &str) -> HttpError {
+    HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what}, for {} s", SILENCE.as_secs())))
+}

@@ -1,0 +1,395 @@
+//! Starts, watches and restarts the worker processes of a model version: performs what `pharos::supervisor` decides for each
+//! instance. Does not read replies: see `crate::worker_session`.
+
+mod device;
+mod health;
+mod instances;
+mod warmup;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use pharos::id::InstanceId;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::labels::InstanceState;
+use pharos::metrics::record;
+use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
+use pharos::timeline::Instant;
+use pharos::wire::{Load, Loaded, ToWorker, VERSION};
+use tokio::process::Child;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
+
+use crate::calls::Models;
+use crate::launch::Launch;
+use crate::memory::PinnedPool;
+use crate::process::{self, Printed};
+use crate::scheduler::Driver;
+use crate::scheduler::placement::Placement;
+use crate::wire::SharedLink;
+use crate::worker_session::{Event, Session};
+use pharos_os::clock;
+use pharos_os::descriptors::{Descriptors, Reserved};
+use pharos_telemetry::system::{Devices, HostPolicies};
+
+use device::Taken;
+use health::Health;
+pub(crate) use instances::{Doing, Instances};
+use instances::{Roster, Stop};
+pub(crate) use warmup::WarmUp;
+use warmup::{Warming, warm_up_failed};
+
+/// How often memory is handed back, samples are drained and execution times are looked at.
+const TICK: Duration = Duration::from_millis(500);
+
+/// How long a worker that was asked to stop may take before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is the same for all instances of a model version.
+pub(crate) struct Plan {
+    /// How their processes are started.
+    pub(crate) launch: Launch,
+    pub(crate) directory: PathBuf,
+    /// Where the files of the states' first values are.
+    pub(crate) initial_states: PathBuf,
+    pub(crate) threads: u32,
+    pub(crate) settings: Settings,
+    pub(crate) cache: Arc<Cache>,
+    /// What each instance executes before it is ready.
+    pub(crate) warmups: Vec<WarmUp>,
+    /// What its workers may call.
+    pub(crate) models: Weak<dyn Models>,
+    /// The text of `metrics.yaml`; it changes when the file is read again.
+    pub(crate) metrics: watch::Receiver<Arc<str>>,
+    /// The GPUs.
+    pub(crate) devices: Arc<Devices>,
+    /// How long a request may wait while no instance is ready.
+    pub(crate) max_wait: Duration,
+    /// What instances on GPUs may register of their arenas.
+    pub(crate) pinned: Arc<PinnedPool>,
+    /// The processors of host policies.
+    pub(crate) policies: HostPolicies,
+    /// The file descriptors of instances.
+    pub(crate) descriptors: Arc<Descriptors>,
+}
+
+/// Losses after which an instance counts as broken that was not ready in between: requests no longer wait for it.
+const PATIENCE: u32 = 3;
+
+/// One instance and its life.
+struct Instance {
+    id: InstanceId,
+    placement: Placement,
+    plan: Arc<Plan>,
+    driver: Arc<Driver>,
+    health: Arc<Health>,
+    /// Those of all instances of the model version, its own included.
+    all: Roster,
+    /// Losses since it was last ready.
+    losses: u32,
+    /// What the metrics show.
+    shown: Option<InstanceState>,
+    /// Told once: loaded, or why not.
+    outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
+    _descriptors: Reserved,
+}
+
+/// The process that an instance has now.
+struct Running {
+    child: Child,
+    link: SharedLink,
+    events: mpsc::UnboundedReceiver<Event>,
+    loaded: Option<Loaded>,
+    warming: Option<Warming>,
+    /// When it was started.
+    started: Instant,
+    /// When it is killed although it was only asked to stop.
+    kill_at: Option<TokioInstant>,
+    /// This server has ended it.
+    killed: bool,
+    /// What it has of a GPU.
+    taken: Option<Taken>,
+}
+
+impl Instance {
+    fn name(&self) -> Arc<str> {
+        self.health.name()
+    }
+
+    async fn live(mut self, mut stop: watch::Receiver<Stop>) {
+        let mut machine = Supervisor::new(self.plan.settings, clock::now());
+        let mut running: Option<Running> = None;
+        let mut wanted = Stop::No;
+        let mut metrics = self.plan.metrics.clone();
+        loop {
+            while let Some(action) = machine.poll_action() {
+                self.perform(action, &mut machine, &mut running).await;
+            }
+            if let Some(running) = running.as_mut().filter(|_| wanted == Stop::Now) {
+                let _ = running.child.start_kill();
+            }
+            self.show(machine.state());
+            if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
+                return self.gone();
+            }
+            let tick = TokioInstant::now() + TICK;
+            let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
+            tokio::select! {
+                event = next_event(&mut running) => self.on_event(event, &mut machine, &mut running).await,
+                () = sleep_until(due) => self.tick(&mut machine, &mut running),
+                Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
+                // A dropped sender stops the instance too.
+                changed = stop.changed(), if wanted == Stop::No || stop.has_changed().is_ok() => {
+                    wanted = changed.map_or(Stop::Asked, |()| *stop.borrow_and_update());
+                    machine.stop(clock::now());
+                }
+            }
+        }
+    }
+
+    async fn perform(&mut self, action: Action, machine: &mut Supervisor, running: &mut Option<Running>) {
+        match action {
+            Action::Spawn => self.begin(machine, running).await,
+            Action::Kill { reason } => kill(running, &reason),
+            Action::ReportReady => self.report_ready(running),
+            Action::ReportLost { reason } => {
+                tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
+                self.losses = self.losses.saturating_add(1);
+                self.gone();
+                self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
+                // Keep the first of several consecutive losses.
+                let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
+                let of_device = self.placement.device.is_some()
+                    && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
+                self.health.set_trouble(of_device.then(|| reason.to_string()));
+                self.health.broken.store(self.losses >= PATIENCE, Ordering::Relaxed);
+                if !self.all.can_serve() {
+                    self.driver.reject_if_alone();
+                }
+            }
+            Action::ReportFailed { reason } => {
+                match self.outcome.take() {
+                    Some(outcome) => drop(outcome.send(Err(self.why_ended(&reason)))),
+                    None => tracing::error!(instance = %self.name(), "it has kept dying and is not restarted any more"),
+                }
+                self.health.broken.store(true, Ordering::Relaxed);
+                if !self.all.can_serve() {
+                    self.driver.reject_if_alone();
+                }
+            }
+        }
+    }
+
+    /// Starts a process, sends it the model and starts the session that reads its replies.
+    fn spawn(&self, taken: Option<Taken>) -> io::Result<Running> {
+        let started = clock::now();
+        let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
+        let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
+        let printed = Printed { name, cache, series };
+        let name = self.name();
+        let place = self.place(&name, taken.as_ref());
+        let worker = process::start(&self.plan.launch, &place, printed)?;
+        let link = Arc::new(worker.link);
+        let device = taken.as_ref().map(Taken::device);
+        link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
+        link.send(&ToWorker::Load(Load {
+            wire_version: VERSION,
+            model: self.driver.model.name.to_string(),
+            version: self.driver.model.version,
+            instance: self.name().to_string(),
+            directory: self.plan.directory.to_string_lossy().into_owned(),
+            config: self.driver.config.encode(),
+            initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
+            threads: place.threads,
+            metrics: self.plan.metrics.borrow().to_string(),
+            auto_detect: self.plan.cache.auto_detect(),
+            device,
+        }));
+        let models = self.plan.models.clone();
+        let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
+        tracing::debug!(instance = %self.name(), pid = worker.child.id(), "worker started");
+        Ok(Running {
+            child: worker.child,
+            link,
+            events,
+            loaded: None,
+            warming: None,
+            started,
+            kill_at: None,
+            killed: false,
+            taken,
+        })
+    }
+
+    /// A process has been started.
+    fn begun(&mut self, started: Running, machine: &mut Supervisor, running: &mut Option<Running>) {
+        self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
+        *running = Some(started);
+        machine.spawned(clock::now());
+    }
+
+    fn report_ready(&mut self, running: &mut Option<Running>) {
+        let Some(running) = running else { return };
+        self.health.set_link(Some(running.link.clone()));
+        self.health.ready.store(true, Ordering::Relaxed);
+        self.losses = 0;
+        self.health.lost.store(0, Ordering::Relaxed);
+        self.health.set_trouble(None);
+        let load_ms = clock::now().ns_since(running.started) / 1_000_000;
+        record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
+        if !self.health.passive {
+            self.driver.instance_ready(self.id, running.link.clone());
+        }
+        match (self.outcome.take(), running.loaded.take()) {
+            (Some(outcome), Some(loaded)) => {
+                let _ = outcome.send(Ok(loaded));
+            }
+            _ => {
+                tracing::info!(instance = %self.name(), "instance is back");
+                record::instance_restarted(&self.driver.series);
+            }
+        }
+    }
+
+    /// Keeps the metrics' count of instances by state.
+    fn show(&mut self, state: State) {
+        let now = match state {
+            State::Starting { .. } => Some(InstanceState::Starting),
+            State::Ready { .. } => Some(InstanceState::Ready),
+            State::Lost => Some(InstanceState::Lost),
+            State::Backoff { .. } => Some(InstanceState::Backoff),
+            State::Failed => Some(InstanceState::Failed),
+            State::Stopping | State::Stopped => None,
+        };
+        if now != self.shown {
+            record::instance_state(&self.driver.series, self.shown, now);
+            self.shown = now;
+            self.health.shown.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
+        }
+    }
+
+    /// The instance takes no more work; what it had goes to the driver.
+    fn gone(&self) {
+        self.health.ready.store(false, Ordering::Relaxed);
+        self.health.set_link(None);
+        self.driver.instance_lost(self.id);
+    }
+
+    async fn on_event(&mut self, event: Event, machine: &mut Supervisor, running: &mut Option<Running>) {
+        match event {
+            Event::Loaded(loaded) => {
+                if let Some(running) = running {
+                    Self::registered(running, &loaded);
+                    running.loaded = Some(loaded);
+                }
+                self.warm_up(0, machine, running);
+            }
+            Event::WarmUpFailed(error) => warm_up_failed(running, error),
+            Event::WarmedUp(done) => self.warmed_up(&done, machine, running),
+            Event::LoadFailed(reason) => {
+                let reason = process::why_not_loaded(&self.plan.launch, &self.driver.model.name, reason);
+                machine.load_failed(reason, clock::now());
+            }
+            Event::Ended(reason) => self.ended(&reason, machine, running).await,
+        }
+    }
+
+    /// The connection is over: the process ends with it, or is ended.
+    async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let Some(mut over) = running.take() else { return };
+        // At once, so that nothing more is sent to it while the process is waited for.
+        self.gone();
+        let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
+        if let Ok(Ok(status)) = &exited
+            && !over.killed
+            && process::by_the_system(*status)
+        {
+            self.driver.note_killed();
+        }
+        let how = match exited {
+            Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
+                // A sentence of its own, not how the process ended.
+                Some(reason) => {
+                    machine.load_failed(reason, clock::now());
+                    process::describe(status)
+                }
+                None => process::describe(status),
+            },
+            _ => {
+                // It has closed its connection and lives on, or sent nonsense.
+                machine.disconnected(reason, clock::now());
+                let _ = over.child.kill().await;
+                reason.to_owned()
+            }
+        };
+        self.health.pid.store(0, Ordering::Relaxed);
+        if let Some(warming) = over.warming {
+            machine.load_failed(warming.failure(self.why_ended(&LossReason::Exited(how.clone()))), clock::now());
+        }
+        machine.exited(how, clock::now());
+    }
+
+    /// What is wrong with the interpreter of a worker that ended before it had loaded its model.
+    async fn why_not_started(&self, over: &Running, machine: &Supervisor) -> Option<String> {
+        let loading = over.loaded.is_none() && matches!(machine.state(), State::Starting { .. });
+        if loading { process::why_not_started(&self.plan.launch, &self.driver.model.name).await } else { None }
+    }
+
+    fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
+        if let Some(running) = running {
+            running.link.arenas.inputs.trim();
+            running.link.tidy();
+            running.link.ring.tick(&self.plan.cache, &self.driver.series);
+            if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
+                let _ = running.child.start_kill();
+            }
+        }
+        if self.all.waited_for().is_some_and(|since| clock::now() - since >= self.plan.max_wait) {
+            self.driver.reject_waiting(self.plan.max_wait);
+        }
+        self.look_at_device(machine, running);
+        let limit = self.plan.settings.execution_timeout;
+        if !limit.is_zero() {
+            let now = clock::now();
+            if let Some(reason) = running.as_ref().and_then(|running| running.warming.as_ref()?.overdue(now, limit)) {
+                machine.load_failed(reason, now);
+            }
+            machine.execution_finished(now);
+            if let Some(since) = self.driver.executing_since(self.id) {
+                machine.execution_started(since);
+            }
+        }
+        if machine.poll_timeout().is_some_and(|at| at <= clock::now()) {
+            machine.handle_timeout(clock::now());
+        }
+    }
+}
+
+/// Tells a running worker the new text of `metrics.yaml`; one that is only starting reads it after its model.
+fn redefine(running: &Option<Running>, text: &str) {
+    if let Some(running) = running {
+        running.link.send(&ToWorker::Metrics(text.to_owned()));
+    }
+}
+
+/// Ends the process: asks first if it is only not wanted any more.
+fn kill(running: &mut Option<Running>, reason: &LossReason) {
+    let Some(running) = running else { return };
+    if *reason == LossReason::Stopped {
+        running.link.send(&ToWorker::Shutdown);
+        running.kill_at = Some(TokioInstant::now() + STOP_PATIENCE);
+    } else {
+        running.killed = true;
+        let _ = running.child.start_kill();
+    }
+}
+
+async fn next_event(running: &mut Option<Running>) -> Event {
+    match running {
+        Some(running) => running.events.recv().await.unwrap_or_else(|| Event::Ended("no reason given".to_owned())),
+        None => std::future::pending().await,
+    }
+}

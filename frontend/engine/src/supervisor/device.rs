@@ -1,0 +1,107 @@
+//! An instance and the GPU that it runs on: chosen anew for each of its processes, and given up when it is lost.
+
+use pharos::supervisor::Supervisor;
+use pharos::wire::{Device, Loaded};
+
+use super::{Instance, Running};
+use crate::memory::Share;
+use crate::process::Place;
+use crate::scheduler::placement::OnGpu;
+use pharos_os::clock;
+use pharos_telemetry::system::{Chosen, Wanted};
+
+/// So much pinned memory holds most tensors, bytes: 16 MiB are a batch of 27 pictures of 224 x 224 in FP32.
+const LITTLE: u64 = 16 << 20;
+
+/// What a process has of a GPU.
+pub(super) struct Taken {
+    pub(super) chosen: Chosen,
+    pub(super) share: Share,
+}
+
+impl Taken {
+    /// What the worker is told.
+    pub(super) fn device(&self) -> Device {
+        Device {
+            number: self.chosen.number,
+            uuid: self.chosen.uuid.clone(),
+            visible: self.chosen.visible.clone(),
+            pinned: self.share.each(),
+        }
+    }
+}
+
+impl Instance {
+    /// Where the process of the instance `name` runs: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
+    pub(super) fn place<'a>(&'a self, name: &'a str, taken: Option<&'a Taken>) -> Place<'a> {
+        let processors = match self.plan.policies.processors(&self.placement.policy) {
+            [] => taken.map_or(&[][..], |taken| taken.chosen.cpus.as_slice()),
+            of_policy => of_policy,
+        };
+        let threads = match u32::try_from(processors.len()) {
+            Ok(0) | Err(_) => self.plan.threads,
+            Ok(few) => self.plan.threads.min(few),
+        };
+        Place { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
+    }
+
+    /// Starts a process; on a GPU if the instance is to run on one and that can be used now.
+    pub(super) async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let taken = match &self.placement.device {
+            None => None,
+            Some(device) => match self.take(device).await {
+                Ok(taken) => Some(taken),
+                Err(reason) => {
+                    // A sentence of its own: no process has ended.
+                    machine.load_failed(reason, clock::now());
+                    return machine.exited("it was not started", clock::now());
+                }
+            },
+        };
+        match self.spawn(taken) {
+            Ok(started) => self.begun(started, machine, running),
+            Err(error) => machine.exited(error.to_string(), clock::now()),
+        }
+    }
+
+    /// # Errors
+    /// The GPU cannot be used, or a model may not be loaded onto it.
+    async fn take(&self, device: &OnGpu) -> Result<Taken, String> {
+        // Who was ready once is not loaded, only restarted.
+        let loading = self.outcome.is_some();
+        let wanted = Wanted { number: device.number, turn: device.turn, loading };
+        let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
+        tracing::info!(instance = %self.name(), "it runs on GPU {} ({})", chosen.number, chosen.uuid);
+        let share = self.plan.pinned.share();
+        if share.each() < LITTLE {
+            let mib = share.each() >> 20;
+            tracing::info!(instance = %self.name(), "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
+                left for each direction, see --pinned-memory-pool-byte-size");
+        }
+        Ok(Taken { chosen, share })
+    }
+
+    /// The model has been loaded: what was not registered of its share of the pinned memory is for others.
+    pub(super) fn registered(running: &mut Running, loaded: &Loaded) {
+        let Some(taken) = &mut running.taken else { return };
+        if taken.share.each() > 0 && loaded.pinned == 0 {
+            tracing::debug!(gpu = taken.chosen.number, "no memory is pinned");
+            running.link.arenas.inputs.keep(0);
+        }
+        taken.share.registered(loaded.pinned);
+    }
+
+    /// Gives the process up if its GPU is lost.
+    pub(super) fn look_at_device(&self, machine: &mut Supervisor, running: &Option<Running>) {
+        if running.is_some()
+            && let Some(device) = &self.placement.device
+            && let Some(reason) = self.plan.devices.lost(device.number)
+        {
+            machine.device_lost(self.about(device, &reason), clock::now());
+        }
+    }
+
+    fn about(&self, device: &OnGpu, reason: &str) -> String {
+        format!("instance group {} of model {}: {reason}", device.group, self.driver.model.name)
+    }
+}

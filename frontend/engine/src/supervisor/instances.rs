@@ -1,0 +1,403 @@
+//! The instances of a model version: started together, and later more or fewer of them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use pharos::id::InstanceId;
+use pharos::metrics::labels::InstanceState;
+use pharos::timeline::Instant;
+use pharos::wire::Loaded;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::{Health, Instance, Plan};
+use crate::scheduler::Driver;
+use crate::scheduler::placement::Placement;
+use crate::wire::SharedLink;
+use pharos_os::descriptors::Reserved;
+
+/// How often an instance that is to go is looked at while it executes.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How often one is looked at on which sequences go on.
+const LOOK_FOR_SEQUENCES: Duration = Duration::from_millis(50);
+
+/// The health of all instances of a version, for each of them.
+#[derive(Clone, Default)]
+pub(super) struct Roster(Arc<RwLock<Vec<Arc<Health>>>>);
+
+impl Roster {
+    /// Whether any is worth waiting for.
+    pub(super) fn can_serve(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
+    }
+
+    /// Since when all have been waited for; `None` if one is ready, or is started for the first time.
+    pub(super) fn waited_for(&self) -> Option<Instant> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let active = all.iter().filter(|health| !health.passive);
+        active.map(|health| health.waited_for()).collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Health>>)) {
+        change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// The instances of a model version.
+#[derive(Default)]
+pub(crate) struct Instances {
+    // Held to copy the pointers, or to change which there are. Shared with the tasks that wait for the ends of sequences.
+    all: Arc<Mutex<Vec<Arc<Handle>>>>,
+    roster: Roster,
+}
+
+struct Handle {
+    id: InstanceId,
+    /// The placement that it serves now. Held for a moment.
+    placement: Mutex<Placement>,
+    /// It goes on only until what it has is over.
+    closing: AtomicBool,
+    health: Arc<Health>,
+    /// Bytes by which loading has made its process grow.
+    memory: AtomicU64,
+    /// Bytes of its arenas that are registered with the driver of its GPU.
+    pinned: AtomicU64,
+    /// Dropped with the handle, and that ends the instance too.
+    stop: watch::Sender<Stop>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Whether an instance is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    No,
+    /// Its worker may finish what it does, for a limited time.
+    Asked,
+    /// Its worker is killed.
+    Now,
+}
+
+impl Handle {
+    fn placement(&self) -> Placement {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It serves this placement from now on.
+    fn assign(&self, placement: Placement) {
+        self.health.rename(&placement.name);
+        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = placement;
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Its process, if it has one.
+    fn pid(&self) -> Option<u32> {
+        let pid = self.health.pid.load(Ordering::Relaxed);
+        (pid != 0).then_some(pid)
+    }
+
+    fn ask_to_stop(&self) {
+        self.stop.send_if_modified(|stop| {
+            let first = *stop == Stop::No;
+            if first {
+                *stop = Stop::Asked;
+            }
+            first
+        });
+    }
+
+    /// Ends the worker and waits until its process is gone.
+    async fn stop(&self) {
+        self.ask_to_stop();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            let _ = task.await;
+        }
+    }
+}
+
+/// What must be done to follow other placements.
+#[derive(Default)]
+struct Differences {
+    /// Placements without an instance.
+    new: Vec<Placement>,
+    /// Instances that go on, and where.
+    kept: Vec<(Arc<Handle>, Placement)>,
+    /// Instances without a placement.
+    gone: Vec<Arc<Handle>>,
+}
+
+/// An instance that is being started, and what comes of it.
+type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
+
+/// What an instance does, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Doing {
+    pub(crate) id: InstanceId,
+    pub(crate) name: String,
+    pub(crate) state: Option<InstanceState>,
+    /// Its process, if it has one.
+    pub(crate) pid: Option<u32>,
+    /// The number of its GPU, if it is on one.
+    pub(crate) gpu: Option<u32>,
+}
+
+/// The state of an instance that is not started any more.
+const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
+
+impl Instances {
+    /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
+    ///
+    /// # Errors
+    /// The first reason why one could not; the others are stopped.
+    pub(crate) async fn start(
+        plan: Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<(Self, Loaded), String> {
+        let instances = Self::default();
+        let loaded = instances.add(&plan, placements, driver).await?;
+        loaded.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
+    }
+
+    /// Starts the instances of `placements` that are not there yet, and when they are ready stops those that are not among
+    /// them, each when it has executed what it has. Those of both go on as they are. An instance on which sequences have
+    /// begun is stopped when they have ended, which this does not wait for.
+    ///
+    /// # Errors
+    /// The first reason why one could not be started; then all is as it was.
+    pub(crate) async fn resize(
+        &self,
+        plan: &Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<(), String> {
+        let Differences { new, kept, gone } = self.differences(placements);
+        self.add(plan, &new, driver).await?;
+        kept.into_iter().for_each(|(handle, placement)| handle.assign(placement));
+        self.remove(&gone, driver).await;
+        self.sort(placements);
+        Ok(())
+    }
+
+    /// Instances stay where they are if possible, else they serve a placement like theirs. One that is not started any more
+    /// serves none: in its place a new one is tried.
+    fn differences(&self, placements: &[Placement]) -> Differences {
+        let mut gone = self.handles();
+        gone.retain(|handle| !handle.is_closing());
+        let (mut new, mut kept) = (placements.to_vec(), Vec::new());
+        let same: fn(&Placement, &Placement) -> bool = |one, other| one == other;
+        for fits in [same, Placement::is_like] {
+            let stays = |handle: &Arc<Handle>, placement: &Placement| {
+                handle.health.state() != GIVEN_UP && fits(&handle.placement(), placement)
+            };
+            new.retain(|placement| match gone.iter().position(|handle| stays(handle, placement)) {
+                Some(position) => {
+                    kept.push((gone.remove(position), placement.clone()));
+                    false
+                }
+                None => true,
+            });
+        }
+        Differences { new, kept, gone }
+    }
+
+    async fn add(
+        &self,
+        plan: &Arc<Plan>,
+        placements: &[Placement],
+        driver: &Arc<Driver>,
+    ) -> Result<Option<Loaded>, String> {
+        let first = self.all().iter().map(|handle| handle.id.0 + 1).max().unwrap_or(0);
+        let numbered: Vec<_> = (first..).map(InstanceId).zip(placements).collect();
+        let reserved = plan.descriptors.reserve(&driver.model.name, placements.len())?;
+        driver.admit(&numbered)?;
+        let begin = |(one, reserved)| self.begin((plan, reserved), one, driver);
+        let starting: Vec<Starting> = numbered.into_iter().zip(reserved).map(begin).collect();
+        let mut handles = Vec::new();
+        let mut outcomes = Vec::new();
+        for (handle, outcome) in starting {
+            self.roster.change(|all| all.push(handle.health.clone()));
+            handles.push(handle);
+            outcomes.push(outcome);
+        }
+        self.all().extend(handles.iter().cloned());
+        let mut sum: Option<Loaded> = None;
+        for (handle, outcome) in handles.iter().zip(outcomes) {
+            match outcome.await.unwrap_or_else(|_| Err("the instance ended while it was loading".to_owned())) {
+                Ok(loaded) => {
+                    handle.memory.store(loaded.memory, Ordering::Relaxed);
+                    handle.pinned.store(loaded.pinned, Ordering::Relaxed);
+                    sum = Some(together(sum, loaded));
+                }
+                Err(reason) => {
+                    self.remove(&handles, driver).await;
+                    return Err(reason);
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Starts the task of one instance.
+    fn begin(
+        &self,
+        (plan, reserved): (&Arc<Plan>, Reserved),
+        (id, placement): (InstanceId, &Placement),
+        driver: &Arc<Driver>,
+    ) -> Starting {
+        let health = Arc::new(Health::new(&placement.name, placement.passive));
+        let (outcome, started) = oneshot::channel();
+        let (stop, stopped) = watch::channel(Stop::No);
+        let instance = Instance {
+            id,
+            placement: placement.clone(),
+            plan: plan.clone(),
+            driver: driver.clone(),
+            health: health.clone(),
+            all: self.roster.clone(),
+            losses: 0,
+            shown: None,
+            outcome: Some(outcome),
+            _descriptors: reserved,
+        };
+        let task = Mutex::new(Some(tokio::spawn(instance.live(stopped))));
+        let (closing, memory, pinned) = Default::default();
+        let placement = Mutex::new(placement.clone());
+        (Arc::new(Handle { id, placement, closing, health, memory, pinned, stop, task }), started)
+    }
+
+    /// Ends these instances, each when it has executed what it has. Waits for those without sequences.
+    async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
+        for handle in gone {
+            handle.closing.store(true, Ordering::Relaxed);
+            self.roster.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
+            driver.retire(handle.id);
+        }
+        let (lasting, short): (Vec<_>, Vec<_>) =
+            gone.iter().cloned().partition(|handle| driver.has_sequences_on(handle.id));
+        for handle in lasting {
+            let (all, driver) = (self.all.clone(), driver.clone());
+            tokio::spawn(async move { end(&all, &[handle], &driver, LOOK_FOR_SEQUENCES).await });
+        }
+        end(&self.all, &short, driver, LOOK).await;
+    }
+
+    /// Shows the instances in the order of the placements.
+    fn sort(&self, placements: &[Placement]) {
+        let place = |handle: &Arc<Handle>| {
+            let own = handle.placement();
+            placements.iter().position(|placement| !handle.is_closing() && *placement == own).unwrap_or(usize::MAX)
+        };
+        self.all().sort_by_cached_key(place);
+    }
+
+    /// Bytes by which loading has made all processes together grow, and how many they have registered with the drivers of
+    /// their GPUs.
+    pub(crate) fn memory(&self) -> (u64, u64) {
+        let of = |handle: &Arc<Handle>| [&handle.memory, &handle.pinned].map(|bytes| bytes.load(Ordering::Relaxed));
+        self.all().iter().map(of).fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
+    }
+
+    /// What each does.
+    pub(crate) fn states(&self) -> Vec<Doing> {
+        let doing = |handle: &Arc<Handle>| {
+            let Placement { name, device, .. } = handle.placement();
+            let gpu = device.map(|device| device.number);
+            Doing { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
+        };
+        self.all().iter().map(doing).collect()
+    }
+
+    /// Whether one of them is not started any more.
+    pub(crate) fn any_given_up(&self) -> bool {
+        self.all().iter().any(|handle| handle.health.state() == GIVEN_UP && !handle.is_closing())
+    }
+
+    /// What each does, and since when it has been lost: from the first of a row of losses on, until it is ready again.
+    pub(crate) fn seen(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
+        self.all().iter().map(|handle| (handle.health.state(), handle.health.lost())).collect()
+    }
+
+    /// How many are ready for requests now.
+    pub(crate) fn ready(&self) -> usize {
+        let all = self.all();
+        let active = all.iter().filter(|handle| !handle.health.passive && !handle.is_closing());
+        active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
+    }
+
+    /// Why instances are not ready, as far as that is known.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        self.all().iter().filter_map(|handle| handle.health.trouble()).collect()
+    }
+
+    /// The connections to those that are ready for requests now.
+    pub(crate) fn links(&self) -> Vec<SharedLink> {
+        self.all().iter().filter(|handle| !handle.health.passive).filter_map(|handle| handle.health.link()).collect()
+    }
+
+    /// Every instance by name, with the id of its process if it has one.
+    pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
+        self.all().iter().map(|handle| (handle.placement().name, handle.pid())).collect()
+    }
+
+    /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
+    pub(crate) fn can_serve(&self) -> bool {
+        self.roster.can_serve()
+    }
+
+    /// Ends all workers and waits until their processes are gone.
+    pub(crate) async fn stop(&self) {
+        let all = self.handles();
+        for handle in &all {
+            handle.ask_to_stop();
+        }
+        for handle in &all {
+            handle.stop().await;
+        }
+    }
+
+    /// Kills all workers, also while [`Instances::stop`] waits for them.
+    pub(crate) fn kill(&self) {
+        for handle in self.handles() {
+            handle.stop.send_replace(Stop::Now);
+        }
+    }
+
+    fn handles(&self) -> Vec<Arc<Handle>> {
+        self.all().clone()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Handle>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits until retired instances have nothing to do, looking every `look`, then ends them and forgets them.
+async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, look: Duration) {
+    for handle in gone {
+        while !driver.is_retired(handle.id) {
+            tokio::time::sleep(look).await;
+        }
+        handle.ask_to_stop();
+    }
+    for handle in gone {
+        handle.stop().await;
+    }
+    let ids: Vec<InstanceId> = gone.iter().map(|handle| handle.id).collect();
+    driver.dismiss(&ids);
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
+}
+
+/// What is told of several instances: the engine of the first, the memory of all.
+fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
+    match first {
+        Some(first) => Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first },
+        None => next,
+    }
+}

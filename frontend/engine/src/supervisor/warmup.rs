@@ -1,0 +1,113 @@
+//! Warm-ups: what an instance executes between the loading of its model and its first request, after every start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::error::InferError;
+use pharos::infer::{InferInput, InferRequest};
+use pharos::model::Checked;
+use pharos::supervisor::{LossReason, Supervisor};
+use pharos::timeline::Instant;
+use pharos::wire::Done;
+
+use super::{Instance, Running};
+use crate::wire::{Part, ToSend};
+use crate::worker_session::WARM_UP;
+use pharos_os::clock;
+
+/// What an instance executes before it is ready, as one batch.
+pub(crate) struct WarmUp {
+    pub(crate) name: String,
+    /// How often.
+    pub(crate) count: u32,
+    pub(crate) parts: Vec<(InferRequest, Checked)>,
+    /// The control inputs that the model's configuration gives.
+    pub(crate) controls: Vec<InferInput>,
+}
+
+impl WarmUp {
+    /// The batch as it is sent now.
+    fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
+        let part = |(request, checked): &(InferRequest, Checked)| {
+            let mut request = request.clone();
+            (request.timeline.received, request.timeline.request_start, request.timeline.queue_start) = (now, now, now);
+            Arc::new(Part { request, checked: *checked, padding: false })
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+/// The run of a warm-up that an instance executes.
+pub(super) struct Warming {
+    /// How many runs of all warm-ups are over.
+    over: u32,
+    name: String,
+    parts: Vec<Arc<Part>>,
+    since: Instant,
+    /// An error among the responses of a decoupled model.
+    failed: Option<InferError>,
+}
+
+impl Warming {
+    /// Why the instance cannot be loaded, in Triton's words.
+    pub(super) fn failure(&self, why: impl std::fmt::Display) -> String {
+        failure(&self.name, why)
+    }
+
+    /// What is wrong if it takes longer than a batch may.
+    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<String> {
+        let over = now - self.since >= limit;
+        over.then(|| self.failure(format!("it did not finish within {} s", limit.as_secs_f64())))
+    }
+}
+
+fn failure(sample: &str, why: impl std::fmt::Display) -> String {
+    format!("failed to run warmup sample '{sample}': {why}")
+}
+
+/// The run of a warm-up has an error among its responses.
+pub(super) fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
+    if let Some(warming) = running.as_mut().and_then(|running| running.warming.as_mut()) {
+        warming.failed.get_or_insert(error);
+    }
+}
+
+impl Instance {
+    /// Why the instance cannot be loaded. For a Python process that ended it begins with Triton's words.
+    pub(super) fn why_ended(&self, reason: &LossReason) -> String {
+        match reason {
+            LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
+                format!("Stub process '{}' is not healthy. The worker process ended: {how}", self.name())
+            }
+            _ => reason.to_string(),
+        }
+    }
+
+    /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
+    pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let mut runs =
+            self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));
+        let next = runs.nth(over as usize);
+        let (Some(running), Some(warm_up)) = (running.as_mut(), next) else { return machine.ready(clock::now()) };
+        let since = clock::now();
+        let parts = warm_up.parts(since);
+        let (batch, controls) = (WARM_UP + u64::from(over), &warm_up.controls);
+        let to_send = ToSend { batch, flags: 0, parts: &parts, steps: &[], controls, resumed: Vec::new() };
+        match running.link.execute(&self.driver.config, &to_send) {
+            Ok(()) => running.warming = Some(Warming { over, name: warm_up.name.clone(), parts, since, failed: None }),
+            Err(error) => machine.load_failed(failure(&warm_up.name, error), since),
+        }
+    }
+
+    pub(super) fn warmed_up(&self, done: &Done, machine: &mut Supervisor, running: &mut Option<Running>) {
+        let Some(link) = running.as_ref().map(|running| running.link.clone()) else { return };
+        link.inputs_read(done);
+        let Some(warming) = running.as_mut().and_then(|running| running.warming.take()) else { return };
+        let recorded = self.driver.warmed_up(&warming.parts, &link, done, warming.since);
+        link.inputs_lent(done);
+        match recorded.and(warming.failed.map_or(Ok(()), Err)) {
+            Ok(()) => self.warm_up(warming.over + 1, machine, running),
+            Err(error) => machine.load_failed(failure(&warming.name, error), clock::now()),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The frontend's end of the connection to one worker: frames in, frames out, tensors in shared memory.
+//!
+//! A link lives as long as its process. Sending never waits: what the socket does not take at once is kept and written
+//! by the task that also reads ([`Link::run`]).
+
+mod gather;
+mod leases;
+mod mismatch;
+mod readiness;
+mod regions;
+mod scatter;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pharos::wire::{FIRST_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Notify;
+
+use crate::memory::{Arenas, Lease};
+use pharos_telemetry::metrics::Ring;
+use readiness::Readiness;
+use regions::Regions;
+
+pub(crate) use gather::{Part, ToSend};
+pub(crate) use readiness::all_say_ready;
+pub(crate) use scatter::Scattered;
+
+/// The connection to one worker process.
+pub(crate) struct Link {
+    writer: OwnedWriteHalf,
+    /// Taken by [`Link::run`].
+    reader: Mutex<Option<OwnedReadHalf>>,
+    pub(crate) arenas: Arenas,
+    pub(crate) ring: Ring,
+    regions: Regions,
+    // Short sections: encoding and one non-blocking write.
+    outbox: Mutex<Outbox>,
+    unsent: Notify,
+    /// Input memory that the worker has, by the numbers of batches and loans.
+    leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    next_loan: AtomicU64,
+    /// The worker wants to know all that clients have said.
+    details: AtomicBool,
+    readiness: Readiness,
+}
+
+#[derive(Default)]
+struct Outbox {
+    /// Bytes that the socket has not taken yet.
+    bytes: Vec<u8>,
+}
+
+impl Link {
+    /// A link over a connected socket.
+    pub(crate) fn new(socket: UnixStream, regions: OwnedFd, (arenas, ring): (Arenas, Ring)) -> Self {
+        let (reader, writer) = socket.into_split();
+        Self {
+            writer,
+            reader: Mutex::new(Some(reader)),
+            arenas,
+            ring,
+            regions: Regions::new(regions),
+            outbox: Mutex::default(),
+            unsent: Notify::new(),
+            leases: Mutex::default(),
+            next_loan: AtomicU64::new(FIRST_LOAN),
+            details: AtomicBool::new(false),
+            readiness: Readiness::default(),
+        }
+    }
+
+    /// Sends a frame, now or as soon as the socket takes it. Errors of the socket show in [`Link::run`]. `false`, with
+    /// nothing sent, for a frame that is longer than a worker accepts.
+    pub(crate) fn send(&self, frame: &ToWorker) -> bool {
+        let mut outbox = lock(&self.outbox);
+        let start = outbox.bytes.len();
+        frame.encode(&mut outbox.bytes);
+        if outbox.bytes.len() - start > PREFIX + MAX_FRAME {
+            outbox.bytes.truncate(start);
+            return false;
+        }
+        self.flush(&mut outbox);
+        true
+    }
+
+    /// What the worker has said about itself.
+    pub(crate) fn loaded(&self, loaded: &Loaded) {
+        self.details.store(loaded.details, Ordering::Relaxed);
+        self.readiness.wanted(loaded.asked);
+    }
+
+    /// Tells the worker about released outputs if there are so many that it should not wait for its next batch.
+    pub(crate) fn send_released_if_many(&self) {
+        if self.arenas.outputs.worth_telling() {
+            self.send_released();
+        }
+    }
+
+    /// Tells the worker what is over: outputs that have been read, and memory of clients that is used by nobody any more.
+    pub(crate) fn tidy(&self) {
+        self.send_released();
+        let over = self.regions.over();
+        if !over.is_empty() {
+            self.send(&ToWorker::Forget(over));
+        }
+    }
+
+    /// Tells the worker about released outputs, so that it can hand memory back to the system.
+    pub(crate) fn send_released(&self) {
+        let offsets = self.arenas.outputs.take_released();
+        if !offsets.is_empty() {
+            self.send(&ToWorker::Release(offsets));
+        }
+    }
+
+    fn flush(&self, outbox: &mut Outbox) {
+        while !outbox.bytes.is_empty() {
+            match self.writer.try_write(&outbox.bytes) {
+                Ok(written) => {
+                    outbox.bytes.drain(..written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.unsent.notify_one();
+                    return;
+                }
+                // The reader sees the end of the connection too, and deals with it.
+                Err(_) => outbox.bytes.clear(),
+            }
+        }
+    }
+
+    /// Reads frames until the connection ends or `on_frame` says stop, and writes what [`Link::send`] left over.
+    ///
+    /// # Errors
+    /// The socket failed, or the worker sent something that is no frame.
+    pub(crate) async fn run(&self, mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+        let reader = lock(&self.reader).take();
+        let mut reader = reader.ok_or_else(|| io::Error::other("the connection is read already"))?;
+        let mut buffer = Vec::with_capacity(16 << 10);
+        loop {
+            let unsent = !lock(&self.outbox).bytes.is_empty();
+            tokio::select! {
+                read = reader.read_buf(&mut buffer) => match read {
+                    Ok(0) => return Ok(()),
+                    Ok(_) => take_frames(&mut buffer, &mut on_frame)?,
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                    Err(error) => return Err(error),
+                },
+                writable = self.writer.writable(), if unsent => {
+                    writable?;
+                    self.flush(&mut lock(&self.outbox));
+                }
+                () = self.unsent.notified() => {}
+            }
+        }
+    }
+}
+
+/// Hands out the whole frames at the front of the buffer.
+fn take_frames(buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+    let mut taken = 0;
+    while let Some(prefix) = buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok()) {
+        let length = payload_length(prefix).map_err(io::Error::other)?;
+        let Some(payload) = buffer.get(taken + PREFIX..taken + PREFIX + length) else {
+            buffer.reserve(length);
+            break;
+        };
+        on_frame(decode_to_frontend(payload).map_err(io::Error::other)?)?;
+        taken += PREFIX + length;
+    }
+    buffer.drain(..taken);
+    if buffer.capacity() == buffer.len() {
+        buffer.reserve(4096);
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A link that instances and drivers share.
+pub(crate) type SharedLink = Arc<Link>;

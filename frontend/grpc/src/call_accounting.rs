@@ -1,0 +1,248 @@
+//! The account of a call: when it was received, and that its answer is counted once, also when the message cannot be decoded, the
+//! method does not exist, or the client goes away.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use pharos::access::Restrictions;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferRequest, Parameter};
+use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
+use pharos::timeline::Instant;
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::trace;
+use pharos_listener::access::routes::of_grpc;
+use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
+use pharos_listener::request_log;
+
+/// What handlers know of and report about the call that they serve. Travels in the request's extensions.
+#[derive(Clone)]
+pub(super) struct CallAccount {
+    /// When the call's head was here.
+    pub(super) received: Instant,
+    ending: Arc<Ending>,
+}
+
+/// The headers that become parameters of a call's requests. Travels in the call's extensions.
+#[derive(Clone)]
+pub(super) struct Forwarded(pub(super) Vec<(String, String)>);
+
+impl Forwarded {
+    /// What travelled with a call.
+    pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get::<Self>().cloned().unwrap_or(Self(Vec::new()))
+    }
+
+    /// Makes parameters of them.
+    pub(super) fn add_to(&self, request: &mut InferRequest) {
+        let parameters = self.0.iter().map(|(name, value)| (name.clone(), Parameter::String(value.clone())));
+        request.parameters.extend(parameters);
+    }
+}
+
+/// How the call ended, as far as its handler knows.
+#[derive(Default)]
+struct Ending {
+    reason: OnceLock<Reason>,
+    /// 1: the handler counts the call's answers itself (a stream has many).
+    counts_itself: AtomicU8,
+}
+
+impl CallAccount {
+    /// The account in the extensions of `request`; without one, a new one that starts now.
+    pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
+        let account = request.extensions().get::<Self>().cloned();
+        account.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
+    }
+
+    /// Notes why the call fails and gives the status that says so.
+    pub(super) fn fail(&self, error: InferError) -> Status {
+        let _ = self.ending.reason.set(error.reason);
+        status(error)
+    }
+
+    /// The handler counts from now on.
+    pub(super) fn counts_itself(&self) {
+        self.ending.counts_itself.store(1, Ordering::Relaxed);
+    }
+}
+
+/// The gRPC status of an error.
+pub(super) fn status(error: InferError) -> Status {
+    if error.message == EXITING_TEXT {
+        // Triton says this with other words on each protocol.
+        return Status::unavailable("GRPC server is shutting down and has stopped accepting new requests.");
+    }
+    Status::new(Code::from_i32(error.code.grpc_code()), shortened(error.message))
+}
+
+/// The most bytes that a status' text may take on the wire. It is a header there; clients refuse headers of more than
+/// 8 KiB in all (gRPC's soft limit) and then tell their user of that, not of what was wrong.
+const MOST_TEXT: usize = 6 << 10;
+
+/// The text, cut where it would become too long a header: names, ids and shapes in it are as long as the client likes.
+fn shortened(text: String) -> String {
+    // On the wire anything but these is written as `%XX`.
+    let on_the_wire = |c: char| if c.is_ascii_alphanumeric() { 1 } else { 3 * c.len_utf8() };
+    let mut size = 0usize;
+    let cut = text.char_indices().find(|(_, c)| {
+        size += on_the_wire(*c);
+        size > MOST_TEXT
+    });
+    match cut.and_then(|(at, _)| text.get(..at)) {
+        Some(start) => format!("{start}... ({} bytes in all)", text.len()),
+        None => text,
+    }
+}
+
+/// The reason of a failure that no handler saw: the transport's own.
+fn transport_reason(code: Code) -> Reason {
+    match code {
+        Code::Ok | Code::Unimplemented => Reason::Unsupported,
+        Code::Cancelled => Reason::Cancelled,
+        Code::ResourceExhausted | Code::OutOfRange => Reason::TooLarge,
+        _ => Reason::Malformed,
+    }
+}
+
+/// A service that stamps and counts the calls of the one within.
+#[derive(Clone)]
+pub struct Counted<S: Service, D> {
+    pub(super) service: S,
+    pub(super) restricted: Arc<Restrictions>,
+    pub(super) access: Access,
+    pub(super) forward: Forward,
+    pub(super) inner: D,
+}
+
+/// The call while it runs. Dropped before its end, it counts as cancelled.
+struct Running<S: Service> {
+    service: S,
+    route: Route,
+    account: CallAccount,
+    ended: bool,
+}
+
+impl<S: Service> Running<S> {
+    /// Counts the call, unless its handler does, and gives its status.
+    fn end(&mut self, response: &Response<Body>) -> Code {
+        self.ended = true;
+        let code = match response.headers().get("grpc-status") {
+            Some(code) => Code::from_bytes(code.as_bytes()),
+            // What is not gRPC at all is refused below gRPC, with an HTTP status.
+            None if !response.status().is_success() => Code::Internal,
+            None => Code::Ok,
+        };
+        if self.account.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return code;
+        }
+        let failed = code != Code::Ok;
+        let reason = self.account.ending.reason.get().copied();
+        let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
+        self.service.record_answered(Protocol::Grpc, self.route, code as u16, reason);
+        code
+    }
+}
+
+impl<S: Service> Drop for Running<S> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let code = ErrorCode::Cancelled.grpc_code();
+            let code = u16::try_from(code).unwrap_or_default();
+            self.service.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
+        }
+    }
+}
+
+impl<S: Service, D, B> tower::Service<Request<B>> for Counted<S, D>
+where
+    D: tower::Service<Request<B>, Response = Response<Body>, Error = Infallible>,
+    D::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let account = CallAccount { received: self.service.now(), ending: Arc::default() };
+        let route = of_grpc(request.uri().path());
+        request.extensions_mut().insert(account.clone());
+        let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
+        let mut running = Running { service: self.service.clone(), route, account, ended: false };
+        let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
+        let call = refused.is_none().then(|| self.inner.call(request));
+        Box::pin(async move {
+            let response = match (call, refused) {
+                (Some(call), _) => call.await?,
+                (None, refused) => refused.unwrap_or_default(),
+            };
+            let code = running.end(&response);
+            let response = trace::sent(response);
+            if let Some(path) = path {
+                request_log::answered(
+                    "grpc",
+                    &path,
+                    code as u16,
+                    running.service.now().ns_since(running.account.received),
+                );
+            }
+            Ok(response)
+        })
+    }
+}
+
+impl<S: Service, D> Counted<S, D> {
+    /// Makes parameters of the headers of an inference call; the refusal of the call if they cannot be.
+    fn forward_headers<B>(&self, running: &Running<S>, request: &mut Request<B>) -> Option<Response<Body>> {
+        if self.forward.is_empty() || !matches!(running.route, Route::Infer | Route::StreamInfer) {
+            return None;
+        }
+        match self.forward.parameters(request.headers()) {
+            Ok(parameters) => {
+                request.extensions_mut().insert(Forwarded(parameters));
+                None
+            }
+            Err(text) => Some(running.account.fail(InferError::invalid(text)).into_http()),
+        }
+    }
+
+    /// The refusal of a call, if it asks for a part without the token or the key's value that this needs, or for none.
+    fn refusal<B>(&self, running: &Running<S>, request: &Request<B>) -> Option<Response<Body>> {
+        let guard = Guard { access: &self.access, restricted: &self.restricted, prefix: GRPC_PREFIX };
+        if guard.is_open() {
+            return None;
+        }
+        let denied = guard.check(running.route, request.headers()).err()?;
+        let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
+        let _ = running.account.ending.reason.set(reason);
+        Some(Status::new(Code::from_i32(code.into()), text).into_http())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_no_header_any_more_is_cut_between_characters() {
+        for (text, kept) in [("x".repeat(6144), 6144), ("x".repeat(6145), 6144), ("\u{65e5}".repeat(4000), 3 * 682)] {
+            let message = status(InferError::invalid(text.clone())).message().to_owned();
+            if kept == text.len() {
+                assert_eq!(message, text);
+            } else {
+                let expected = format!("... ({} bytes in all)", text.len());
+                assert_eq!(message.strip_prefix(&text[..kept]), Some(expected.as_str()));
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `TraceSetting`: what is traced (spec 2.7); and what the gRPC edge adds to the traces of its requests.
+
+use pharos::error::InferError;
+use pharos::request_trace::Traced;
+use pharos::service::{Service, unchangeable_trace_setting};
+use pharos::trace::settings::{Change, Update, count, levels, unsigned};
+use tonic::body::Body;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Response, Status};
+
+use super::proto::trace_setting_response::SettingValue;
+use super::proto::{TraceSettingRequest, TraceSettingResponse};
+use pharos_listener::request_trace::GRPC;
+
+/// Changes what the request names, and gives all settings.
+///
+/// # Errors
+/// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
+pub(super) fn settings<S: Service>(
+    service: &S,
+    request: TraceSettingRequest,
+) -> Result<TraceSettingResponse, InferError> {
+    service.trace_settings(&request.model_name)?;
+    let mut update = Update::default();
+    for (name, setting) in &request.settings {
+        set(name, &setting.value, &mut update)?;
+    }
+    let settings = service.update_trace_settings(&request.model_name, &update)?;
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), SettingValue { value }));
+    Ok(TraceSettingResponse { settings: settings.collect() })
+}
+
+fn set(name: &str, values: &[String], update: &mut Update) -> Result<(), InferError> {
+    if name == "trace_level" {
+        let named = || levels(values.iter().map(String::as_str));
+        update.levels = if values.is_empty() { Change::Clear } else { Change::Set(named()?) };
+        return Ok(());
+    }
+    let one = || match values {
+        [] => Ok(None),
+        [value] => Ok(Some(value.as_str())),
+        _ => Err(InferError::invalid(format!("expect only 1 value for '{name}'"))),
+    };
+    match name {
+        "trace_rate" => update.rate = change(one()?, |text| unsigned(name, text))?,
+        "trace_count" => update.count = change(one()?, count)?,
+        "log_frequency" => update.log_frequency = change(one()?, |text| unsigned(name, text))?,
+        _ => return Err(unchangeable_trace_setting(name)),
+    }
+    Ok(())
+}
+
+fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -> Result<Change<T>, InferError> {
+    text.map_or(Ok(Change::Clear), |text| read(text).map(Change::Set))
+}
+
+/// Begins to trace a request, if it is sampled.
+pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
+    service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
+}
+
+/// What becomes of an answer travels with it: [`sent`] takes it off again.
+pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
+    let Some(traced) = traced else { return answer };
+    GRPC.send_starts(&traced);
+    let parent = traced.traceparent().and_then(|parent| MetadataValue::try_from(parent.to_string()).ok());
+    match answer {
+        Ok(mut response) => {
+            if let Some(parent) = parent {
+                response.metadata_mut().insert("traceparent", parent);
+            }
+            response.extensions_mut().insert(traced);
+            Ok(response)
+        }
+        Err(mut status) => {
+            if let Some(parent) = parent {
+                status.metadata_mut().insert("traceparent", parent);
+            }
+            // A status is sent at once, without a body that could be followed.
+            drop(GRPC.sending(traced));
+            Err(status)
+        }
+    }
+}
+
+/// The answer to a call, with a body that stamps when it is sent if the call is traced.
+pub(super) fn sent(mut response: http::Response<Body>) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Traced>() {
+        Some(traced) => response.map(|body| Body::new(GRPC.sending_body(traced, body))),
+        None => response,
+    }
+}

@@ -1,0 +1,199 @@
+//! The endpoints of Amazon SageMaker and Google Vertex AI, with Triton's paths, headers and environment variables.
+//!
+//! A request is rewritten to the v2 request that it stands for before anything else is done with it: tokens, restrictions,
+//! limits and metrics are those of v2.
+
+mod models;
+mod sagemaker;
+mod vertex_ai;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use pharos::error::{InferError, Reason};
+use pharos::service::{Route, Service};
+use tokio::net::TcpListener;
+use tower::Service as _;
+
+use super::codec::HEADER_LENGTH;
+use super::dispatch::Dispatch;
+use super::{Edge, Settings, access_check, answer, refused, routes};
+use pharos_listener as listener;
+use pharos_listener::access::routes::of_http;
+use pharos_listener::{Life, Speaks};
+
+pub use sagemaker::SageMaker;
+pub use vertex_ai::VertexAi;
+
+/// The characters that are percent-encoded in a segment of a path.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// The platform of a listener.
+#[derive(Clone, Debug)]
+pub enum Platform {
+    /// Amazon SageMaker's.
+    SageMaker(SageMaker),
+    /// Google Vertex AI's.
+    VertexAi(VertexAi),
+}
+
+/// Serves a platform's endpoints on `listener` until `life` says to stop and the requests in flight are answered.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    service: S,
+    (settings, connections): (Settings, listener::Settings),
+    platform: Platform,
+    life: Life,
+) {
+    let edge = Edge { service: service.clone(), settings: Arc::new(settings) };
+    let dispatch = Dispatch { router: routes(edge.clone()), edge };
+    let cloud = Cloud { dispatch, platform };
+    listener::serve(listener, (Speaks::Http, connections), cloud, refused(service), life).await;
+}
+
+/// The endpoints as one service.
+#[derive(Clone)]
+struct Cloud<S: Service> {
+    dispatch: Dispatch<S>,
+    platform: Platform,
+}
+
+impl<S: Service, B> tower::Service<Request<B>> for Cloud<S>
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Self { dispatch, platform } = self.clone();
+        Box::pin(async move {
+            Ok(match platform {
+                Platform::SageMaker(sagemaker) => sagemaker.answer(dispatch, request).await,
+                Platform::VertexAi(vertex_ai) => vertex_ai.answer(dispatch, request).await,
+            })
+        })
+    }
+}
+
+/// The content type that gives the length of the JSON in a body with binary data.
+struct BinaryForm {
+    /// What precedes the length.
+    media_type: &'static str,
+    /// Whether responses have it too, in place of the header of v2.
+    in_answers: bool,
+}
+
+/// The path of a model's verb in v2.
+fn model_path(model: &str, verb: &str) -> String {
+    format!("/v2/models/{}/{verb}", utf8_percent_encode(model, SEGMENT))
+}
+
+/// Answers a request as if it were the one of v2 with this method and path.
+async fn pass<S: Service, B>(
+    mut dispatch: Dispatch<S>,
+    mut request: Request<B>,
+    (method, path): (Method, &str),
+    form: &BinaryForm,
+) -> Response
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    let length = match header_length(request.headers(), form.media_type) {
+        Ok(length) => length,
+        Err(error) => return fail(&dispatch.edge, (path, request.headers()), error),
+    };
+    let Ok(uri) = Uri::try_from(path) else { return unknown(&dispatch.edge) };
+    *request.uri_mut() = uri;
+    *request.method_mut() = method;
+    let headers = request.headers_mut();
+    headers.remove(HEADER_LENGTH);
+    // Triton does not compress responses of these endpoints.
+    headers.remove(ACCEPT_ENCODING);
+    if let Some(length) = length {
+        headers.insert(HEADER_LENGTH, length);
+    }
+    let Ok(mut response) = dispatch.call(request).await;
+    if form.in_answers
+        && let Some(length) = response.headers_mut().remove(HEADER_LENGTH)
+    {
+        let content_type = format!("{}{}", form.media_type, length.to_str().unwrap_or_default());
+        if let Ok(content_type) = HeaderValue::from_str(&content_type) {
+            response.headers_mut().insert(CONTENT_TYPE, content_type);
+        }
+    }
+    response
+}
+
+/// The length of the JSON in a body that the content type says to have binary data.
+///
+/// # Errors
+/// The media type does not stand at the beginning of the header.
+fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderValue>, InferError> {
+    let Some(given) = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()) else { return Ok(None) };
+    match given.split_once(media_type) {
+        None => Ok(None),
+        Some(("", rest)) => {
+            let digits = rest.split(|c: char| !c.is_ascii_digit()).next().filter(|digits| !digits.is_empty());
+            Ok(HeaderValue::from_str(digits.unwrap_or(rest)).ok())
+        }
+        Some(_) => {
+            let text = format!("expect MIME type for binary data starts with '{media_type}', got: {given}");
+            Err(InferError::malformed(text))
+        }
+    }
+}
+
+/// The answer to a request for a path of v2 that fails before it gets there: a refusal, if access is refused.
+fn fail<S: Service>(edge: &Edge<S>, (path, headers): (&str, &HeaderMap), error: InferError) -> Response {
+    access_check::refusal(edge, path, headers).unwrap_or_else(|| edge.pending(of_http(path)).finish(Err(error)))
+}
+
+/// The answer to a path that the platform does not have, with Triton's status.
+fn unknown<S: Service>(edge: &Edge<S>) -> Response {
+    let response = answer::error_text(StatusCode::BAD_REQUEST, "Bad Request");
+    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_type_has_the_length_of_the_json() {
+        let media_type = "application/x;json-header-size=";
+        let check = |given: &str, expected: Result<Option<&str>, ()>| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(given).unwrap())]);
+            let length = header_length(&headers, media_type);
+            let length = length.map(|length| length.map(|length| length.to_str().unwrap().to_owned()));
+            assert_eq!(length.map_err(drop), expected.map(|length| length.map(str::to_owned)), "{given}");
+        };
+        check("application/json", Ok(None));
+        check("application/x;json-header-size=12", Ok(Some("12")));
+        check("application/x;json-header-size=12; charset=utf-8", Ok(Some("12")));
+        check("application/x;json-header-size=-1", Ok(Some("-1")));
+        check("text/plain, application/x;json-header-size=12", Err(()));
+        assert_eq!(header_length(&HeaderMap::new(), media_type).unwrap(), None);
+    }
+
+    #[test]
+    fn a_model_name_is_one_segment_of_the_path() {
+        assert_eq!(model_path("a/../b?c#", "infer"), "/v2/models/a%2F..%2Fb%3Fc%23/infer");
+    }
+}

@@ -1,0 +1,328 @@
+//! The models of a multi-model endpoint of SageMaker: each is loaded from a directory that a request names, under a name that
+//! the request chooses, and is listed, invoked and unloaded by the identifier of SageMaker.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderMap, StatusCode};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::repository::check_model_name;
+use pharos::service::{Route, Service};
+use regex::Regex;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::json::{as_string, object, parse_error};
+use crate::{Edge, answer};
+use pharos_listener::receiving::body::{self, Read};
+
+/// The name of the archive that the model was unpacked from: the model's name.
+const TARGET: &str = "x-amzn-sagemaker-target-model";
+/// The most bytes of a request to load a model.
+const MAX_BODY: u64 = 64 << 10;
+const CONFIG: &str = "config.pbtxt";
+/// A configuration that is longer than this is not searched for `platform: "ensemble"`.
+const MAX_CONFIG: u64 = 16 << 20;
+/// No models are loaded from these directories, as in Triton.
+const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
+/// Texts of errors that mean that there is not enough memory, among those that Triton looks for.
+const NO_MEMORY: [&str; 5] =
+    ["out of memory", "memoryerror", "out_of_memory", "outofmemory", "failed to allocate memory"];
+
+object! {
+    /// A request to load a model.
+    Load { model_name: &'a RawValue, url: &'a RawValue }
+}
+
+/// The models that were loaded by request, by the identifiers of SageMaker. Cheap to clone; all clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Models {
+    all: Arc<Mutex<BTreeMap<String, Model>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    name: String,
+    url: String,
+    /// The registered names: its own, and those of its members if it is an ensemble.
+    names: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    #[serde(rename = "modelName")]
+    name: &'a str,
+    #[serde(rename = "modelUrl")]
+    url: &'a str,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    models: Vec<Entry<'a>>,
+}
+
+/// Why a model is not loaded.
+enum Failure {
+    /// Its identifier or one of its names is in use.
+    Taken(String),
+    Error(InferError),
+}
+
+impl From<InferError> for Failure {
+    fn from(error: InferError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Models {
+    /// The name of the model that has this identifier.
+    pub(super) fn name(&self, id: &str) -> Option<String> {
+        self.lock().get(id).map(|model| model.name.clone())
+    }
+
+    /// Lists the models that are ready.
+    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Response {
+        let pending = edge.pending(Route::RepositoryIndex);
+        let all = self.lock().clone();
+        let mut models = Vec::new();
+        for (id, model) in &all {
+            if edge.service.model_ready(&model.name, "").await == Ok(true) {
+                models.push(Entry { name: id, url: &model.url });
+            }
+        }
+        pending.finish(answer::json_of(&List { models }))
+    }
+
+    /// Describes a model.
+    pub(super) fn describe<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
+        let pending = edge.pending(Route::RepositoryIndex);
+        let model = self.lock().get(id).cloned();
+        match model {
+            Some(model) => pending.finish(answer::json_of(&Entry { name: id, url: &model.url })),
+            None => not_loaded(edge, Route::RepositoryIndex, id),
+        }
+    }
+
+    /// Loads the model that the body names. Goes on when the client goes away.
+    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, headers: &HeaderMap, body: Body) -> Response {
+        let pending = edge.pending(Route::RepositoryLoad);
+        let asked = asked(edge, headers, body).await;
+        let result = match asked {
+            Ok((id, name, url)) => {
+                let (models, service) = (self.clone(), edge.service.clone());
+                let loading = tokio::spawn(async move { models.load_from(&service, id, (name, &url)).await });
+                loading
+                    .await
+                    .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}")).into()))
+            }
+            Err(error) => Err(error.into()),
+        };
+        match result {
+            Ok(()) => pending.finish(Ok(answer::empty(StatusCode::OK))),
+            Err(Failure::Taken(text)) => {
+                pending.finish_as(answer::error_text(StatusCode::CONFLICT, &text), Some(Reason::Invalid))
+            }
+            Err(Failure::Error(error)) if is_no_memory(&error.message) => {
+                let response = answer::error_text(StatusCode::INSUFFICIENT_STORAGE, &error.message);
+                pending.finish_as(response, Some(error.reason))
+            }
+            Err(Failure::Error(error)) => {
+                // Triton's status for all errors of a load.
+                pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &error.message), Some(error.reason))
+            }
+        }
+    }
+
+    async fn load_from<S: Service>(&self, service: &S, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
+        if !service.registers_directories() {
+            // Fails with the reason: models are not loaded by request.
+            return Ok(service.load_model(&name, Vec::new()).await?);
+        }
+        check_model_name(&name).map_err(InferError::invalid)?;
+        let (place, called) = (url.to_owned(), name.clone());
+        let found = tokio::task::spawn_blocking(move || find(&place, &called)).await;
+        let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
+        let (url, models) = found.map_err(InferError::invalid)?;
+        if self.lock().contains_key(&id) {
+            return Err(Failure::Taken(format!("model '{id}' has already been loaded")));
+        }
+        let taken = |name| Failure::Taken(format!("a model '{name}' has already been registered"));
+        service.register_directories(&models).map_err(taken)?;
+        if let Err(error) = service.load_model(&name, Vec::new()).await {
+            service.unregister_directories(models.keys());
+            return Err(error.into());
+        }
+        self.lock().insert(id, Model { name, url, names: models.into_keys().collect() });
+        Ok(())
+    }
+
+    /// Unloads a model and what only it needs. Goes on when the client goes away.
+    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
+        let Some(model) = self.lock().remove(id) else { return not_loaded(edge, Route::RepositoryUnload, id) };
+        let pending = edge.pending(Route::RepositoryUnload);
+        let (models, service, id) = (self.clone(), edge.service.clone(), id.to_owned());
+        let unloading = tokio::spawn(async move {
+            let result = service.unload_model(&model.name, true).await;
+            match &result {
+                Ok(()) => service.unregister_directories(&model.names),
+                Err(_) => drop(models.lock().insert(id, model)),
+            }
+            result
+        });
+        let result =
+            unloading.await.unwrap_or_else(|error| Err(InferError::internal(format!("the unload failed: {error}"))));
+        pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Model>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The answer to a request for a model that is not loaded.
+pub(super) fn not_loaded<S: Service>(edge: &Edge<S>, route: Route, id: &str) -> Response {
+    let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
+    edge.pending(route).finish_as(response, Some(Reason::UnknownModel))
+}
+
+/// The identifier, the name and the directory of the model that a request asks for.
+async fn asked<S: Service>(
+    edge: &Edge<S>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(String, String, String), InferError> {
+    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
+        Read::Whole(body) => body.join(),
+        Read::TooLarge(size) => {
+            let text = format!("the body has {size} bytes; a request to load a model has at most {MAX_BODY}");
+            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
+        }
+    };
+    let load: Load<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
+    let member = |value: Option<&RawValue>, name: &str| {
+        let text = value.map(|value| as_string(value, &format!("member '{name}'"))).transpose()?.map(Cow::into_owned);
+        let absent =
+            || InferError::malformed(format!("'{name}' is missing; expected {{\"model_name\": TEXT, \"url\": PATH}}"));
+        text.filter(|text| !text.is_empty()).ok_or_else(absent)
+    };
+    let (id, url) = (member(load.model_name, "model_name")?, member(load.url, "url")?);
+    let name = match headers.get(TARGET) {
+        Some(target) => {
+            target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is no text")))?
+        }
+        None => &id,
+    };
+    Ok((id.clone(), name.to_owned(), url))
+}
+
+/// The URL of the model in a directory, and what is registered for it: the directory itself or the only one in it under the
+/// model's name; or an ensemble under that name and its members under their own. Blocks.
+fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), String> {
+    let refused = |error: io::Error| format!("failed to register '{url}', repository not found: {error}");
+    let place = fs::canonicalize(url).map_err(refused)?;
+    if let Some(system) = SYSTEM.iter().find(|system| place.starts_with(system)) {
+        return Err(format!("invalid url '{url}': models are not loaded from {system}"));
+    }
+    if place.join(CONFIG).is_file() {
+        let above = place.parent().unwrap_or(&place).display().to_string();
+        return Ok((above, BTreeMap::from([(name.to_owned(), place)])));
+    }
+    let mut models = directories(&place).map_err(refused)?;
+    let chosen = match models.keys().collect::<Vec<_>>().as_slice() {
+        [] => return Err(format!("'{}' has no directory of a model", place.display())),
+        [only] => (*only).clone(),
+        several => {
+            let ensembles: Vec<&&String> =
+                several.iter().filter(|name| models.get(**name).is_some_and(|path| is_ensemble(path))).collect();
+            let [only] = ensembles.as_slice() else {
+                return Err(format!(
+                    "'{}' has {} models, {} of them ensembles: expected one model, or one ensemble and its members",
+                    place.display(),
+                    several.len(),
+                    ensembles.len()
+                ));
+            };
+            (**only).clone()
+        }
+    };
+    if let Some(path) = models.remove(&chosen) {
+        if models.contains_key(name) {
+            return Err(format!("the name '{name}' is that of a member of the ensemble '{chosen}'"));
+        }
+        models.insert(name.to_owned(), path);
+    }
+    Ok((place.display().to_string(), models))
+}
+
+/// The directories in a directory by name, without hidden ones.
+fn directories(place: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string()
+            && !name.starts_with('.')
+            && entry.path().is_dir()
+        {
+            found.insert(name, entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn is_ensemble(model: &Path) -> bool {
+    static ENSEMBLE: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r#"(?m)^\s*platform\s*:\s*["']ensemble["']"#).ok());
+    let path = model.join(CONFIG);
+    let is_short = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_CONFIG);
+    let text = if is_short { fs::read_to_string(path).ok() } else { None };
+    text.zip(ENSEMBLE.as_ref()).is_some_and(|(text, ensemble)| ensemble.is_match(&text))
+}
+
+fn is_no_memory(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    NO_MEMORY.iter().any(|words| text.contains(words))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_a_model_or_has_one_or_an_ensemble() {
+        let folder = std::env::temp_dir().join(format!("pharos-sagemaker-{}", std::process::id()));
+        let model = |path: &str, config: &str| {
+            let path = folder.join(path);
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join(CONFIG), config).unwrap();
+        };
+        model("itself", "");
+        model("only/m", "");
+        model("ensemble/e", "\nplatform: \"ensemble\"\n");
+        model("ensemble/m", "backend: \"python\"");
+        model("two/a", "");
+        model("two/b", "");
+        fs::create_dir_all(folder.join("none")).unwrap();
+        let folder = fs::canonicalize(&folder).unwrap();
+        let names = |path: &str| {
+            let found = find(folder.join(path).to_str().unwrap(), "n")?;
+            let relative = |path: &Path| path.strip_prefix(&folder).unwrap().display().to_string();
+            let models = found.1.iter().map(|(name, path)| format!("{name}={}", relative(path)));
+            Ok::<_, String>((relative(Path::new(&found.0)), models.collect::<Vec<_>>().join(" ")))
+        };
+        let found = |url: &str, models: &str| Ok((url.to_owned(), models.to_owned()));
+        assert_eq!(names("itself"), found("", "n=itself"));
+        assert_eq!(names("only"), found("only", "n=only/m"));
+        assert_eq!(names("ensemble"), found("ensemble", "m=ensemble/m n=ensemble/e"));
+        assert!(names("two").unwrap_err().contains("has 2 models, 0 of them ensembles"));
+        assert!(names("none").unwrap_err().contains("has no directory of a model"));
+        assert!(names("nowhere").unwrap_err().contains("repository not found"));
+        assert!(names("/proc/self").unwrap_err().contains("not loaded from /proc"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,126 @@
+//! Amazon SageMaker: `/ping` and `/invocations` of an endpoint with one model, and `/models` of one with several.
+
+use axum::response::Response;
+use bytes::Bytes;
+use http::{Method, Request};
+use percent_encoding::percent_decode_str;
+use pharos::service::{Route, Service};
+
+use super::models::{Models, not_loaded};
+use super::{BinaryForm, Dispatch, model_path, pass, unknown};
+use crate::access_check;
+use crate::dispatch::paced;
+
+const FORM: BinaryForm =
+    BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
+/// What Triton calls the model of `/invocations` if the environment names none. Its requests fail with this name.
+const NO_DEFAULT: &str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME";
+
+/// SageMaker's endpoints.
+#[derive(Clone, Debug)]
+pub struct SageMaker {
+    /// The path of v2 that `/ping` stands for.
+    health: &'static str,
+    /// The path of v2 that `/invocations` stands for.
+    invocations: String,
+    /// The models of `/models`.
+    models: Models,
+}
+
+impl SageMaker {
+    /// The endpoints as the environment of the container configures them.
+    ///
+    /// # Errors
+    /// A variable has a value that is not allowed.
+    pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let value = |name: &str, default: &str| variable(name).unwrap_or_else(|| default.to_owned());
+        let health = match &*value("SAGEMAKER_TRITON_PING_MODE", "ready") {
+            "ready" => "/v2/health/ready",
+            "live" => "/v2/health/live",
+            other => return Err(invalid("SAGEMAKER_TRITON_PING_MODE", other, "ready, live")),
+        };
+        let verb = value("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer");
+        if !["infer", "generate", "generate_stream"].contains(&&*verb) {
+            return Err(invalid("SAGEMAKER_TRITON_INFERENCE_TYPE", &verb, "infer, generate, generate_stream"));
+        }
+        let invocations = model_path(&value("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", NO_DEFAULT), &verb);
+        Ok(Self { health, invocations, models: Models::default() })
+    }
+
+    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        match path.as_str() {
+            "/ping" => pass(dispatch, request, (method, self.health), &FORM).await,
+            "/invocations" => pass(dispatch, request, (method, &self.invocations), &FORM).await,
+            _ => match path.strip_prefix("/models") {
+                Some(rest) => self.manage(dispatch, request, rest).await,
+                None => unknown(&dispatch.edge),
+            },
+        }
+    }
+
+    /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
+    async fn manage<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>, rest: &str) -> Response
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let edge = &dispatch.edge;
+        let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
+        let (counterpart, id) = match (&method, segments.as_slice()) {
+            (&Method::GET, [""] | ["", ""]) => ("/v2/repository/index", ""),
+            (&Method::POST, [""] | ["", ""]) => ("/v2/repository/models/m/load", ""),
+            (&Method::GET, ["", id]) => ("/v2/repository/index", *id),
+            (&Method::DELETE, ["", id]) if !id.is_empty() => ("/v2/repository/models/m/unload", *id),
+            (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => ("/v2/models/m/infer", *id),
+            _ => return unknown(edge),
+        };
+        if let Some(refused) = access_check::refusal(edge, counterpart, request.headers()) {
+            return refused;
+        }
+        let id = percent_decode_str(id).decode_utf8_lossy();
+        match (&method, segments.len()) {
+            (&Method::GET, _) if id.is_empty() => self.models.list(edge).await,
+            (&Method::GET, _) => self.models.describe(edge, &id),
+            (&Method::DELETE, _) => self.models.unload(edge, &id).await,
+            (_, 3) => match self.models.name(&id) {
+                Some(name) => pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await,
+                None => not_loaded(edge, Route::Infer, &id),
+            },
+            _ => {
+                let (parts, body) = paced(edge, request).into_parts();
+                self.models.load(edge, &parts.headers, body).await
+            }
+        }
+    }
+}
+
+fn invalid(name: &str, value: &str, allowed: &str) -> String {
+    format!("invalid {name} \"{value}\": expected one of {allowed}")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_chooses_the_paths() {
+        let with =
+            |name: &'static str, value: &'static str| SageMaker::new(|asked| (asked == name).then(|| value.to_owned()));
+        let usual = with("", "").unwrap();
+        assert_eq!((usual.health, usual.invocations), ("/v2/health/ready", model_path(NO_DEFAULT, "infer")));
+        assert_eq!(with("SAGEMAKER_TRITON_PING_MODE", "live").unwrap().health, "/v2/health/live");
+        let generate = with("SAGEMAKER_TRITON_INFERENCE_TYPE", "generate").unwrap();
+        assert_eq!(generate.invocations, model_path(NO_DEFAULT, "generate"));
+        let named = with("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "m").unwrap();
+        assert_eq!(named.invocations, "/v2/models/m/infer");
+        for (name, value) in [("SAGEMAKER_TRITON_PING_MODE", "x"), ("SAGEMAKER_TRITON_INFERENCE_TYPE", "")] {
+            assert!(with(name, value).unwrap_err().starts_with(&format!("invalid {name} \"{value}\": expected")));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Google Vertex AI: a route for health and one for predictions, whose paths the platform chooses. The header
+//! `X-Vertex-Ai-Triton-Redirect` redirects a prediction request to a path of v2, or to `metrics`.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, Uri};
+use pharos::error::{InferError, Reason};
+use pharos::id::bare_name;
+use pharos::service::{Route, Service};
+use tower::Service as _;
+
+use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
+use crate::{access_check, answer, metrics};
+
+const FORM: BinaryForm =
+    BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
+const REDIRECT: &str = "x-vertex-ai-triton-redirect";
+const FLAG: &str = "--vertex-ai-default-model";
+const NO_DEFAULT: &str = "Expect the model repository contains only a single model if default model is not specified \
+                          (--vertex-ai-default-model specifies one)";
+
+/// Vertex AI's endpoints.
+#[derive(Clone, Debug)]
+pub struct VertexAi {
+    health_route: Arc<str>,
+    predict_route: Arc<str>,
+    /// The model that the options name for requests without a redirection.
+    wanted: Option<String>,
+    /// The model of requests without a redirection, once the models are loaded.
+    model: Arc<OnceLock<String>>,
+}
+
+impl VertexAi {
+    /// The endpoints as the environment of the container has them. `model` is the model of requests without a redirection;
+    /// `None` for the only one that is ready.
+    ///
+    /// # Errors
+    /// A route is missing.
+    pub fn new(model: Option<String>, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let route = |name: &str| {
+            let missing = || format!("{name} is not defined for Vertex AI endpoint");
+            variable(name).filter(|route| !route.is_empty()).ok_or_else(missing)
+        };
+        let (predict_route, health_route) = (route("AIP_PREDICT_ROUTE")?, route("AIP_HEALTH_ROUTE")?);
+        let wanted = model.filter(|model| !model.is_empty());
+        Ok(Self {
+            health_route: health_route.into(),
+            predict_route: predict_route.into(),
+            wanted,
+            model: Arc::default(),
+        })
+    }
+
+    /// Finds the default model among those that are ready.
+    ///
+    /// # Errors
+    /// It is not ready; or none is named, and there is not exactly one. Triton's texts, and what helps.
+    pub async fn settle<S: Service>(&self, service: &S) -> Result<(), String> {
+        let entries = service.repository_index(true).await.map_err(|error| error.message)?;
+        let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
+        let model = match &self.wanted {
+            Some(wanted) if names.iter().any(|name| name == wanted || bare_name(name) == wanted) => wanted.clone(),
+            Some(wanted) => return Err(format!("Expect the default model '{wanted}' is loaded ({FLAG})")),
+            None => {
+                let mut names = names.into_iter();
+                let (Some(only), None) = (names.next(), names.next()) else { return Err(NO_DEFAULT.to_owned()) };
+                only
+            }
+        };
+        self.model.get_or_init(|| model);
+        Ok(())
+    }
+
+    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let path = request.uri().path();
+        if path == &*self.health_route {
+            let method = request.method().clone();
+            return pass(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
+        }
+        if path != &*self.predict_route {
+            return unknown(&dispatch.edge);
+        }
+        let redirect = request.headers().get(REDIRECT).map(|path| path.to_str().unwrap_or_default().to_owned());
+        if let Some(redirect) = redirect {
+            return redirected(dispatch, request, &redirect).await;
+        }
+        match self.model.get() {
+            Some(model) => {
+                let (method, path) = (request.method().clone(), model_path(model, "infer"));
+                pass(dispatch, request, (method, &path), &FORM).await
+            }
+            None => {
+                let error = InferError::not_ready("the default model is not known before the models are loaded");
+                fail(&dispatch.edge, ("/v2/models/m/infer", request.headers()), error)
+            }
+        }
+    }
+}
+
+/// Answers a request that is redirected to a path of v2, which stands there without its first slash.
+async fn redirected<S: Service, B>(dispatch: Dispatch<S>, request: Request<B>, redirect: &str) -> Response
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    if request.method() != Method::POST {
+        let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+        return dispatch.edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported));
+    }
+    if redirect == "metrics" {
+        // The listener is open to clients of the platform: metrics need what the statistics of models need.
+        if let Some(refused) = access_check::refusal(&dispatch.edge, "/v2/models/stats", request.headers()) {
+            return refused;
+        }
+        let mut scrape = Request::new(Body::empty());
+        *scrape.uri_mut() = Uri::from_static("/metrics");
+        let Ok(response) = metrics::router(dispatch.edge.service.clone()).call(scrape).await;
+        return response;
+    }
+    match method_of(redirect) {
+        Some(method) => pass(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,
+        None => unknown(&dispatch.edge),
+    }
+}
+
+/// The method of a path of v2 that requests may be redirected to.
+fn method_of(path: &str) -> Option<Method> {
+    let segments: Vec<&str> = path.split('/').collect();
+    let verb = match segments.as_slice() {
+        ["v2"] | ["v2", "health", "live" | "ready"] | ["v2", "models", "stats"] => return Some(Method::GET),
+        ["v2", "models", _] | ["v2", "models", _, "versions", _] => return Some(Method::GET),
+        ["v2", "models", _, verb] | ["v2", "models", _, "versions", _, verb] => *verb,
+        ["v2", "repository", "index"] | ["v2", "repository", "models", _, "load" | "unload"] => "repository",
+        ["v2", "systemsharedmemory" | "cudasharedmemory", rest @ ..] => rest.last().copied().unwrap_or_default(),
+        _ => return None,
+    };
+    match verb {
+        "ready" | "config" | "stats" | "status" => Some(Method::GET),
+        "infer" | "repository" | "register" | "unregister" => Some(Method::POST),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_routes_must_be_given() {
+        let with = |names: &'static [&'static str]| {
+            VertexAi::new(None, |name| names.contains(&name).then(|| "/route".to_owned())).map(drop)
+        };
+        assert_eq!(with(&["AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"]), Ok(()));
+        assert_eq!(with(&["AIP_HEALTH_ROUTE"]).unwrap_err(), "AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint");
+        assert_eq!(with(&["AIP_PREDICT_ROUTE"]).unwrap_err(), "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint");
+    }
+
+    #[test]
+    fn redirects_have_the_methods_of_v2() {
+        for (path, method) in [
+            ("v2", Some(Method::GET)),
+            ("v2/health/live", Some(Method::GET)),
+            ("v2/models/stats", Some(Method::GET)),
+            ("v2/models/m", Some(Method::GET)),
+            ("v2/models/m/versions/1", Some(Method::GET)),
+            ("v2/models/m/versions/1/config", Some(Method::GET)),
+            ("v2/models/m/infer", Some(Method::POST)),
+            ("v2/repository/index", Some(Method::POST)),
+            ("v2/repository/models/m/load", Some(Method::POST)),
+            ("v2/systemsharedmemory/status", Some(Method::GET)),
+            ("v2/cudasharedmemory/region/r/register", Some(Method::POST)),
+            ("v2/models/m/generate", None),
+            ("v2/logging", None),
+            ("v1/models", None),
+            ("../v2", None),
+            ("", None),
+        ] {
+            assert_eq!(method_of(path), method, "{path}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
+//! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
+
+pub(super) mod convert;
+mod events;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Request, StatusCode};
+use pharos::data::Data;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TraceId;
+use pharos::infer::{InferRequest, InferResponse};
+use pharos::request_trace::Traced;
+use pharos::service::{Protocol, Responses, Route, Service, Streamed};
+use pharos::timeline::Instant;
+
+use super::Edge;
+use super::answer;
+use super::codec;
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
+use super::model::ModelPath;
+use super::trace;
+use events::Events;
+use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::request_trace::{self, HTTP};
+
+/// What is said about a model that does not answer exactly once.
+const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
+                       various number of responses";
+
+pub(super) async fn generate<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
+    let pending = edge.pending(Route::Generate);
+    let mut traced = None;
+    let result = async {
+        let (mut responses, sampled) = begin(&edge, path, request).await?;
+        traced = sampled;
+        let response = only(&mut responses).await;
+        request_trace::complete(traced.as_ref());
+        let response = response?;
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
+        Ok(answer::json(json))
+    };
+    let result = result.await;
+    trace::sending(traced, pending.finish(result))
+}
+
+pub(super) async fn generate_stream<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
+    let pending = edge.pending(Route::GenerateStream);
+    let open = edge.service.stream_open(Protocol::Http);
+    let (mut responses, traced) = match begin(&edge, path, request).await {
+        Ok(begun) => begun,
+        Err(error) => return pending.finish(Err(error)),
+    };
+    let first = responses.next().await;
+    // The status is that of the first response; what goes wrong later can only be told among the events.
+    let status = match &first {
+        Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
+        _ => StatusCode::OK.as_u16(),
+    };
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response =
+        Response::new(Body::new(Events::new((responses, traced.clone()), first, (pending, status), open)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    trace::sending(traced, response)
+}
+
+/// The response of a model that gives exactly one.
+async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferError> {
+    let not_one = || InferError::invalid(NOT_ONE);
+    let mut found = None;
+    while let Some(Streamed { answer, empty, .. }) = responses.next().await {
+        match (&found, answer) {
+            _ if empty => {}
+            (None, Ok(response)) => found = Some(response),
+            (None, Err(error)) => return Err(error),
+            (Some(_), _) => return Err(not_one()),
+        }
+    }
+    found.ok_or_else(not_one)
+}
+
+/// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
+async fn begin<S: Service>(
+    edge: &Edge<S>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Result<(S::Responses, Option<Traced>), InferError> {
+    let received = edge.service.now();
+    let (parts, body) = request.into_parts();
+    check_encoding(&parts.headers)?;
+    let traced = trace::begin(edge, &path.model, &parts.headers);
+    let begun = begin_traced(edge, path, (parts, body), (traced.as_ref(), received)).await;
+    let responses = begun.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error))?;
+    Ok((responses, traced))
+}
+
+async fn begin_traced<S: Service>(
+    edge: &Edge<S>,
+    path: ModelPath,
+    (parts, body): (Parts, Body),
+    (traced, received): (Option<&Traced>, Instant),
+) -> Result<S::Responses, InferError> {
+    // As in Triton, that there is no such model is said before what is wrong with the body.
+    let metadata = edge.service.model_metadata(&path.model, &path.version);
+    let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
+    let (metadata, body) = (metadata?, body?);
+    let mut request = InferRequest {
+        model_name: path.model,
+        model_version: path.version,
+        trace: text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header)),
+        ..InferRequest::default()
+    };
+    request.timeline.received = received;
+    let mut request = on_a_thread_if(body.len() > LONG, move || {
+        convert::request(&body.join(), &metadata, &mut request)?;
+        Ok(request)
+    })
+    .await?;
+    forward(edge, &parts.headers, &mut request)?;
+    HTTP.received(traced, edge.service.now(), &mut request);
+    request.timeline.request_start = edge.service.now();
+    edge.service.stream(request)
+}
+
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
+    let coding = text(headers, CONTENT_ENCODING.as_str());
+    if coding.is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case("identity")) {
+        return Ok(());
+    }
+    let message = "Unsupported content-encoding, only 'identity' is supported.";
+    Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
+}
+
+/// The whole body, within the limits of the edge.
+pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body, waits: bool) -> Result<Data, InferError> {
+    let limit = edge.settings.max_input_size;
+    match body::read(&edge.settings.budget, body, limit, waits).await? {
+        Read::Whole(body) => Ok(body),
+        Read::TooLarge(size) => {
+            codec::check_size(size, 0, limit)?;
+            Err(InferError::internal("a body that is too large has no size"))
+        }
+    }
+}

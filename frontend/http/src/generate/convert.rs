@@ -1,0 +1,172 @@
+//! The JSON of the generate extension (spec 2.12), as pure functions over bytes: a request's members are the model's inputs
+//! and parameters, a response's its outputs and parameters. Texts and codes are Triton's.
+
+use std::collections::BTreeMap;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::{InferInput, InferRequest, InferResponse};
+use pharos::model::{ModelMetadata, TensorMetadata};
+use pharos::tensor::{DataType, Tensor, element_count};
+use serde_json::value::RawValue;
+
+use crate::json::{Members, as_parameter, as_string, check_depth, parse_error, quote_nonfinite, type_error};
+use crate::{data, render};
+
+/// The member whose own members are taken as if they stood beside it.
+const NESTED: &str = "parameters";
+
+/// Fills `request` from the JSON of its body, for a model with these inputs.
+///
+/// # Errors
+/// The text is no JSON object, or a member is not what the model's input of its name takes, or is no parameter.
+pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+    let json =
+        std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
+    check_depth(json)?;
+    let relaxed;
+    let members: Members<'_> = match serde_json::from_str(json) {
+        Ok(members) => members,
+        Err(error) => match quote_nonfinite(json) {
+            Some(quoted) => {
+                relaxed = quoted;
+                serde_json::from_str(&relaxed).map_err(|error| diagnose(&error))?
+            }
+            None => return Err(diagnose(&error)),
+        },
+    };
+    for (key, value) in members.0 {
+        match &*key {
+            NESTED => nested(value, model, request)?,
+            "id" => request.id = as_string(value, "Unable to parse 'id'")?.into_owned(),
+            key => member(key, value, model, request)?,
+        }
+    }
+    Ok(())
+}
+
+fn diagnose(error: &serde_json::Error) -> InferError {
+    if error.is_data() {
+        let text = "attempt to get members for non-object";
+        return InferError::new(ErrorCode::Internal, Reason::Malformed, text);
+    }
+    parse_error(error)
+}
+
+fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+    let members: Members<'_> = serde_json::from_str(value.get()).map_err(|_| {
+        type_error("Expected JSON object for keyword: 'parameters'", "attempt to access JSON non-object as object")
+    })?;
+    for (key, value) in members.0 {
+        member(&key, value, model, request).map_err(|error| InferError {
+            message: format!("Converting keyword: '{NESTED}': {}", error.message),
+            ..error
+        })?;
+    }
+    Ok(())
+}
+
+/// One member: an input of the model if there is one of this name, else a parameter.
+fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
+    if let Some(input) = model.inputs.iter().find(|input| input.name == key) {
+        let tensor = tensor(input, value.get())?;
+        request.inputs.push(InferInput { name: key.to_owned(), tensor });
+        return Ok(());
+    }
+    let parameter = as_parameter(value).ok_or_else(|| {
+        InferError::invalid(format!(
+            "parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        ))
+    })?;
+    request.parameters.push((key.to_owned(), parameter));
+    Ok(())
+}
+
+/// The tensor that a scalar or a flat array stands for.
+fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
+    let TensorMetadata { name, datatype, shape } = input;
+    let datatype = DataType::from_name(datatype)
+        .ok_or_else(|| InferError::internal(format!("input '{name}' is of the unknown datatype {datatype}")))?;
+    let wrapped;
+    let (array, count) = match json.starts_with('[') {
+        true => (json, serde_json::from_str::<Vec<&RawValue>>(json).map_err(parse_error)?.len() as u64),
+        false => {
+            wrapped = format!("[{json}]");
+            (wrapped.as_str(), 1)
+        }
+    };
+    let flatten = |elements| data::flatten(name, array, datatype, elements);
+    // In Triton's order: texts are looked at before the shape, other elements after it.
+    let early = if datatype == DataType::Bytes { Some(flatten(count)?) } else { None };
+    let shape = fit(shape, count).ok_or_else(|| {
+        InferError::invalid(format!("The schema can not convert input '{name}' to tensor with proper shape"))
+    })?;
+    let bytes = match early {
+        Some(bytes) => bytes,
+        // Of an empty array there is nothing to look at.
+        None if count == 0 => Vec::new(),
+        None => flatten(element_count(&shape).unwrap_or(count))?,
+    };
+    Ok(Tensor { datatype, shape, data: bytes.into() })
+}
+
+/// The shape for so many elements: fixed dimensions stay, the innermost variable one takes what is left, the others are 1.
+fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
+    let mut left = i64::try_from(elements).ok()?;
+    for &dim in dims.iter().filter(|dim| **dim != -1) {
+        if left.checked_rem(dim)? != 0 {
+            return None;
+        }
+        left /= dim;
+    }
+    let mut shape = dims.to_vec();
+    for dim in shape.iter_mut().rev().filter(|dim| **dim == -1) {
+        *dim = std::mem::replace(&mut left, 1);
+    }
+    (left == 1).then_some(shape)
+}
+
+/// The JSON of a response: an object whose members are in the order of their names. An output of one element is a scalar,
+/// others are flat arrays. Where two have one name, the first of id, model, outputs and parameters stays: a client may choose
+/// the name of a parameter that a model repeats, and must not take an output away by it.
+///
+/// # Errors
+/// An output that JSON cannot carry.
+pub(crate) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> {
+    let mut members = BTreeMap::<&str, Vec<u8>>::new();
+    let mut put = |name, fill: &dyn Fn(&mut Vec<u8>) -> Result<(), InferError>| {
+        let mut value = Vec::new();
+        fill(&mut value)?;
+        members.entry(name).or_insert(value);
+        Ok::<(), InferError>(())
+    };
+    if !response.id.is_empty() {
+        put("id", &|out| render::value(out, &response.id))?;
+    }
+    put("model_name", &|out| render::value(out, &response.model_name))?;
+    put("model_version", &|out| render::value(out, &response.model_version))?;
+    for output in &response.outputs {
+        let scalar = element_count(&output.tensor.shape) == Some(1);
+        put(&output.name, &|out| {
+            out.extend_from_slice(if scalar { b"" } else { b"[" });
+            render::data(out, output)?;
+            out.extend_from_slice(if scalar { b"" } else { b"]" });
+            Ok(())
+        })?;
+    }
+    for (name, parameter) in &response.parameters {
+        put(name, &|out| render::parameter(out, parameter))?;
+    }
+    let mut json = Vec::with_capacity(256);
+    for (name, value) in members {
+        json.push(if json.is_empty() { b'{' } else { b',' });
+        render::value(&mut json, name)?;
+        json.push(b':');
+        json.extend_from_slice(&value);
+    }
+    json.push(b'}');
+    Ok(json)
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

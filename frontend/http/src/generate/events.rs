@@ -1,0 +1,96 @@
+//! The body of an answer to `generate_stream`: one server-sent event for each response, written when the connection has room
+//! for it.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body::Frame;
+use pharos::error::{InferError, Reason};
+use pharos::request_trace::Traced;
+use pharos::service::{Responses, Service, Streamed};
+
+use super::convert;
+use crate::answer::Pending;
+use pharos_listener::request_trace;
+
+/// The events of one request. Dropped before the last, because the client went away, it cancels the request.
+pub(super) struct Events<S: Service> {
+    responses: S::Responses,
+    /// The first response, which came before the body began.
+    first: Option<Streamed>,
+    /// Counts the request when its last response is there.
+    counting: Option<(Pending<S>, StatusCode)>,
+    /// Why the request failed, or one of its responses.
+    reason: Option<Reason>,
+    traced: Option<Traced>,
+    ended: bool,
+    _open: S::OpenStream,
+}
+
+impl<S: Service> Events<S> {
+    pub(super) fn new(
+        (responses, traced): (S::Responses, Option<Traced>),
+        first: Option<Streamed>,
+        counting: (Pending<S>, StatusCode),
+        open: S::OpenStream,
+    ) -> Self {
+        Self { responses, first, counting: Some(counting), reason: None, traced, ended: false, _open: open }
+    }
+
+    /// The event for a response; `None` for one that only says that it is the last.
+    fn event(&mut self, streamed: Streamed) -> Option<Bytes> {
+        let Streamed { answer, last, empty } = streamed;
+        let json = answer.and_then(|response| convert::response(&response));
+        let json = json.unwrap_or_else(|error| {
+            self.reason.get_or_insert(error.reason);
+            error_json(&error)
+        });
+        if last {
+            self.end();
+        }
+        (!empty).then(|| [b"data: ", json.as_slice(), b"\n\n"].concat().into())
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        request_trace::complete(self.traced.take().as_ref());
+        if let Some((pending, status)) = self.counting.take() {
+            pending.note(status.as_u16(), self.reason);
+        }
+    }
+}
+
+fn error_json(error: &InferError) -> Vec<u8> {
+    let text = serde_json::to_string(&error.message).unwrap_or_else(|_| "\"\"".to_owned());
+    format!("{{\"error\":{text}}}").into_bytes()
+}
+
+impl<S: Service> http_body::Body for Events<S> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        while !this.ended {
+            let next = match this.first.take() {
+                Some(first) => Some(first),
+                None => ready!(this.responses.poll_next(cx)),
+            };
+            let Some(streamed) = next else {
+                this.end();
+                break;
+            };
+            if let Some(event) = this.event(streamed) {
+                return Poll::Ready(Some(Ok(Frame::data(event))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}

@@ -1,0 +1,202 @@
+//! `POST /v2/models/M[/versions/V]/infer`.
+
+use std::borrow::Cow;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
+use http::{HeaderMap, Request};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TraceId;
+use pharos::infer::{InferRequest, Parameter};
+use pharos::service::{Endpoint, Route, Service};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
+use super::compression::{self, Coding};
+use super::headers::{TRACEPARENT, text};
+use super::model::ModelPath;
+use super::pieces::Pieces;
+use super::{Edge, answer, trace};
+use pharos_listener::receiving::Budget;
+use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::request_trace::{self, HTTP};
+
+/// Tensors of no more bytes in all are not sent as pieces of their own.
+const SMALL: usize = 16 << 10;
+
+/// Work on more bytes than this leaves the threads that serve sockets.
+pub(super) const LONG: usize = 1 << 20;
+
+pub(super) async fn infer<S: Service>(
+    State(edge): State<Edge<S>>,
+    path: ModelPath,
+    request: Request<Body>,
+) -> Response {
+    answer(edge, path, request).await
+}
+
+/// Answers an inference request.
+pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
+    let received = edge.service.now();
+    let pending = edge.pending(Route::Infer);
+    let (parts, body) = request.into_parts();
+    let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
+        return pending.finish_as(answer::unsupported_coding(), Some(Reason::Unsupported));
+    };
+    let head = Head {
+        model_name: path.model,
+        model_version: path.version,
+        header_length: text(&parts.headers, HEADER_LENGTH).map(Cow::into_owned),
+    };
+    let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
+    let waits = parts.headers.contains_key(EXPECT);
+    let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
+    let traced = trace::begin(&edge, &head.model_name, &parts.headers);
+    let (model, version) = (head.model_name.clone(), head.model_version.clone());
+    let result = async {
+        let received_request = receive(&edge, head, body, coding, waits).await;
+        // As in Triton, that there is no such model is said before what is wrong with the body.
+        let (mut request, form) =
+            received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
+        request.trace = trace;
+        forward(&edge, &parts.headers, &mut request)?;
+        request.timeline.received = received;
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
+        request.timeline.request_start = edge.service.now();
+        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
+        request_trace::complete(traced.as_ref());
+        let response = response?;
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
+        let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
+        on_a_thread_if(long, move || {
+            let _permit = permit;
+            send(codec::encode(response, &form)?, answer_coding)
+        })
+        .await
+    };
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
+    trace::sending(traced, pending.finish(result))
+}
+
+/// Makes parameters of the headers that are to be forwarded.
+pub(super) fn forward<S: Service>(
+    edge: &Edge<S>,
+    headers: &HeaderMap,
+    request: &mut InferRequest,
+) -> Result<(), InferError> {
+    let forwarded = edge.settings.forward.parameters(headers).map_err(InferError::invalid)?;
+    request.parameters.extend(forwarded.into_iter().map(|(name, value)| (name, Parameter::String(value))));
+    Ok(())
+}
+
+/// Reads, decompresses and decodes a request.
+async fn receive<S: Service>(
+    edge: &Edge<S>,
+    head: Head,
+    body: Body,
+    coding: Coding,
+    waits: bool,
+) -> Result<(InferRequest, AnswerForm), InferError> {
+    let limit = edge.settings.max_input_size;
+    let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
+    // The limit bounds the JSON and the binary data each; how long the JSON is, the client says.
+    let json = declared.unwrap_or(0).min(limit);
+    let most = match coding {
+        Coding::Identity => json.saturating_add(limit),
+        // Compressed data that is longer than what it stands for is no sign of malice, only of noise.
+        _ => limit.saturating_mul(2),
+    };
+    let body = match body::read(&edge.settings.budget, body, most, waits).await? {
+        Read::Whole(body) => body,
+        Read::TooLarge(size) => return Err(too_large(declared, size, limit)),
+    };
+    let long = body.len() > LONG || coding != Coding::Identity;
+    let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
+    let budget = &edge.settings.budget;
+    let (permit, mut reservation) = (coder(budget, coding).await, budget.reserve());
+    on_a_thread_if(long && !binary_follows, move || {
+        let body = match compression::decompress(body, coding, json.saturating_add(limit), &mut reservation)? {
+            Some(body) => body,
+            None => return Err(inflates_too_far(json.saturating_add(limit))),
+        };
+        drop(permit);
+        codec::decode(head, body, limit)
+    })
+    .await
+}
+
+/// The permission to compress or decompress; none is needed for what stays as it is.
+async fn coder(budget: &Budget, coding: Coding) -> Option<OwnedSemaphorePermit> {
+    if coding == Coding::Identity { None } else { budget.coder().await }
+}
+
+/// The refusal of a body that becomes longer than `most` bytes when it is decompressed.
+fn inflates_too_far(most: u64) -> InferError {
+    let text = format!(
+        "decompressed request size exceeds the maximum allowed value of {most} bytes. Use --http-max-input-size to \
+         increase the limit."
+    );
+    InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text)
+}
+
+/// The refusal of a body of `size` bytes: what is too large is the JSON unless the client says that there is less of it.
+fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
+    let (json, binary) = match declared {
+        None => (size, 0),
+        Some(json) if json > limit => (json, 0),
+        Some(json) => (0, size.saturating_sub(json)),
+    };
+    match codec::check_size(json, binary, limit) {
+        Err(error) => error,
+        // Noise: compressed data beyond twice the limit that may stand for less.
+        Ok(()) => codec::check_size(0, size.max(limit.saturating_add(1)), limit)
+            .err()
+            .unwrap_or_else(|| InferError::internal("a body that is too large has no size")),
+    }
+}
+
+fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
+    let binary = encoded.is_binary();
+    let json_length = encoded.head.len();
+    let (head, blobs) = match coding {
+        Coding::Identity => (encoded.head, encoded.blobs),
+        _ => (compression::compress(std::iter::once(&encoded.head).chain(&encoded.blobs), coding)?, Vec::new()),
+    };
+    let mut response = Response::new(one_or_many(head, blobs));
+    let content_type = if binary { "application/octet-stream" } else { "application/json" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if binary {
+        answer::number_header(&mut response, HEADER_LENGTH, json_length);
+    }
+    if let Some(name) = coding.name() {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(name));
+    }
+    Ok(response)
+}
+
+/// Small tensors are copied behind the JSON: one piece costs less than several, and the worker's memory is free at once.
+fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
+    let size: usize = blobs.iter().map(Bytes::len).sum();
+    if size > SMALL {
+        return Body::new(Pieces::new(head, blobs));
+    }
+    let mut whole = BytesMut::from(head);
+    blobs.iter().for_each(|blob| whole.extend_from_slice(blob));
+    Body::from(whole.freeze())
+}
+
+/// Runs `work` here, or on a thread for blocking work if it is long, so that other connections are served meanwhile.
+pub(super) async fn on_a_thread_if<T: Send + 'static>(
+    long: bool,
+    work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
+) -> Result<T, InferError> {
+    if !long {
+        return work();
+    }
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(InferError::internal(format!("the work on a body broke off: {error}"))))
+}

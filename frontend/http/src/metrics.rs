@@ -1,0 +1,77 @@
+//! The metrics listener: `GET /metrics`, in Prometheus' text form or, if the scraper asks, OpenMetrics.
+//!
+//! It is a listener of its own so that scraping can be firewalled apart from inference. Its answers are not counted: a
+//! scrape would change what it reads.
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::get;
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
+use http::{HeaderMap, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use pharos::metrics::exposition::{Format, Names};
+use pharos::service::Service;
+use tokio::net::TcpListener;
+
+use super::compression::{Coding, compress};
+use super::headers::text;
+use super::{answer, dashboard};
+use pharos_listener as listener;
+use pharos_listener::{Life, Speaks};
+
+/// Serves metrics on `listener` until `life` says to stop.
+pub async fn serve<S: Service>(listener: TcpListener, service: S, connections: listener::Settings, life: Life) {
+    listener::serve(listener, (Speaks::Http, connections), router(service), |_| {}, life).await;
+}
+
+/// `/metrics`, and the page that draws it.
+pub fn router<S: Service>(service: S) -> Router {
+    dashboard::add_to(Router::new().route("/metrics", get(metrics::<S>)))
+        .fallback(elsewhere)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(service)
+}
+
+async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
+    let format = Format::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
+    let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
+    let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
+    // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
+    let rendered = tokio::task::spawn_blocking(move || {
+        let text = Bytes::from(service.metrics_text(format, &names));
+        let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&text), coding).ok()?)));
+        compressed.map_or((None, text), |(name, compressed)| (Some(name), compressed))
+    });
+    let Ok((coding, text)) = rendered.await else {
+        let sentence = "The metrics could not be rendered.\n";
+        return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
+    };
+    let mut response = answer::with_body(StatusCode::OK, format.content_type(), text);
+    if let Some(name) = coding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(name));
+    }
+    response.headers_mut().insert(VARY, HeaderValue::from_static("accept, accept-encoding"));
+    response
+}
+
+/// The pairs of a query, decoded.
+fn pairs(query: &str) -> Vec<(String, String)> {
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(key, value)| (decode(key), decode(value))).collect()
+}
+
+async fn elsewhere() -> Response {
+    answer::with_body(
+        StatusCode::NOT_FOUND,
+        "text/plain; charset=utf-8",
+        "Metrics are at /metrics, a page that draws them at /dashboard.\n",
+    )
+}
+
+async fn wrong_method() -> Response {
+    let sentence = "Metrics are read with GET /metrics.\n";
+    answer::with_body(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", sentence)
+}

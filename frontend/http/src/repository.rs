@@ -1,0 +1,183 @@
+//! The model repository: its index, and loading and unloading models.
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::repository::{self, IndexEntry, LoadParameter};
+use pharos::service::{Route, Service};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::json::{Members, as_bool, as_string, object, parse_error};
+use super::{Edge, answer};
+use pharos_listener::receiving::body::{self, Read};
+
+/// The most bytes of a question to the index: it has one member.
+const MAX_BODY: u64 = 64 << 10;
+
+object! {
+    /// The question: absent, empty, or which entries.
+    Question { ready: &'a RawValue }
+}
+
+object! {
+    /// What is given with a load or an unload.
+    Operation { parameters: &'a RawValue }
+}
+
+/// One entry of the answer.
+#[derive(Serialize)]
+struct Entry<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a IndexEntry> for Entry<'a> {
+    fn from(entry: &'a IndexEntry) -> Self {
+        Self {
+            name: &entry.name,
+            // A number, but text in the protocol.
+            version: entry.version.map(|version| version.to_string()),
+            state: entry.state.map(repository::State::as_str),
+            reason: Some(entry.reason.as_str()).filter(|reason| !reason.is_empty()),
+        }
+    }
+}
+
+pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::RepositoryIndex);
+    let result = answer_index(&edge, request.into_body()).await;
+    pending.finish(result)
+}
+
+async fn answer_index<S: Service>(edge: &Edge<S>, body: Body) -> Result<Response, InferError> {
+    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
+        Read::Whole(body) => body,
+        Read::TooLarge(size) => {
+            let message = format!("the body has {size} bytes; a question to the index has at most {MAX_BODY}");
+            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
+        }
+    };
+    let entries = edge.service.repository_index(ready_only(&body.join())?).await?;
+    answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
+}
+
+fn ready_only(body: &[u8]) -> Result<bool, InferError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(false);
+    }
+    let question: Question<'_> = serde_json::from_slice(body).map_err(parse_error)?;
+    match question.ready.map(RawValue::get) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => Err(InferError::malformed("Invalid value for 'ready': expected a boolean")),
+    }
+}
+
+/// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
+/// is the name, so that it is refused in words.
+pub(super) async fn operate<S: Service>(
+    State(edge): State<Edge<S>>,
+    operation: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Response {
+    let operation = operation.map(|Path(operation)| operation).unwrap_or_default();
+    match operation.rsplit_once('/') {
+        Some((model, "load")) => load(&edge, model, request.into_body()).await,
+        Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
+        _ => super::not_found_response(&edge.service),
+    }
+}
+
+async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
+    let pending = edge.pending(Route::RepositoryLoad);
+    let result = async {
+        let body = whole(edge, body).await?;
+        edge.service.load_model(model, load_parameters(&body)?).await
+    };
+    let result = result.await;
+    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+}
+
+async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
+    let pending = edge.pending(Route::RepositoryUnload);
+    let result = async {
+        let body = whole(edge, body).await?;
+        edge.service.unload_model(model, unloads_dependents(&body)?).await
+    };
+    let result = result.await;
+    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+}
+
+/// The body of a load or an unload: files come with it, in base64.
+async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
+    let most = edge.settings.max_input_size;
+    match body::read(&edge.settings.budget, body, most, false).await? {
+        Read::Whole(body) => Ok(body.join()),
+        Read::TooLarge(size) => {
+            let message = format!(
+                "request JSON size of {size} bytes exceeds the maximum allowed input size of {most} bytes. Use \
+                 --http-max-input-size to increase the limit."
+            );
+            Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
+        }
+    }
+}
+
+/// The members of `parameters`; none if there is no body, or no such member in it.
+fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(Members(Vec::new()));
+    }
+    let operation: Operation<'_> = serde_json::from_slice(body).map_err(parse_error)?;
+    let Some(parameters) = operation.parameters else { return Ok(Members(Vec::new())) };
+    let wrong = || internal("attempt to get members for non-object".to_owned());
+    if !parameters.get().starts_with('{') {
+        return Err(wrong());
+    }
+    serde_json::from_str(parameters.get()).map_err(parse_error)
+}
+
+/// The parameters of a load by name; files are taken out of base64.
+///
+/// # Errors
+/// Triton's texts where it has them.
+pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, InferError> {
+    let parameter = |(name, value): (std::borrow::Cow<'_, str>, &RawValue)| {
+        let text = as_string(value, &format!("parameter '{}'", name.escape_debug()))?;
+        let value = match LoadParameter::of(&name) {
+            None => {
+                let name = name.escape_debug();
+                return Err(internal(format!("unexpected error on creating Triton parameter: '{name}' is not known")));
+            }
+            Some(LoadParameter::Config) => Bytes::from(text.into_owned()),
+            Some(LoadParameter::File) => BASE64_STANDARD.decode(text.as_bytes()).map(Bytes::from).map_err(|error| {
+                InferError::malformed(format!("the value of '{}' is not base64: {error}", name.escape_debug()))
+            })?,
+        };
+        Ok((name.into_owned(), value))
+    };
+    parameters(body)?.0.into_iter().map(parameter).collect()
+}
+
+/// Whether an unload takes along what only the model needs. Parameters that are not known are passed over, as by Triton.
+fn unloads_dependents(body: &[u8]) -> Result<bool, InferError> {
+    let parameters = parameters(body)?.0;
+    let given = parameters.iter().find(|(name, _)| name == "unload_dependents");
+    given.map_or(Ok(false), |(name, value)| as_bool(value, &format!("parameter '{name}'")))
+}
+
+fn internal(message: String) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Malformed, message)
+}

@@ -1,0 +1,196 @@
+//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: memory that clients share (spec 2.10). The status has two members
+//! more than Triton's: how many tensors of requests are in a region now, and how many were.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::request::Parts;
+use http::{Request, StatusCode};
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::region::{Kind, Memory};
+use pharos::service::{Route, Service};
+use pharos::shared_memory::{Status, not_a_handle};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::json::{object, parse_error};
+use super::{Edge, answer};
+use pharos_listener::receiving::body::{self, Read};
+
+/// The most bytes of a registration: it has a handful of members.
+const MAX_BODY: u64 = 64 << 10;
+
+object! {
+    /// A registration of system memory.
+    System { key: &'a RawValue, offset: &'a RawValue, byte_size: &'a RawValue }
+}
+object! {
+    /// A registration of CUDA memory.
+    Cuda { raw_handle: &'a RawValue, device_id: &'a RawValue, byte_size: &'a RawValue }
+}
+object! {
+    /// A CUDA handle.
+    Handle { b64: &'a RawValue }
+}
+
+/// A region's status.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    place: Place<'a>,
+    byte_size: u64,
+    in_use: u64,
+    uses: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Place<'a> {
+    System { key: &'a str, offset: u64 },
+    Cuda { device_id: u32 },
+}
+
+/// The region of a path. One whose name is no text is not found, and that is counted.
+struct Region(String);
+
+impl<S: Service> FromRequestParts<Edge<S>> for Region {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
+        let path = Path::<String>::from_request_parts(parts, edge).await;
+        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.service))
+    }
+}
+
+/// Adds the routes of both kinds.
+pub(super) fn routes<S: Service>(mut router: Router<Edge<S>>) -> Router<Edge<S>> {
+    for kind in Kind::ALL {
+        let base = format!("/v2/{}sharedmemory", kind.as_str());
+        let all = async move |State(edge): State<Edge<S>>| status(&edge, kind, None);
+        let one = async move |State(edge): State<Edge<S>>, Region(region): Region| status(&edge, kind, Some(&region));
+        let remove_all = async move |State(edge): State<Edge<S>>| unregister(&edge, kind, None);
+        let remove =
+            async move |State(edge): State<Edge<S>>, Region(region): Region| unregister(&edge, kind, Some(&region));
+        let add = async move |State(edge): State<Edge<S>>, Region(region): Region, request: Request<Body>| {
+            register(&edge, kind, &region, request).await
+        };
+        router = router
+            .route(&format!("{base}/status"), get(all))
+            .route(&format!("{base}/unregister"), post(remove_all))
+            .route(&format!("{base}/region/{{region}}/status"), get(one))
+            .route(&format!("{base}/region/{{region}}/unregister"), post(remove))
+            .route(&format!("{base}/region/{{region}}/register"), post(add));
+    }
+    router
+}
+
+fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryStatus,
+        Kind::Cuda => Route::CudaSharedMemoryStatus,
+    });
+    let found = edge.service.memory_status(kind, region);
+    pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
+}
+
+fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
+    let place = match &region.memory {
+        Memory::System { key, offset, .. } => Place::System { key, offset: *offset },
+        Memory::Cuda { device, .. } => Place::Cuda { device_id: *device },
+    };
+    Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
+}
+
+fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryUnregister,
+        Kind::Cuda => Route::CudaSharedMemoryUnregister,
+    });
+    let done = edge.service.unregister_memory(kind, region);
+    pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
+}
+
+async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Response {
+    let pending = edge.pending(match kind {
+        Kind::System => Route::SystemSharedMemoryRegister,
+        Kind::Cuda => Route::CudaSharedMemoryRegister,
+    });
+    let result = async {
+        let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
+            Read::Whole(body) => body.join(),
+            Read::TooLarge(size) => {
+                let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");
+                return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
+            }
+        };
+        match kind {
+            Kind::System => {
+                let (key, (offset, byte_size)) = system(&body)?;
+                edge.service.register_system_memory(region, &key, offset, byte_size)?;
+            }
+            Kind::Cuda => {
+                let (handle, (device, byte_size)) = cuda(&body)?;
+                edge.service.register_cuda_memory(region, &handle, device, byte_size).await?;
+            }
+        }
+        Ok(answer::empty(StatusCode::OK))
+    };
+    let result = result.await;
+    pending.finish(result)
+}
+
+/// The key, and the offset and size. Without an offset it is 0, as for Triton.
+pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
+    let System { key, offset, byte_size } = members(body)?;
+    let key = text(key.ok_or_else(|| missing("key"))?)?;
+    let offset = offset.map(number).transpose()?.unwrap_or(0);
+    Ok((key, (offset, number(byte_size.ok_or_else(|| missing("byte_size"))?)?)))
+}
+
+/// The handle, and the device and size.
+pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
+    let Cuda { raw_handle, device_id, byte_size } = members(body)?;
+    let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
+    let Handle { b64 } = serde_json::from_str(raw_handle.get()).unwrap_or_default();
+    let b64 = text(b64.ok_or_else(|| absent("b64"))?)?;
+    let byte_size = number(byte_size.ok_or_else(|| absent("byte_size"))?)?;
+    let device = number(device_id.ok_or_else(|| absent("device_id"))?)?;
+    let handle = STANDARD.decode(b64).map_err(|_| not_a_handle())?;
+    Ok((handle, (i64::try_from(device).unwrap_or(i64::MAX), byte_size)))
+}
+
+fn members<'a, T: Default + serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, InferError> {
+    match serde_json::from_slice(body) {
+        Ok(members) => Ok(members),
+        // JSON, but no object: it has no members.
+        Err(error) if error.is_data() => Ok(T::default()),
+        Err(error) => Err(parse_error(error)),
+    }
+}
+
+fn missing(member: &str) -> InferError {
+    InferError::malformed(format!("Shared memory register request has no '{member}' field"))
+}
+
+fn absent(member: &str) -> InferError {
+    wrong(&format!("attempt to access non-existing object member '{member}'"))
+}
+
+/// What Triton's JSON reader says; its code is that of a server at fault.
+fn wrong(text: &str) -> InferError {
+    InferError::new(ErrorCode::Internal, Reason::Malformed, text)
+}
+
+fn text(value: &RawValue) -> Result<String, InferError> {
+    serde_json::from_str(value.get()).map_err(|_| wrong("attempt to access JSON non-string as string"))
+}
+
+fn number(value: &RawValue) -> Result<u64, InferError> {
+    let text = "attempt to access JSON non-unsigned-integer as unsigned-integer";
+    value.get().parse().map_err(|_| wrong(text))
+}

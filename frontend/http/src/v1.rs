@@ -1,0 +1,142 @@
+//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the list of models, the readiness of one, and `:predict`.
+//!
+//! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference goes the way of v2: the
+//! model's inputs decide what the JSON means, and every request is counted under the route of its v2 counterpart.
+
+mod request;
+mod response;
+
+use std::collections::BTreeSet;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::get;
+use http::header::EXPECT;
+use http::{HeaderMap, Request, StatusCode};
+use pharos::error::{InferError, Reason};
+use pharos::id::TraceId;
+use pharos::infer::InferRequest;
+use pharos::service::{Endpoint, Route, Service};
+use serde_json::json;
+
+use super::generate::{check_encoding, read};
+use super::headers::{TRACEPARENT, text};
+use super::infer::{LONG, forward, on_a_thread_if};
+use super::model::ModelPath;
+use super::{Edge, answer, trace};
+use pharos_listener::request_trace::{self, HTTP};
+
+/// What stands behind the model's name or version in the path of an inference request.
+const PREDICT: &str = ":predict";
+
+/// Adds the routes of v1.
+pub(super) fn routes<S: Service>(router: Router<Edge<S>>) -> Router<Edge<S>> {
+    router
+        .route("/", get(alive::<S>))
+        .route("/v1/models", get(list::<S>))
+        .route("/v1/models/{model}", get(ready::<S>).post(predict::<S>))
+        .route("/v1/models/{model}/versions/{version}", get(ready::<S>).post(predict::<S>))
+}
+
+/// `GET /`: KServe's liveness of v1.
+async fn alive<S: Service>(State(edge): State<Edge<S>>) -> Response {
+    edge.pending(Route::Live).finish_as(answer::json(r#"{"status":"alive"}"#), None)
+}
+
+/// `GET /v1/models`: the models that have a version that is ready.
+async fn list<S: Service>(State(edge): State<Edge<S>>) -> Response {
+    let pending = edge.pending(Route::RepositoryIndex);
+    let entries = edge.service.repository_index(true).await;
+    pending.finish(entries.and_then(|entries| {
+        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+        answer::json_of(&json!({ "models": names }))
+    }))
+}
+
+/// 200 if the model is ready, 503 if it is not, 404 if it does not exist, as from KServe's model server.
+async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Response {
+    let pending = edge.pending(Route::ModelReady);
+    let failure = match edge.service.model_ready(&model, &version).await {
+        Ok(true) => return pending.finish(answer::json_of(&json!({ "name": model, "ready": true }))),
+        Ok(false) => match edge.service.model_metadata(&model, &version) {
+            Err(error) if error.reason == Reason::UnknownModel => error,
+            _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
+        },
+        Err(error) => error,
+    };
+    refuse(pending, &failure)
+}
+
+async fn predict<S: Service>(
+    State(edge): State<Edge<S>>,
+    ModelPath { model, version }: ModelPath,
+    request: Request<Body>,
+) -> Response {
+    let named = match version.is_empty() {
+        true => model.strip_suffix(PREDICT).map(|model| (model, "")),
+        false => version.strip_suffix(PREDICT).map(|version| (model.as_str(), version)),
+    };
+    match named {
+        Some(named) => answer_predict(&edge, named, request).await,
+        None => super::not_found_response(&edge.service),
+    }
+}
+
+async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request: Request<Body>) -> Response {
+    let pending = edge.pending(Route::Infer);
+    let (parts, body) = request.into_parts();
+    let traced = trace::begin(edge, model.0, &parts.headers);
+    let received = edge.service.now();
+    let result = async {
+        let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
+        request.timeline.received = received;
+        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
+        request.timeline.request_start = edge.service.now();
+        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
+        request_trace::complete(traced.as_ref());
+        let response = response?;
+        let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
+        on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
+    };
+    let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
+    let answer = match result {
+        Ok(response) => pending.finish(Ok(response)),
+        Err(error) => refuse(pending, &error),
+    };
+    trace::sending(traced, answer)
+}
+
+/// Reads a request, for the model that it names.
+async fn receive<S: Service>(
+    edge: &Edge<S>,
+    (model, version): (&str, &str),
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(InferRequest, request::Form), InferError> {
+    check_encoding(headers)?;
+    let metadata = edge.service.model_metadata(model, version)?;
+    let body = read(edge, body, headers.contains_key(EXPECT)).await?;
+    let (inputs, form) =
+        on_a_thread_if(body.len() > LONG, move || request::parse(&body.join(), &metadata.inputs)).await?;
+    let mut request = InferRequest {
+        model_name: model.to_owned(),
+        model_version: version.to_owned(),
+        inputs,
+        trace: text(headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header)),
+        ..InferRequest::default()
+    };
+    forward(edge, headers, &mut request)?;
+    Ok((request, form))
+}
+
+/// An error with the status that KServe's model server has for it.
+fn refuse<S: Service>(pending: answer::Pending<S>, error: &InferError) -> Response {
+    let status = match error.reason {
+        Reason::UnknownModel => StatusCode::NOT_FOUND,
+        Reason::NotReady => StatusCode::SERVICE_UNAVAILABLE,
+        _ => return pending.finish(Err(error.clone())),
+    };
+    pending.finish_as(answer::error_text(status, &error.message), Some(error.reason))
+}

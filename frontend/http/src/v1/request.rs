@@ -1,0 +1,311 @@
+//! The JSON of a `:predict` request as the model's inputs (TensorFlow Serving's REST interface, "Predict API"): `instances`,
+//! row by row, or `inputs`, tensor by tensor. Pure functions over bytes.
+//!
+//! The shape of an input is that of its nested arrays; in the row form the number of rows stands before it. A string of a
+//! BYTES input is its UTF-8 text, `{"b64": "..."}` any bytes in base64.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use pharos::error::InferError;
+use pharos::infer::InferInput;
+use pharos::model::TensorMetadata;
+use pharos::tensor::{DataType, Tensor, push_bytes_element};
+use serde_json::value::RawValue;
+
+use crate::data;
+use crate::json::{Key, Members, check_depth, object, parse_error, quote_nonfinite, string_end};
+
+object! {
+    /// A request. Other members, such as `signature_name`, mean nothing here.
+    Predict { instances: &'a RawValue, inputs: &'a RawValue }
+}
+
+/// How a request gives its tensors, and how the response does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `instances`: so many rows.
+    Rows(u64),
+    /// `inputs`.
+    Columns,
+}
+
+/// The inputs that the JSON of a request gives to a model with `inputs`.
+///
+/// # Errors
+/// The text is no such request, or does not fit the model's inputs.
+pub(super) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+    let json = std::str::from_utf8(json).map_err(parse_error)?;
+    check_depth(json)?;
+    let relaxed;
+    let predict: Predict<'_> = match serde_json::from_str(json) {
+        Ok(predict) => predict,
+        Err(error) => match quote_nonfinite(json) {
+            Some(quoted) => {
+                relaxed = quoted;
+                serde_json::from_str(&relaxed).map_err(unreadable)?
+            }
+            None => return Err(unreadable(error)),
+        },
+    };
+    match (predict.instances, predict.inputs) {
+        (Some(instances), None) => rows(instances.get(), inputs),
+        (None, Some(columns)) => Ok((self::columns(columns, inputs)?, Form::Columns)),
+        _ => Err(InferError::malformed("a predict request must have either 'instances' or 'inputs'")),
+    }
+}
+
+fn unreadable(error: serde_json::Error) -> InferError {
+    InferError::malformed(format!("the request is not a JSON object: {error}"))
+}
+
+/// `instances`: an array of values of the only input, or of objects with a value for each input.
+fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
+    let first = json.strip_prefix('[').map(str::trim_start);
+    let Some(first) = first.filter(|first| !first.starts_with(']')) else {
+        return Err(InferError::malformed("'instances' must be an array of one value or more"));
+    };
+    if !first.starts_with('{') || is_base64(first) {
+        let input = only(inputs, "instances")?;
+        let tensor = tensor(input, json)?;
+        let count = tensor.shape.first().map_or(0, |rows| rows.unsigned_abs());
+        return Ok((vec![InferInput { name: input.name.clone(), tensor }], Form::Rows(count)));
+    }
+    let rows: Vec<Members<'_>> = serde_json::from_str(json)
+        .map_err(|error| InferError::malformed(format!("'instances' must be objects if the first one is: {error}")))?;
+    let named = rows.first().map(|Members(members)| members.as_slice()).unwrap_or_default();
+    let stacked =
+        named.iter().map(|(name, _)| Ok(InferInput { name: name.to_string(), tensor: stack(&rows, name, inputs)? }));
+    let stacked = stacked.collect::<Result<Vec<_>, InferError>>()?;
+    if let Some(at) = rows.iter().position(|Members(members)| members.len() != named.len()) {
+        return Err(InferError::malformed(format!("instance {at} has not the same members as instance 0")));
+    }
+    Ok((stacked, Form::Rows(rows.len() as u64)))
+}
+
+/// One input of all rows.
+fn stack(rows: &[Members<'_>], name: &str, inputs: &[TensorMetadata]) -> Result<Tensor, InferError> {
+    let input = find(inputs, name)?;
+    let mut json = String::from("[");
+    for (at, Members(members)) in rows.iter().enumerate() {
+        let value = members.iter().find(|(other, _)| other == name).map(|(_, value)| value.get());
+        let value = value.ok_or_else(|| InferError::malformed(format!("instance {at} has no member '{name}'")))?;
+        json.push_str(if at > 0 { "," } else { "" });
+        json.push_str(value);
+    }
+    json.push(']');
+    tensor(input, &json)
+}
+
+/// `inputs`: an object with each input's tensor, or the tensor of the only input.
+fn columns(columns: &RawValue, inputs: &[TensorMetadata]) -> Result<Vec<InferInput>, InferError> {
+    let json = columns.get();
+    if !json.starts_with('{') || is_base64(json) {
+        let input = only(inputs, "inputs")?;
+        return Ok(vec![InferInput { name: input.name.clone(), tensor: tensor(input, json)? }]);
+    }
+    let Members(members) = serde_json::from_str(json).map_err(unreadable)?;
+    let column = |(name, value): (Cow<'_, str>, &RawValue)| {
+        let tensor = tensor(find(inputs, &name)?, value.get())?;
+        Ok(InferInput { name: name.into_owned(), tensor })
+    };
+    members.into_iter().map(column).collect()
+}
+
+fn find<'a>(inputs: &'a [TensorMetadata], name: &str) -> Result<&'a TensorMetadata, InferError> {
+    inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+        InferError::invalid(format!(
+            "the model has no input '{}'; its inputs are {}",
+            name.escape_debug(),
+            names(inputs)
+        ))
+    })
+}
+
+fn only<'a>(inputs: &'a [TensorMetadata], member: &str) -> Result<&'a TensorMetadata, InferError> {
+    match inputs {
+        [input] => Ok(input),
+        _ => Err(InferError::invalid(format!("'{member}' must name the model's inputs: {}", names(inputs)))),
+    }
+}
+
+fn names(inputs: &[TensorMetadata]) -> String {
+    inputs.iter().map(|input| format!("'{}'", input.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether text that begins with an object begins with `{"b64": ...}`: bytes, and no row.
+fn is_base64(json: &str) -> bool {
+    json.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with("\"b64\""))
+}
+
+/// The tensor that nested arrays stand for.
+fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
+    let TensorMetadata { name, datatype, .. } = input;
+    let datatype = DataType::from_name(datatype)
+        .ok_or_else(|| InferError::internal(format!("input '{name}' is of the unknown datatype {datatype}")))?;
+    let mut walk = Walk { json, at: 0, bytes: (datatype == DataType::Bytes).then(Vec::new) };
+    let shape = walk.value(name)?;
+    let data = match walk.bytes {
+        Some(bytes) => bytes,
+        None => {
+            let array = if json.starts_with('[') { Cow::Borrowed(json) } else { Cow::Owned(format!("[{json}]")) };
+            data::flatten(name, &array, datatype, shape.iter().product())?
+        }
+    };
+    let shape = shape.into_iter().map(i64::try_from).collect::<Result<Vec<i64>, _>>();
+    let shape = shape.map_err(|_| InferError::internal("a text has more values than bytes"))?;
+    Ok(Tensor { datatype, shape, data: data.into() })
+}
+
+/// A walk over the text of nested arrays, which is known to be JSON of a limited depth.
+struct Walk<'a> {
+    json: &'a str,
+    at: usize,
+    /// The elements of a BYTES tensor.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Walk<'_> {
+    /// The shape of the value at this place, which ends behind it.
+    fn value(&mut self, input: &str) -> Result<Vec<u64>, InferError> {
+        if self.peek() != Some(b'[') {
+            self.scalar(input)?;
+            return Ok(Vec::new());
+        }
+        self.at += 1;
+        let (mut count, mut inner) = (0u64, None::<Vec<u64>>);
+        while self.peek().is_some_and(|byte| byte != b']') {
+            let shape = self.value(input)?;
+            if *inner.get_or_insert_with(|| shape.clone()) != shape {
+                let text = format!("the arrays of input '{input}' have different lengths; a tensor needs equal ones");
+                return Err(InferError::invalid(text));
+            }
+            count += 1;
+            if self.peek() == Some(b',') {
+                self.at += 1;
+            }
+        }
+        self.at += 1;
+        let mut shape = inner.unwrap_or_default();
+        shape.insert(0, count);
+        Ok(shape)
+    }
+
+    /// The next byte that is no white space, where the walk now stands.
+    fn peek(&mut self) -> Option<u8> {
+        let rest = self.json.as_bytes().get(self.at..)?;
+        self.at += rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
+        self.json.as_bytes().get(self.at).copied()
+    }
+
+    fn scalar(&mut self, input: &str) -> Result<(), InferError> {
+        let (bytes, start) = (self.json.as_bytes(), self.at);
+        let mut depth = 0usize;
+        while let Some(&byte) = bytes.get(self.at) {
+            match byte {
+                b'"' => self.at = string_end(bytes, self.at),
+                b'{' => depth += 1,
+                b'}' => depth = depth.saturating_sub(1),
+                b',' | b']' if depth == 0 => break,
+                _ => {}
+            }
+            self.at += 1;
+        }
+        self.at = self.at.min(bytes.len());
+        let token = self.json.get(start..self.at).unwrap_or_default().trim_end();
+        let Some(out) = &mut self.bytes else { return Ok(()) };
+        let element = element(token).ok_or_else(|| {
+            InferError::invalid(format!("input '{input}' takes strings, or bytes in base64 as {{\"b64\": \"...\"}}"))
+        })?;
+        if push_bytes_element(out, &element) {
+            return Ok(());
+        }
+        Err(InferError::invalid(format!("an element of input '{input}' has more than {} bytes", u32::MAX)))
+    }
+}
+
+/// The bytes of a string or of `{"b64": ...}`.
+fn element(token: &str) -> Option<Vec<u8>> {
+    if token.starts_with('"') {
+        let Key(text) = serde_json::from_str(token).ok()?;
+        return Some(text.into_owned().into_bytes());
+    }
+    let Members(members) = serde_json::from_str(token).ok()?;
+    let [(key, value)] = members.as_slice() else { return None };
+    let Key(text) = serde_json::from_str(value.get()).ok()?;
+    (key == "b64").then(|| BASE64_STANDARD.decode(text.as_bytes()).ok()).flatten()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn input(name: &str, datatype: &'static str) -> TensorMetadata {
+        TensorMetadata { name: name.to_owned(), datatype, shape: vec![-1, -1] }
+    }
+
+    /// Names, shapes and numbers of bytes.
+    type Given<'a> = &'a [(&'a str, &'a [i64], usize)];
+
+    fn check(json: &str, inputs: &[TensorMetadata], expected: Result<(Given<'_>, Form), &str>) {
+        let got = parse(json.as_bytes(), inputs);
+        match (got, expected) {
+            (Ok((given, form)), Ok((wanted, wanted_form))) => {
+                let given: Vec<_> =
+                    given.iter().map(|i| (i.name.as_str(), &*i.tensor.shape, i.tensor.data.len())).collect();
+                assert_eq!((given.as_slice(), form), (wanted, wanted_form), "{json}");
+            }
+            (Err(error), Err(text)) => assert!(error.message.contains(text), "{json}: {}", error.message),
+            (got, _) => assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{json}"),
+        }
+    }
+
+    #[test]
+    fn both_forms_become_tensors() {
+        let one = [input("A", "INT32")];
+        let two = [input("A", "INT32"), input("B", "FP32")];
+        let text = [input("T", "BYTES")];
+        let rows = Form::Rows;
+        check(r#"{"instances": [[1, 2], [3, 4]]}"#, &one, Ok((&[("A", &[2, 2], 16)], rows(2))));
+        check(r#"{"instances": [{"A": [1]}, {"A": [2]}]}"#, &one, Ok((&[("A", &[2, 1], 8)], rows(2))));
+        let both: Given<'_> = &[("B", &[2, 1], 8), ("A", &[2], 8)];
+        check(r#"{"instances": [{"B": [1], "A": 1}, {"A": 1, "B": [1]}]}"#, &two, Ok((both, rows(2))));
+        check(
+            r#"{"inputs": [[[1]], [[2]]], "signature_name": "x"}"#,
+            &one,
+            Ok((&[("A", &[2, 1, 1], 8)], Form::Columns)),
+        );
+        check(r#"{"inputs": 7}"#, &one, Ok((&[("A", &[], 4)], Form::Columns)));
+        check(r#"{"inputs": {"B": [NaN, 1]}}"#, &two, Ok((&[("B", &[2], 8)], Form::Columns)));
+        check(r#"{"instances": ["a,]", {"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[2], 4 + 3 + 4 + 3)], rows(2))));
+        check(r#"{"instances": [{"b64": "AAEC"}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
+        check(r#"{"instances": [{"T": {"b64": "AAEC"}}]}"#, &text, Ok((&[("T", &[1], 7)], rows(1))));
+        check(r#"{"inputs": [[], []]}"#, &one, Ok((&[("A", &[2, 0], 0)], Form::Columns)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let one = [input("A", "INT32")];
+        let two = [input("A", "INT32"), input("B", "FP32")];
+        check("[1]", &one, Err("not a JSON object"));
+        check("{}", &one, Err("either 'instances' or 'inputs'"));
+        check(r#"{"instances": [1], "inputs": [1]}"#, &one, Err("either 'instances' or 'inputs'"));
+        check(r#"{"instances": []}"#, &one, Err("an array of one value or more"));
+        check(r#"{"instances": 1}"#, &one, Err("an array of one value or more"));
+        check(r#"{"instances": [1]}"#, &two, Err("must name the model's inputs: 'A', 'B'"));
+        check(r#"{"inputs": [1]}"#, &two, Err("must name the model's inputs: 'A', 'B'"));
+        check(r#"{"inputs": {"C": [1]}}"#, &two, Err("no input 'C'; its inputs are 'A', 'B'"));
+        check(r#"{"instances": [{"A": 1}, {"B": 1}]}"#, &two, Err("instance 1 has no member 'A'"));
+        check(r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#, &two, Err("instance 1 has not the same members"));
+        check(r#"{"instances": [{"A": 1}, 2]}"#, &two, Err("must be objects if the first one is"));
+        for ragged in ["[[1,2],[3],[4,5,6]]", "[[1],2]", "[1,[2]]", "[[],[1]]"] {
+            check(&format!(r#"{{"instances": {ragged}}}"#), &one, Err("have different lengths"));
+        }
+        check(r#"{"instances": ["a"]}"#, &one, Err("non-signed-integer"));
+        check(r#"{"instances": [1]}"#, &[input("T", "BYTES")], Err("takes strings"));
+        check(r#"{"instances": [{"b64": "?"}]}"#, &[input("T", "BYTES")], Err("takes strings"));
+        check(&format!(r#"{{"inputs": {}1{}}}"#, "[".repeat(200), "]".repeat(200)), &one, Err("nesting depth"));
+    }
+}

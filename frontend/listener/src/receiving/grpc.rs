@@ -1,0 +1,269 @@
+//! The messages of a gRPC call on their way in. The library reserves as much memory as a message's head promises, so it is given a
+//! message only when all of it is here. A message is bounded by [`Limits`], all that is being received by the
+//! [`Budget`], and compressed messages are decompressed here, on threads that serve no sockets.
+
+pub mod messages;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body::Frame;
+use pharos::data::Data;
+use tonic::Status;
+
+use self::messages::{Head, Partial, whole};
+use super::coding::{Format, InflateError, inflate};
+use super::{Budget, Full, Reservation};
+use crate::body_timeout::BoxError;
+
+/// The most bytes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// As it is received.
+    pub received: usize,
+    /// When it is decompressed.
+    pub inflated: usize,
+    /// The setting that raises them.
+    pub setting: &'static str,
+}
+
+/// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
+pub const MAX_MESSAGE: usize = i32::MAX as usize;
+
+/// The most bytes of a decompressed message, unless `--grpc-max-input-size` says more.
+const MAX_INFLATED: usize = 64 << 20;
+
+impl Limits {
+    /// The limits of `--grpc-max-input-size`.
+    pub fn new(most: Option<u64>) -> Self {
+        let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
+        let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
+        Self { received, inflated, setting: "--grpc-max-input-size" }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+/// A call whose messages are bounded.
+pub fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
+    let (parts, body) = request.into_parts();
+    let body = Received::new(body, &parts.headers, bounds);
+    Request::from_parts(parts, body)
+}
+
+/// The format of a call's compressed messages; `None` if it has none, or one that the library refuses.
+pub(super) fn format(headers: &HeaderMap) -> Option<Format> {
+    match headers.get("grpc-encoding")?.as_bytes() {
+        b"gzip" => Some(Format::Gzip),
+        b"deflate" => Some(Format::Zlib),
+        _ => None,
+    }
+}
+
+type Inflating = Pin<Box<dyn Future<Output = Result<(Data, Reservation), Status>> + Send>>;
+
+/// A body that gives whole messages only.
+pub struct Received<B> {
+    body: B,
+    budget: Budget,
+    limits: Limits,
+    format: Option<Format>,
+    /// Came and is not looked at yet.
+    rest: Bytes,
+    partial: Partial,
+    /// Of the message that is collected or decompressed.
+    reservation: Reservation,
+    /// Of what is in `ready`.
+    given: Reservation,
+    inflating: Option<Inflating>,
+    ready: VecDeque<Bytes>,
+    /// A head is wrong: the library sees it and what follows, and has the words for it.
+    wrong: bool,
+}
+
+impl<B> Received<B> {
+    /// The messages of a call with these headers.
+    pub(crate) fn new(body: B, headers: &HeaderMap, (budget, limits): (&Budget, Limits)) -> Self {
+        Self {
+            body,
+            budget: budget.clone(),
+            limits,
+            format: format(headers),
+            rest: Bytes::new(),
+            partial: Partial::default(),
+            reservation: budget.reserve(),
+            given: budget.reserve(),
+            inflating: None,
+            ready: VecDeque::new(),
+            wrong: false,
+        }
+    }
+
+    /// Looks at what came, up to the end of the first message that is to be decompressed.
+    fn advance(&mut self) -> Result<(), Status> {
+        while !self.rest.is_empty() && self.inflating.is_none() {
+            if self.wrong {
+                self.ready.push_back(std::mem::take(&mut self.rest));
+                break;
+            }
+            if self.partial.is_empty() {
+                // Messages that came as a whole are passed on as they are.
+                let (limits, format) = (self.limits, self.format);
+                let plain = whole(&self.rest, |head| check(limits, head).map(|()| is_plain(head, format)))?;
+                if plain > 0 {
+                    self.ready.push_back(self.rest.split_to(plain));
+                    continue;
+                }
+            }
+            self.collect()?;
+        }
+        Ok(())
+    }
+
+    /// Takes what belongs to the message that is not all here.
+    fn collect(&mut self) -> Result<(), Status> {
+        if self.partial.head().is_none() {
+            self.partial.take_head(&mut self.rest);
+            let Some(head) = self.partial.head() else { return Ok(()) };
+            check(self.limits, head)?;
+            if !is_known(head, self.format) {
+                self.wrong = true;
+                self.ready.push_back(head.bytes());
+                self.partial = Partial::default();
+                return Ok(());
+            }
+        }
+        self.reservation.grow(self.partial.wants(self.rest.len())).map_err(full)?;
+        let Some((head, message)) = self.partial.take(&mut self.rest) else { return Ok(()) };
+        match self.format.filter(|_| head.flag == 1) {
+            None => {
+                let reservation = std::mem::replace(&mut self.reservation, self.budget.reserve());
+                self.give(head, message, reservation);
+            }
+            Some(format) => self.inflating = Some(self.inflate(format, message)),
+        }
+        Ok(())
+    }
+
+    /// Gives a message out, in its pieces.
+    fn give(&mut self, head: Head, message: Data, reservation: Reservation) {
+        self.given.absorb(reservation);
+        self.ready.push_back(head.bytes());
+        self.ready.extend(message.pieces().iter().filter(|piece| !piece.is_empty()).cloned());
+    }
+
+    fn inflate(&mut self, format: Format, message: Data) -> Inflating {
+        let (budget, limits) = (self.budget.clone(), self.limits);
+        let mut reservation = std::mem::replace(&mut self.reservation, budget.reserve());
+        Box::pin(async move {
+            let permit = budget.coder().await;
+            let work = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                let inflated = inflate(message, format, limits.inflated as u64, &mut reservation);
+                inflated.map(|inflated| (inflated, reservation))
+            });
+            match work.await {
+                Ok(Ok(done)) => Ok(done),
+                Ok(Err(InflateError::TooLarge)) => Err(Status::resource_exhausted(format!(
+                    "a message exceeds the maximum allowed value of {} bytes when it is decompressed. Use {} to increase \
+                     the limit.",
+                    limits.inflated, limits.setting
+                ))),
+                Ok(Err(InflateError::Full(reason))) => Err(full(reason)),
+                Ok(Err(InflateError::Broken(error))) => Err(Status::internal(format!("Error decompressing: {error}"))),
+                Err(error) => Err(Status::internal(format!("decompressing a message broke off: {error}"))),
+            }
+        })
+    }
+}
+
+/// Whether a head is one that can be understood.
+fn is_known(head: Head, format: Option<Format>) -> bool {
+    head.flag == 0 || (head.flag == 1 && format.is_some())
+}
+
+/// Whether a message is passed on as it is, once it is here.
+fn is_plain(head: Head, format: Option<Format>) -> bool {
+    head.flag == 0 || !is_known(head, format)
+}
+
+fn check(limits: Limits, head: Head) -> Result<(), Status> {
+    if head.length <= limits.received {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "Received message larger than max ({} vs. {}). Use {} to increase the limit.",
+        head.length, limits.received, limits.setting
+    )))
+}
+
+fn full(full: Full) -> Status {
+    Status::resource_exhausted(full.to_string())
+}
+
+impl<B> http_body::Body for Received<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(data) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            if let Some(inflating) = &mut this.inflating {
+                let inflated = ready!(inflating.as_mut().poll(cx));
+                this.inflating = None;
+                match inflated {
+                    Ok((message, reservation)) => {
+                        this.give(Head { flag: 0, length: message.len() }, message, reservation);
+                    }
+                    Err(status) => return Poll::Ready(Some(Err(status.into()))),
+                }
+                continue;
+            }
+            this.given.release();
+            if !this.rest.is_empty() {
+                if let Err(status) = this.advance() {
+                    this.rest = Bytes::new();
+                    return Poll::Ready(Some(Err(status.into())));
+                }
+                continue;
+            }
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None if this.partial.is_empty() => return Poll::Ready(None),
+                None => {
+                    this.partial = Partial::default();
+                    let status = Status::internal("Unexpected EOF decoding stream.");
+                    return Poll::Ready(Some(Err(status.into())));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let nothing_here = self.ready.is_empty() && self.rest.is_empty() && self.inflating.is_none();
+        nothing_here && self.partial.is_empty() && self.body.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+#[path = "grpc_tests.rs"]
+mod tests;

@@ -1,0 +1,30 @@
+//! Lines about single requests in the server's log, if they are enabled (`--log-access`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pharos::service::REQUEST_LOG_TARGET as TARGET;
+
+/// Whether single requests are logged. The log sets it at start, for the whole process.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether single requests are logged.
+pub fn is_enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// Turns the lines on or off.
+pub fn enable(on: bool) {
+    ENABLED.store(on, Ordering::Relaxed);
+}
+
+/// Logs an answered request: protocol, method and path, status, and its duration.
+pub fn answered(protocol: &'static str, request: &str, status: u16, ns: u64) {
+    let ms = Duration::from_nanos(ns).as_secs_f64() * 1e3;
+    tracing::info!(target: TARGET, protocol, request, status, ms = format_args!("{ms:.3}"), "answered");
+}
+
+/// Logs an answered request as a line that is formatted already.
+pub fn answered_line(line: &str) {
+    tracing::info!(target: TARGET, "{line}");
+}

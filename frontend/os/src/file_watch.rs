@@ -1,0 +1,76 @@
+//! Reads files again when they change: certificates and tokens, which are replaced while the server runs.
+//!
+//! Files are polled, because that works on every file system, and for links into a directory that is exchanged as a whole, as
+//! Kubernetes does.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::metrics::cache::Cache;
+use pharos::metrics::labels::Credentials;
+use pharos::metrics::record;
+use tokio::sync::Notify;
+
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A set of files and how to read them.
+pub struct WatchedFiles {
+    /// What it is, for the metrics.
+    pub what: Credentials,
+    /// The files.
+    pub paths: Vec<PathBuf>,
+    /// Reads them again and says what they hold now. An error means that nothing has changed.
+    pub read: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
+}
+
+/// What tells one content of a file from the next: inode, size, time of the last change in nanoseconds.
+type Stamp = Option<(u64, u64, i64, i64)>;
+
+fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    let stamp = |path: &PathBuf| {
+        let data = std::fs::metadata(path).ok()?;
+        Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
+    };
+    paths.iter().map(stamp).collect()
+}
+
+/// Reads files again when they have changed and when `now` says so; ends with the runtime. A change counts when it has
+/// lasted from one look to the next: a certificate and its key are two files, and replaced one after the other.
+pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
+    record::credentials_watched(&cache, files.what);
+    let files = Arc::new(files);
+    let mut known = look(&files).await;
+    let mut last = known.clone();
+    loop {
+        let asked = tokio::select! {
+            () = now.notified() => true,
+            () = tokio::time::sleep(LOOK) => false,
+        };
+        let seen = look(&files).await;
+        if asked || (seen != known && seen == last) {
+            known = seen.clone();
+            read(&files, &cache).await;
+        }
+        last = seen;
+    }
+}
+
+/// Reads the stamps on a blocking thread: a slow disk must not delay requests.
+async fn look(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
+    let files = files.clone();
+    tokio::task::spawn_blocking(move || stamps(&files.paths)).await.unwrap_or_default()
+}
+
+async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
+    let reading = files.clone();
+    let result = tokio::task::spawn_blocking(move || (reading.read)()).await;
+    let result = result.unwrap_or_else(|error| Err(error.to_string()));
+    record::credentials_read(cache, files.what, result.is_ok());
+    match result {
+        Ok(what) => tracing::info!("{} read again: {what}", files.what.as_str()),
+        Err(reason) => tracing::error!("{} stay as they were: {reason}", files.what.as_str()),
+    }
+}

@@ -1,0 +1,313 @@
+//! The log as TorchServe's users know it: `access_log.log`, `model_log.log` (what workers print) and `ts_log.log`
+//! (everything, lines of the metrics too), and each line on standard output too, with the names of the loggers.
+//!
+//! Each has a queue and a thread: no request waits for a disk or a terminal, and none of them for another.
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use pharos::metrics::tslog::Stamp;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+
+use super::lines::{Parts, formatted};
+use super::outlet::{Form, Outlet, Sink, count};
+use super::sinks::Console;
+use super::{Format, STREAM, missing};
+use pharos::service::REQUEST_LOG_TARGET;
+use pharos_os::clock;
+
+/// How long lines are collected before they are written.
+const COLLECTED: Duration = Duration::from_millis(25);
+/// A file that is larger is moved aside; so many are kept.
+const MOST_BYTES: u64 = 100 << 20;
+const KEPT: u32 = 5;
+
+/// Where a line belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Access = 0,
+    Model = 1,
+    Server = 2,
+    Console = 3,
+}
+
+/// The name of each place in metrics; a file's also is its name in the directory, with the ending `.log`.
+const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
+
+/// The log; clones of it are the same one.
+#[derive(Clone)]
+pub(super) struct Journal(Arc<Inner>);
+
+struct Inner {
+    /// By [`Place`].
+    outlets: [Arc<Outlet>; 4],
+    zone: TimeZone,
+}
+
+impl Journal {
+    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once and tried again.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub(super) fn start(directory: &Path) -> io::Result<Self> {
+        let form = |place: Place, notice: fn(u64) -> String| {
+            let name = NAMES.get(place as usize).copied().unwrap_or_default();
+            Form { name, collected: COLLECTED, notice }
+        };
+        let file = |place, notice: fn(u64) -> String| {
+            let form = form(place, notice);
+            let sink = LogFile::new(directory.join(form.name).with_extension("log"));
+            Outlet::start(form, sink).map(Arc::new)
+        };
+        let access = file(Place::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
+        let (model, server) = (file(Place::Model, notice)?, file(Place::Server, notice)?);
+        let console = Arc::new(Outlet::start(form(Place::Console, notice), Console)?);
+        Ok(Self(Arc::new(Inner { outlets: [access, model, server, console], zone: TimeZone::system() })))
+    }
+
+    pub(super) fn outlets(&self) -> Vec<Arc<Outlet>> {
+        self.0.outlets.to_vec()
+    }
+
+    /// A line for standard output alone.
+    pub(super) fn announce(&self, line: &str) {
+        self.append(Place::Console, line);
+    }
+
+    /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
+    pub(super) fn push_metrics(&self, lines: &str) {
+        self.append(Place::Server, lines);
+    }
+
+    /// A line for the file of `place`, and as the console has it. `ts_log.log` has every line.
+    fn push(&self, place: Place, file: &str, console: &str) {
+        self.append(place, file);
+        self.append(Place::Console, console);
+        if place != Place::Server {
+            self.append(Place::Server, console);
+        }
+    }
+
+    fn append(&self, place: Place, lines: &str) {
+        if let Some(outlet) = self.0.outlets.get(place as usize) {
+            outlet.push(lines);
+        }
+    }
+}
+
+/// The time of a line.
+fn now(zone: &TimeZone) -> Stamp {
+    let now = clock::wall_ms();
+    let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
+    Stamp::new(now, zone.to_offset(time).seconds())
+}
+
+/// What a log says where lines are missing.
+fn notice(lost: u64) -> String {
+    let parts = Parts::message(missing(lost));
+    let line = line((Level::WARN, module_path!()), ("log", module_path!()), &parts, &now(&TimeZone::system()));
+    line.unwrap_or_default()
+}
+
+/// A line as the console has it: its level and target, thread and logger, the message, and its time.
+fn line(
+    (level, target): (Level, &str),
+    (thread, logger): (&str, &str),
+    parts: &Parts,
+    stamp: &Stamp,
+) -> Result<String, std::fmt::Error> {
+    let text = parts.text();
+    let mut line = String::with_capacity(text.len() + 96);
+    match super::format() {
+        Format::Default => write!(line, "{} [{level:<5}] {thread} {logger} - {text}", stamp.local())?,
+        format => line.push_str(&formatted(format, (level, target), parts)?),
+    }
+    line.push('\n');
+    Ok(line)
+}
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut parts = Parts::default();
+        event.record(&mut parts);
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        let stamp = now(&self.0.zone);
+        let current = thread::current();
+        let (place, thread, logger) = match target {
+            REQUEST_LOG_TARGET => (Place::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
+            "worker" => {
+                let stream = parts.take(STREAM).unwrap_or_else(|| "stdout".to_owned());
+                (Place::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
+            }
+            other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
+        };
+        let Ok(console) = line((level, target), (&thread, logger), &parts, &stamp) else { return };
+        match place {
+            Place::Access => self.push(place, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
+            _ => self.push(place, &console, &console),
+        }
+    }
+}
+
+/// One of the files.
+struct LogFile {
+    path: PathBuf,
+    file: Option<File>,
+    /// The last write failed.
+    failed: bool,
+    /// The last write has left the beginning of a line.
+    cut: bool,
+}
+
+impl LogFile {
+    fn new(path: PathBuf) -> Self {
+        let mut new = Self { path, file: None, failed: false, cut: false };
+        // The file is there from the start. There is no log yet that could report a failure; the first line does.
+        let _ = new.ready();
+        new
+    }
+
+    /// Writes lines; an error comes with the number of lines that are lost.
+    fn append(&mut self, lines: &str) -> Result<(), (io::Error, u64)> {
+        self.ready().map_err(|error| (error, count(lines)))?;
+        let Some(file) = &mut self.file else { return Ok(()) };
+        // The partial line is lost and already counted; a line break keeps the next line apart from it.
+        if self.cut {
+            file.write_all(b"\n").map_err(|error| (error, count(lines)))?;
+            self.cut = false;
+        }
+        let mut rest = lines.as_bytes();
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(written) if written > 0 => {
+                    self.cut = rest.get(written - 1) != Some(&b'\n');
+                    rest = rest.get(written..).unwrap_or_default();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                failed => {
+                    let lost = rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+                    return Err((failed.err().unwrap_or_else(|| io::ErrorKind::WriteZero.into()), lost));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, error: &io::Error) {
+        if !self.failed {
+            let path = self.path.display();
+            tracing::error!("'{path}' cannot be written: {error}; its lines are lost until it can be written again");
+            self.failed = true;
+        }
+    }
+
+    /// Makes sure that the file of this name is open, and not too large.
+    fn ready(&mut self) -> io::Result<()> {
+        if let (Some(file), Ok(named)) = (&self.file, fs::metadata(&self.path)) {
+            let own = file.metadata()?;
+            if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
+                if own.len() < MOST_BYTES {
+                    return Ok(());
+                }
+                self.move_aside()?;
+            }
+        }
+        if let Some(directory) = self.path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        self.file = Some(OpenOptions::new().create(true).append(true).open(&self.path)?);
+        Ok(())
+    }
+
+    /// `NAME.log` becomes `NAME.log.1`, that `NAME.log.2`, and so on.
+    fn move_aside(&self) -> io::Result<()> {
+        let numbered = |number: u32| self.path.with_extension(format!("log.{number}"));
+        for number in (1..KEPT).rev() {
+            if numbered(number).exists() {
+                fs::rename(numbered(number), numbered(number + 1))?;
+            }
+        }
+        fs::rename(&self.path, numbered(1))
+    }
+}
+
+impl Sink for LogFile {
+    fn write(&mut self, lines: &str) -> u64 {
+        match self.append(lines) {
+            Ok(()) => {
+                self.failed = false;
+                0
+            }
+            Err((error, lost)) => {
+                self.report(&error);
+                lost
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[test]
+    fn lines_end_in_their_files_in_torchserves_layouts() {
+        let folder = std::env::temp_dir().join(format!("pharos-torchserve-log-{}", std::process::id()));
+        let journal = Journal::start(&folder).unwrap();
+        let subscriber = tracing_subscriber::registry().with(journal.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(target: "access", "/127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
+            tracing::warn!(target: "worker", instance = "W-9000-noop_1.0", stream = "stderr", "hello\nthere");
+            tracing::error!(count = 3, "it failed");
+        });
+        journal.outlets().iter().for_each(|outlet| outlet.stop());
+        journal.outlets().iter().for_each(|outlet| outlet.finish(Duration::from_secs(60)));
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        let line = |name: &str| {
+            let text = read(name);
+            assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
+            let (time, rest) = text.trim_end().split_at(23);
+            let shape: String = time.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
+            assert_eq!(shape, "9999-99-99T99:99:99,999");
+            rest.to_owned()
+        };
+        assert_eq!(line("access_log.log"), " - /127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
+        assert_eq!(line("model_log.log"), " [WARN ] W-9000-noop_1.0-stderr MODEL_LOG - hello\\nthere");
+        let all = read("ts_log.log");
+        let parts = ["ACCESS_LOG - /127.0.0.1:1", "-stderr MODEL_LOG - hello", "tests - it failed"];
+        for (line, part) in all.lines().zip(parts) {
+            assert!(line.contains(part), "{line}");
+        }
+        let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
+        assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_frontend::log::torchserve::tests"), "{head}");
+        assert_eq!(text, "it failed count=3");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_moved_or_too_large_is_begun_anew() {
+        let folder = std::env::temp_dir().join(format!("pharos-torchserve-files-{}", std::process::id()));
+        let path = folder.join("ts_log.log");
+        let mut file = LogFile::new(path.clone());
+        file.write("one\n");
+        fs::rename(&path, folder.join("away")).unwrap();
+        file.write("two\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(MOST_BYTES).unwrap();
+        file.write("three\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
+        assert_eq!(fs::metadata(folder.join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,33 @@
+//! The frontend's end of the metrics: reads the definition, and drains what workers send.
+
+mod definition;
+mod ring;
+
+use pharos::metrics::emitter::{Throttle, shortened};
+use pharos::metrics::intake::Refusal;
+
+use pharos_os::clock;
+
+pub use definition::{Definition, Source, read};
+pub use ring::Ring;
+
+/// Says in the log that metric lines are refused, at most once a second and always with one of them.
+pub struct Complaints {
+    from: String,
+    throttle: Throttle,
+}
+
+impl Complaints {
+    /// About lines `from` somewhere.
+    pub fn new(from: String) -> Self {
+        Self { from, throttle: Throttle::default() }
+    }
+
+    /// A line was refused.
+    pub fn tell(&mut self, line: &[u8], refusal: &Refusal) {
+        let Some(held) = self.throttle.pass(clock::now()) else { return };
+        let (from, line) = (&self.from, shortened(line));
+        let more = if held > 0 { format!(" (and {held} others since the last such message)") } else { String::new() };
+        tracing::warn!("a metric line from {from} was refused: {refusal}; it is `{line}`{more}");
+    }
+}

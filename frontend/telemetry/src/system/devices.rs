@@ -1,0 +1,324 @@
+//! The GPUs that instances run on: which there are, what a process must be told to run on one, and which are lost.
+//!
+//! The numbers are those that CUDA gives devices in this process: their order on the bus, or that of `CUDA_VISIBLE_DEVICES`.
+//! Workers, and what looks at memory of clients, count in the same way. Questions go to the driver when an instance is started, on threads of
+//! their own and with patience: it may hang when a device falls off the bus.
+
+mod cpus;
+mod shown;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::gpu::{Found, GpuMemory, NO_PARTS, Usable};
+use super::polling::PATIENCE;
+use super::{Gpus, Roots};
+use shown::Shown;
+
+/// The time between two looks at whether the devices that are in use are still there.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Questions that the driver may be asked at the same time: so many threads wait for one that hangs.
+const QUESTIONS: usize = 8;
+
+/// What a process must be told so that a device is its own: its device 0, and near its processors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chosen {
+    /// The device's number.
+    pub number: u32,
+    /// The device's UUID, or that of the MIG device on it.
+    pub uuid: String,
+    /// The numbers of the devices that the process sees, in its order.
+    pub visible: Vec<u32>,
+    /// The value of `CUDA_VISIBLE_DEVICES`.
+    pub uuids: String,
+    /// The processors that the process should keep to; empty for all it may use.
+    pub cpus: Vec<usize>,
+}
+
+/// A place for an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The device.
+    pub number: u32,
+    /// Which of its group's instances on this device it is: MIG devices are taken in turn.
+    pub turn: u32,
+    /// A model is being loaded, which the limits of `--model-load-gpu-limit` are for.
+    pub loading: bool,
+}
+
+/// The GPUs that instances may run on.
+#[derive(Debug)]
+pub struct Devices {
+    gpus: Option<Arc<Gpus>>,
+    shown: Shown,
+    usable: Vec<u32>,
+    unusable: Vec<u32>,
+    /// The most that may be in use of a device's memory when a model is loaded onto it, 0 to 1.
+    limits: BTreeMap<u32, f64>,
+    /// Where the system shows devices of the bus.
+    bus: PathBuf,
+    questions: Arc<Semaphore>,
+    /// Held for a moment.
+    watched: Mutex<Watched>,
+}
+
+/// The devices that are looked at, because an instance runs there.
+#[derive(Debug, Default)]
+struct Watched {
+    /// Why a device is lost; `None` while it is not.
+    lost: BTreeMap<u32, Option<String>>,
+}
+
+impl Devices {
+    /// Those of this machine, as far as `visible`, the value of `CUDA_VISIBLE_DEVICES`, does not hide them.
+    pub fn new(
+        gpus: Option<Arc<Gpus>>,
+        visible: Option<&str>,
+        limits: impl IntoIterator<Item = (u32, f64)>,
+        roots: &Roots,
+    ) -> Arc<Self> {
+        let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
+        let shown = Shown::new(found, visible);
+        let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.trouble.is_none());
+        let (usable, unusable) = shown.numbers().partition(is_usable);
+        let limits: BTreeMap<u32, f64> = limits.into_iter().collect();
+        let devices = Self {
+            usable,
+            unusable,
+            shown,
+            limits,
+            bus: roots.bus.clone(),
+            questions: Arc::new(Semaphore::new(QUESTIONS)),
+            watched: Mutex::default(),
+            gpus,
+        };
+        devices.tell(visible);
+        Arc::new(devices)
+    }
+
+    /// Says in the log what is not as one may think.
+    fn tell(&self, visible: Option<&str>) {
+        let found = self.gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
+        let of = |number: u32| shown_of(&self.shown, found, number);
+        if let Some(visible) = visible.filter(|_| !found.is_empty()) {
+            let called = |number: u32| {
+                format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"))
+            };
+            let shown: Vec<String> = self.shown.numbers().map(called).collect();
+            let shown = if shown.is_empty() { "none is used".to_owned() } else { shown.join(", ") };
+            tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
+        }
+        for number in &self.unusable {
+            let trouble = of(*number).and_then(|found| found.trouble.as_deref()).unwrap_or_default();
+            tracing::warn!("GPU {number} cannot be used: {trouble}");
+        }
+        let here: Vec<u32> = self.shown.numbers().collect();
+        for number in self.limits.keys().filter(|number| !here.contains(number)) {
+            tracing::warn!("--model-load-gpu-limit names GPU {number}, which is not here; GPUs here: {here:?}");
+        }
+    }
+
+    /// The driver's view of all of them, if there is one.
+    pub fn gpus(&self) -> Option<&Arc<Gpus>> {
+        self.gpus.as_ref()
+    }
+
+    /// The number on the bus of the device with this number here.
+    pub fn on_the_bus(&self, number: u32) -> Option<u32> {
+        self.shown.on_the_bus(number)
+    }
+
+    /// The number here of the device with this number on the bus.
+    pub fn number_of(&self, bus: u32) -> Option<u32> {
+        self.shown.numbers().find(|number| self.shown.on_the_bus(*number) == Some(bus))
+    }
+
+    /// The devices that could be used at the start, for instances that may run anywhere.
+    pub fn usable(&self) -> &[u32] {
+        &self.usable
+    }
+
+    /// The others.
+    pub fn unusable(&self) -> &[u32] {
+        &self.unusable
+    }
+
+    /// What a process must be told to run on a device, as it is now. From then on the device is looked at.
+    ///
+    /// # Errors
+    /// It cannot be used, or too much of its memory is in use; the text says what is there.
+    pub async fn choose(self: &Arc<Self>, wanted: Wanted) -> Result<Chosen, String> {
+        let (devices, gpu) = (self.clone(), wanted.number);
+        let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
+        let asked = async {
+            // Held until the driver has answered, however long nobody waits for that any more.
+            let question = self.questions.clone().acquire_owned().await.ok();
+            tokio::task::spawn_blocking(move || (devices.find(&gpus, wanted), question).0).await
+        };
+        let chosen = match timeout(PATIENCE, asked).await {
+            Ok(Ok(chosen)) => chosen?,
+            Ok(Err(error)) => return Err(format!("GPU {gpu} cannot be used: {error}")),
+            Err(_) => {
+                let seconds = PATIENCE.as_secs();
+                return Err(format!("GPU {gpu} cannot be used: the driver has not answered for {seconds} s"));
+            }
+        };
+        self.watch(gpu);
+        Ok(chosen)
+    }
+
+    /// Why a device is lost that an instance runs on.
+    pub fn lost(&self, number: u32) -> Option<String> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.lost.get(&number).cloned().flatten()
+    }
+
+    /// Asks the driver.
+    fn find(&self, gpus: &Gpus, wanted: Wanted) -> Result<Chosen, String> {
+        let number = wanted.number;
+        let found: BTreeMap<u32, Result<Usable, String>> =
+            self.shown.numbers().map(|number| (number, self.look(gpus, number))).collect();
+        let refused = |name: &str, why: &str| {
+            let here = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
+            let here: Vec<String> = here.collect();
+            let here = if here.is_empty() { "none".to_owned() } else { here.join(", ") };
+            format!("{name} cannot be used: {why}; GPUs that can be used: {here}")
+        };
+        let own = match found.get(&number) {
+            Some(Ok(own)) => own,
+            Some(Err(why)) => return Err(refused(&format!("GPU {number}{}", self.called(gpus, number)), why)),
+            None => return Err(refused(&format!("GPU {number}"), "it is not there")),
+        };
+        let (uuid, memory) = part(own, wanted.turn);
+        self.check_limit(wanted, memory)?;
+        let mut chosen = Chosen { number, uuid: uuid.to_owned(), visible: vec![number], ..Chosen::default() };
+        let mut uuids = vec![uuid];
+        // A process sees one MIG device, and then nothing else.
+        if own.mig.is_none() {
+            for (other, device) in found.iter().filter(|(other, _)| **other != number) {
+                if let Ok(Usable { uuid, mig: None, .. }) = device {
+                    chosen.visible.push(*other);
+                    uuids.push(uuid);
+                }
+            }
+        }
+        chosen.uuids = uuids.join(",");
+        chosen.cpus = cpus::near(own, &self.bus);
+        Ok(chosen)
+    }
+
+    /// A device as it is now, with those of its MIG devices that are shown.
+    fn look(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
+        let bus = self.shown.on_the_bus(number).ok_or("it is not there")?;
+        let mut usable = gpus.usable(bus)?;
+        if let Some(parts) = &mut usable.mig {
+            parts.retain(|(uuid, _)| self.shown.shows_part(number, uuid));
+            if parts.is_empty() {
+                return Err(NO_PARTS.to_owned());
+            }
+        }
+        Ok(usable)
+    }
+
+    /// The UUID that a device had at the start, in brackets.
+    fn called(&self, gpus: &Gpus, number: u32) -> String {
+        let uuid = shown_of(&self.shown, gpus.found(), number).and_then(|found| found.uuid.as_ref());
+        uuid.map(|uuid| format!(" ({uuid})")).unwrap_or_default()
+    }
+
+    /// # Errors
+    /// More of the device's memory is in use than a model that is loaded may find so; the beginning is Triton's.
+    fn check_limit(&self, wanted: Wanted, memory: Option<GpuMemory>) -> Result<(), String> {
+        let number = wanted.number;
+        let Some(limit) = self.limits.get(&number).filter(|_| wanted.loading) else { return Ok(()) };
+        let Some(GpuMemory { total, used }) = memory.filter(|memory| memory.total > 0) else {
+            tracing::warn!(
+                "GPU {number} does not tell how much of its memory is in use: --model-load-gpu-limit is not kept"
+            );
+            return Ok(());
+        };
+        let share = used as f64 / total as f64;
+        if share <= *limit {
+            return Ok(());
+        }
+        Err(format!(
+            "memory limit set for GPU {number} has exceeded, model loading is rejected: {used} of {total} bytes are in use \
+             ({:.1} %), --model-load-gpu-limit allows {:.1} %",
+            share * 100.0,
+            limit * 100.0
+        ))
+    }
+
+    /// Looks at a device from now on. The first one starts the thread that looks.
+    fn watch(self: &Arc<Self>, number: u32) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = watched.lost.is_empty();
+        watched.lost.insert(number, None);
+        drop(watched);
+        if is_first {
+            let devices = Arc::downgrade(self);
+            let watch = std::thread::Builder::new().name("watch-gpus".to_owned()).spawn(move || watch(&devices));
+            if let Err(error) = watch {
+                tracing::error!("nobody looks whether the GPUs are still there: {error}");
+            }
+        }
+    }
+
+    /// Looks once at the devices that are in use.
+    fn look_around(&self) {
+        let Some(gpus) = &self.gpus else { return };
+        let numbers: Vec<u32> =
+            self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
+        for number in numbers {
+            let Some(bus) = self.shown.on_the_bus(number) else { continue };
+            let lost = gpus.check(bus).err();
+            let name = format!("GPU {number}{}", self.called(gpus, number));
+            let lost = lost.map(|reason| format!("{name} is lost: {reason}"));
+            self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.insert(number, lost);
+        }
+    }
+}
+
+/// Looks at the devices for as long as they are anybody's.
+fn watch(devices: &Weak<Devices>) {
+    while let Some(devices) = devices.upgrade() {
+        devices.look_around();
+        drop(devices);
+        std::thread::sleep(WATCH);
+    }
+}
+
+fn shown_of<'f>(shown: &Shown, found: &'f [Found], number: u32) -> Option<&'f Found> {
+    found.get(usize::try_from(shown.on_the_bus(number)?).ok()?)
+}
+
+/// The device of a process, whole or a MIG device, with its memory.
+fn part(device: &Usable, turn: u32) -> (&str, Option<GpuMemory>) {
+    let parts = device.mig.as_deref().unwrap_or_default();
+    let at = usize::try_from(turn).ok().and_then(|turn| turn.checked_rem(parts.len()));
+    match at.and_then(|at| parts.get(at)) {
+        Some((uuid, memory)) => (uuid, *memory),
+        None => (&device.uuid, device.memory),
+    }
+}
+
+/// A device, for messages.
+fn described(number: u32, device: &Usable) -> String {
+    match &device.mig {
+        None => format!("{number} ({})", device.uuid),
+        Some(parts) => {
+            let uuids: Vec<&str> = parts.iter().map(|(uuid, _)| uuid.as_str()).collect();
+            format!("{number} ({}, in MIG mode with {})", device.uuid, uuids.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,210 @@
+//! Processes: this one and the workers, from `/proc/PID/stat` (proc_pid_stat(5)). One small file for each; sysinfo would
+//! read four.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::param::{clock_ticks_per_second, page_size};
+
+use super::{Worker, WorkerReading};
+
+/// Reads processes.
+pub(crate) struct Processes {
+    proc: PathBuf,
+    /// When the machine started, in seconds since 1970, if that is known.
+    boot: Option<u64>,
+    /// This process.
+    own: u32,
+    /// What the process of an instance had computed at the last reading.
+    last: BTreeMap<Worker, Known>,
+}
+
+/// A worker process that was seen, and its processor time.
+struct Known {
+    pid: u32,
+    start: u64,
+    ticks: u64,
+}
+
+/// What was read about this process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ProcessReading {
+    pub(crate) cpu_seconds: f64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) open_files: Option<u64>,
+    /// Seconds since 1970.
+    pub(crate) start_seconds: Option<f64>,
+}
+
+impl Processes {
+    /// Processes under `proc`, whose machine started `boot` seconds after 1970; `own` is this process.
+    pub(crate) fn new(proc: &Path, boot: Option<u64>, own: u32) -> Self {
+        Self { proc: proc.to_owned(), boot, own, last: BTreeMap::new() }
+    }
+
+    /// This process; `None` where there is no `/proc`.
+    pub(crate) fn own(&self) -> Option<ProcessReading> {
+        let stat = Stat::read(&self.proc.join("self/stat"))?;
+        Some(ProcessReading {
+            cpu_seconds: seconds(stat.ticks),
+            resident_bytes: stat.resident_bytes,
+            open_files: open_files(&self.proc.join("self/fd")),
+            start_seconds: self.boot.map(|boot| boot as f64 + seconds(stat.start)),
+        })
+    }
+
+    /// The workers, each with the processor time since its last reading; a new process counts from its start.
+    pub(crate) fn workers(&mut self, workers: &[(Worker, Option<u32>)]) -> Vec<WorkerReading> {
+        let mut known = BTreeMap::new();
+        let readings = workers.iter().map(|(worker, pid)| {
+            let last = self.last.remove(worker);
+            let read = pid.and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
+            // A worker that is gone has no numbers, nor has the process that got its id since.
+            let Some((pid, stat)) = read.filter(|(_, stat)| stat.parent == self.own) else {
+                known.extend(last.map(|last| (worker.clone(), last)));
+                return WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
+            };
+            let before = last.filter(|last| last.pid == pid && last.start == stat.start).map_or(0, |last| last.ticks);
+            known.insert(worker.clone(), Known { pid, start: stat.start, ticks: stat.ticks });
+            let cpu_seconds = seconds(stat.ticks.saturating_sub(before));
+            WorkerReading { worker: worker.clone(), pid: Some(pid), cpu_seconds, resident_bytes: stat.resident_bytes }
+        });
+        let readings = readings.collect();
+        self.last = known;
+        readings
+    }
+}
+
+/// The bytes that a process has in memory, and when it started, in seconds since 1970, if that is known.
+pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
+    let stat = Stat::read(&proc.join(format!("{pid}/stat")))?;
+    let boot = sysinfo::System::boot_time().ok();
+    Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
+}
+
+/// What is of interest in a `stat` file. Times in ticks of the system's clock.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    /// In user and kernel mode, of all threads.
+    ticks: u64,
+    /// Since the machine started.
+    start: u64,
+    resident_bytes: u64,
+}
+
+impl Stat {
+    fn read(file: &Path) -> Option<Self> {
+        Self::parse(&fs::read_to_string(file).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The program's name, in brackets, may contain anything, brackets and spaces too.
+        let rest = text.rsplit_once(')')?.1;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        // Fields are counted from 1 in proc_pid_stat(5); the state, the first after the name, is 3.
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            parent: u32::try_from(field(4)?).ok()?,
+            ticks: field(14)? + field(15)?,
+            start: field(22)?,
+            resident_bytes: field(24)? * page_size() as u64,
+        })
+    }
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / clock_ticks_per_second() as f64
+}
+
+/// How many files are open. The kernel tells it as the folder's size since 6.2; before, the folder is read.
+fn open_files(folder: &Path) -> Option<u64> {
+    let size = fs::metadata(folder).ok()?.len();
+    // A folder on a disk has a size, too; only that of /proc counts.
+    let counted = size > 0 && folder.starts_with("/proc");
+    if counted { Some(size) } else { Some(fs::read_dir(folder).ok()?.count() as u64) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::tests::Tree;
+    use super::*;
+    use pharos::id::ModelVersion;
+
+    /// A `stat` line: 9 fields between the parent and the times, 6 between them and the start.
+    fn stat(parent: u32, [user, system, start, pages]: [u64; 4]) -> String {
+        format!(
+            "7 (a) b (c) S {parent} 7 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 {start} 99999 {pages} 0\n"
+        )
+    }
+
+    fn worker(instance: &str) -> Worker {
+        Worker { model: ModelVersion::new("m", 1), instance: instance.to_owned() }
+    }
+
+    #[test]
+    fn a_stat_file_is_read_whatever_the_program_is_called() {
+        let expected = Stat { parent: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
+        assert_eq!(Stat::parse(&stat(3, [10, 20, 500, 2])), Some(expected));
+        for broken in ["", "7 (x", "7 (x) S 1 2 3", "7 (x) S a b c d e f g h i j k l m n o p q r s t u v"] {
+            assert_eq!(Stat::parse(broken), None, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn this_process() {
+        let tree = Tree::new();
+        tree.write("proc/self/stat", &stat(1, [100, 50, 1_000, 3]));
+        for file in ["0", "1", "2"] {
+            tree.write(&format!("proc/self/fd/{file}"), "");
+        }
+        let read = Processes::new(&tree.path("proc"), Some(1_000_000), 7).own().unwrap();
+        let ticks = clock_ticks_per_second() as f64;
+        assert_eq!(read.cpu_seconds, 150.0 / ticks);
+        assert_eq!(read.start_seconds, Some(1_000_000.0 + 1_000.0 / ticks));
+        assert_eq!((read.resident_bytes, read.open_files), (3 * page_size() as u64, Some(3)));
+    }
+
+    #[test]
+    fn this_process_for_real() {
+        let processes = Processes::new(Path::new("/proc"), sysinfo::System::boot_time().ok(), std::process::id());
+        let before = processes.own().unwrap();
+        let files: Vec<_> = (0..10).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
+        let after = processes.own().unwrap();
+        assert!(after.open_files.unwrap() + 5 >= before.open_files.unwrap() + files.len() as u64);
+        assert!(after.resident_bytes > 1 << 20 && after.cpu_seconds >= before.cpu_seconds);
+        let now = pharos_os::clock::wall_ms() as f64 / 1e3;
+        let start = after.start_seconds.unwrap();
+        assert!(start > now - 86_400.0 && start < now + 5.0, "{after:?}");
+    }
+
+    #[test]
+    fn a_restarted_worker_adds_to_what_the_one_before_computed() {
+        let tree = Tree::new();
+        let ticks = clock_ticks_per_second() as f64;
+        let mut processes = Processes::new(&tree.path("proc"), None, 7);
+        let mut read = |pid: Option<u32>| processes.workers(&[(worker("m_0"), pid)]).remove(0);
+        tree.write("proc/10/stat", &stat(7, [100, 0, 500, 1]));
+        assert_eq!(read(Some(10)).cpu_seconds, 100.0 / ticks, "from its start");
+        tree.write("proc/10/stat", &stat(7, [150, 10, 500, 1]));
+        assert_eq!(read(Some(10)).cpu_seconds, 60.0 / ticks);
+        assert_eq!(read(None), WorkerReading { worker: worker("m_0"), pid: None, cpu_seconds: 0.0, resident_bytes: 0 });
+        assert_eq!(read(Some(10)).cpu_seconds, 0.0, "the same process, not counted twice");
+        tree.write("proc/10/stat", &stat(7, [5, 0, 900, 1]));
+        assert_eq!(read(Some(10)).cpu_seconds, 5.0 / ticks, "a new process with the same id");
+        tree.write("proc/11/stat", &stat(7, [3, 0, 950, 4]));
+        let other = read(Some(11));
+        assert_eq!((other.cpu_seconds, other.resident_bytes), (3.0 / ticks, 4 * page_size() as u64));
+    }
+
+    #[test]
+    fn someone_elses_process_is_no_worker() {
+        let tree = Tree::new();
+        tree.write("proc/10/stat", &stat(1, [100, 0, 500, 1]));
+        let mut processes = Processes::new(&tree.path("proc"), None, 7);
+        let read = processes.workers(&[(worker("m_0"), Some(10)), (worker("m_1"), Some(11))]);
+        assert!(read.iter().all(|reading| reading.pid.is_none() && reading.cpu_seconds == 0.0), "{read:?}");
+    }
+}

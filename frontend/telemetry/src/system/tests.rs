@@ -1,0 +1,321 @@
+//! Readings from made-up systems, and from a made-up library in NVML's place (`tests/fake_nvml`).
+
+use std::fs;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::gpu::GpuMemory;
+use super::*;
+
+/// A folder with files of a test's making, removed with it.
+pub(super) struct Tree(PathBuf);
+
+impl Tree {
+    pub(super) fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("pharos-system-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(super) fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(super) fn at_ms(ms: u64) -> Instant {
+    Instant(ms * 1_000_000)
+}
+
+/// A library in NVML's place, of one test alone; what its devices tell is in a file beside it.
+pub(super) struct FakeNvml(Tree);
+
+impl FakeNvml {
+    pub(super) fn new(devices: &str) -> Self {
+        static BUILT: OnceLock<Vec<u8>> = OnceLock::new();
+        let library = BUILT.get_or_init(|| {
+            let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fake_nvml/nvml.c"));
+            let built = tree.path("built.so");
+            let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).arg(source).status();
+            assert!(status.unwrap().success(), "the library cannot be built: is a C compiler installed?");
+            fs::read(built).unwrap()
+        });
+        let tree = Tree::new();
+        fs::write(tree.path("libfake.so"), library).unwrap();
+        let fake = Self(tree);
+        fake.tell(devices);
+        fake
+    }
+
+    /// Changes what the devices tell.
+    pub(super) fn tell(&self, devices: &str) {
+        self.0.write("libfake.so.devices", devices);
+    }
+
+    pub(super) fn open_from(&self, minimum: Capability) -> Result<Gpus, String> {
+        Gpus::open(Some(&self.0.path("libfake.so")), minimum)
+    }
+
+    pub(super) fn open(&self) -> Result<Gpus, String> {
+        self.open_from(Capability::default())
+    }
+}
+
+const TWO: &str = "
+* devices 2
+* driver 550.54.15
+0 uuid GPU-0
+0 utilization 37 12
+0 memory 1000 400
+0 power 250500
+0 power_limit 400000
+0 energy 5500
+0 temperature 55
+0 process 1234 300
+0 process 1235 50
+0 process 1234 7
+0 kernels 1234 40 1000
+0 kernels 1234 20 1100
+0 kernels 77 5 1050
+0 kernels 78 4000000000 1050
+1 uuid GPU-1
+1 mig 7
+1 utilization !3
+1 memory 2000 1200
+1 power 90000
+1 power_limit !3
+1 energy !4
+1 temperature 41
+1 process 1234 600
+1.0 uuid MIG-0
+1.0 memory 900 600
+1.0 process 1234 600
+1.2 uuid MIG-2
+1.2 memory !4
+";
+
+fn sampler(gpus: Gpus) -> Sampler {
+    let gpus = Some(Arc::new(gpus));
+    let (interval, log_interval) = (Duration::from_secs(2), Duration::from_secs(60));
+    Sampler::new(&Settings { interval, log_interval, cpu: false, gpus, roots: Roots::new(Path::new("/nowhere")) })
+}
+
+fn worker(instance: &str, pid: u32) -> (Worker, Option<u32>) {
+    (Worker { model: ModelVersion::new("m", 1), instance: instance.to_owned() }, Some(pid))
+}
+
+#[test]
+fn devices_tell_what_they_have() {
+    let fake = FakeNvml::new(TWO);
+    let gpus = fake.open().unwrap();
+    assert_eq!(gpus.describe(), "2 (driver 550.54.15)");
+    let readings = sampler(gpus).sample(at_ms(0), &[]).gpus;
+    let first = GpuReading {
+        uuid: "GPU-0".to_owned(),
+        utilization: Some(0.37),
+        bandwidth: Some(0.12),
+        memory: Some(GpuMemory { total: 1000, used: 400 }),
+        power: Some(250.5),
+        power_limit: Some(400.0),
+        energy: Some(5.5),
+        temperature: Some(55.0),
+        processes: vec![(1234, 300), (1235, 50), (1234, 7)],
+        kernels: Some(vec![(77, 0.05), (1234, 0.3), (1235, 0.0)]),
+        ..GpuReading::default()
+    };
+    assert_eq!(readings[0], first);
+    let mig = GpuReading {
+        index: 1,
+        uuid: "GPU-1".to_owned(),
+        memory: Some(GpuMemory { total: 2000, used: 1200 }),
+        power: Some(90.0),
+        temperature: Some(41.0),
+        ..GpuReading::default()
+    };
+    assert_eq!(readings[1], mig, "what is not supported or not permitted is left out, and nothing else");
+    let part = GpuReading {
+        index: 1,
+        mig: true,
+        uuid: "MIG-0".to_owned(),
+        memory: Some(GpuMemory { total: 900, used: 600 }),
+        processes: vec![(1234, 600)],
+        ..GpuReading::default()
+    };
+    assert_eq!(readings[2], part);
+    assert_eq!((readings[3].uuid.as_str(), readings[3].memory, readings.len()), ("MIG-2", None, 4));
+}
+
+#[test]
+fn memory_of_processes_is_summed_by_device() {
+    let fake = FakeNvml::new(TWO);
+    let gpus = fake.open().unwrap();
+    assert_eq!(gpus.memory_of(&[1234]), [(0, 307), (1, 600)]);
+    assert_eq!(gpus.memory_of(&[1234, 1235]), [(0, 357), (1, 600)]);
+    assert_eq!(gpus.memory_of(&[4321]), []);
+    let readings = sampler(gpus).sample(at_ms(0), &[worker("m_0", 1235), worker("m_1", 1234), worker("m_2", 9)]);
+    let found = readings.worker_gpus.iter().map(|of| (of.worker.instance.as_str(), of.uuid.as_str(), of.bytes));
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [("m_0", "GPU-0", Some(50)), ("m_1", "GPU-0", Some(307)), ("m_1", "MIG-0", Some(600))]
+    );
+}
+
+#[test]
+fn kernels_of_processes_are_told_since_the_last_reading() {
+    const ONE: &str = "* devices 1\n0 uuid GPU-0\n";
+    let fake = FakeNvml::new(ONE);
+    let mut sampler = sampler(fake.open().unwrap());
+    let workers = [worker("m_0", 10), worker("m_1", 11), worker("m_2", 12)];
+    let mut told = |devices: &str| {
+        fake.tell(&format!("{ONE}{devices}"));
+        let readings = sampler.sample(at_ms(0), &workers);
+        let found = readings.worker_gpus.into_iter().map(|of| (of.worker.instance, of.bytes, of.utilization));
+        found.map(|(instance, bytes, share)| format!("{instance} {bytes:?} {share:?}")).collect::<Vec<_>>()
+    };
+    let processes = "0 process 10 300\n0 process 11 200\n";
+    let samples = "0 kernels 10 50 100\n0 kernels 10 100 200\n0 kernels 12 10 200\n0 kernels 99 1 150\n";
+    let idle = ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.0)"];
+    // Nobody has done anything so far.
+    assert_eq!(told(&format!("{processes}0 kernels !6\n")), idle);
+    // Samples are averaged; who has none did nothing; who has some is there, whatever the driver's list says.
+    let busy = ["m_0 Some(300) Some(0.75)", "m_1 Some(200) Some(0.0)", "m_2 None Some(0.1)"];
+    assert_eq!(told(&format!("{processes}{samples}")), busy);
+    // Each sample counts once.
+    assert_eq!(told(&format!("{processes}{samples}")), idle);
+    let later = format!("{processes}{samples}0 kernels 11 30 300\n");
+    assert_eq!(told(&later), ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.3)"]);
+    // Not supported, by this device or by its driver: no value, and the rest as ever.
+    for silent in ["", "0 kernels !3\n", "0 kernels !2\n", "0 kernels !13\n", "0 kernels !999\n"] {
+        let without = ["m_0 Some(300) None", "m_1 Some(200) None"];
+        assert_eq!(told(&format!("{processes}{silent}")), without, "{silent}");
+    }
+    assert!(sampler.lost.is_empty(), "nothing is said about that");
+}
+
+#[test]
+fn a_device_that_fails_takes_only_its_own_readings_along() {
+    let fake = FakeNvml::new(TWO);
+    let mut sampler = sampler(fake.open().unwrap());
+    let mut uuids = |devices: &str| {
+        fake.tell(devices);
+        sampler.sample(at_ms(0), &[]).gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()
+    };
+    assert_eq!(uuids(TWO).len(), 4);
+    for lost in ["0 all !15\n", "0 uuid !999\n", "0 temperature !15\n"] {
+        assert_eq!(uuids(&format!("{lost}{TWO}")), ["GPU-1", "MIG-0", "MIG-2"], "{lost}");
+    }
+    assert_eq!(uuids(TWO).len(), 4, "it answers again");
+    assert_eq!(uuids(&format!("0 temperature !999\n{TWO}"))[0], "GPU-0", "one odd value costs that value");
+    assert_eq!(uuids("* devices !999\n"), [""; 0]);
+    assert_eq!(uuids(TWO).len(), 4);
+}
+
+#[test]
+fn a_device_of_which_nothing_can_be_read_is_gone() {
+    let fake = FakeNvml::new("* devices 1\n0 uuid GPU-0\n0 temperature !999\n0 process !999\n");
+    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
+    assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
+    fake.tell("* devices 1\n0 uuid GPU-0\n0 process !4\n");
+    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
+    assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "it has nothing to tell, but is there");
+}
+
+#[test]
+fn a_library_that_cannot_be_used_says_why() {
+    let reason = Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Capability::default()).unwrap_err();
+    assert!(reason.contains("/nonexistent/libnvidia-ml.so.1"), "{reason}");
+    let reason = FakeNvml::new("* init !9\n").open().unwrap_err();
+    assert!(reason.contains("driver"), "{reason}");
+}
+
+#[test]
+fn a_whole_reading_takes_no_time() {
+    let roots = Roots::new(Path::new("/sys/fs/cgroup"));
+    let (interval, log_interval) = (Duration::from_secs(2), Duration::from_secs(60));
+    let mut sampler = Sampler::new(&Settings { interval, log_interval, cpu: true, gpus: None, roots });
+    let workers: Vec<_> = (0..8).map(|n| worker(&format!("m_{n}"), std::process::id())).collect();
+    let first = sampler.sample(pharos_os::clock::now(), &workers);
+    assert!(first.host.is_some() && first.process.is_some() && first.workers.len() == 8);
+    let began = pharos_os::clock::now();
+    for _ in 0..100 {
+        sampler.sample(pharos_os::clock::now(), &workers);
+    }
+    let each = (pharos_os::clock::now() - began) / 100;
+    println!("one reading of this machine and 8 processes: {each:?}");
+    assert!(each < Duration::from_millis(20), "{each:?}");
+}
+
+/// Waits until `holds`; fails after ten seconds.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let began = pharos_os::clock::now();
+    while !holds() {
+        assert!(pharos_os::clock::now() - began < Duration::from_secs(10), "{what} did not come true");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn polling_fills_the_cache_until_it_is_dropped() {
+    use pharos::metrics::builtin::Builtin;
+    use pharos::metrics::cache::{self, Cache};
+    use pharos::metrics::catalog::Catalog;
+    let cache = Arc::new(Cache::new(Catalog::shipped(), cache::Settings::new("box")));
+    let asked = Arc::new(AtomicU32::new(0));
+    let workers = {
+        let asked = asked.clone();
+        move || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Vec::new()
+        }
+    };
+    let roots = Roots::new(Path::new("/sys/fs/cgroup"));
+    let (interval, log_interval) = (Duration::from_millis(10), Duration::from_secs(60));
+    let fake = FakeNvml::new(TWO);
+    let gpus = Some(Arc::new(fake.open().unwrap()));
+    let settings = Settings { interval, log_interval, cpu: true, gpus, roots };
+    let latest = Arc::new(LatestGpus::default());
+    let polling = Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
+    eventually("several readings", || asked.load(Ordering::Relaxed) >= 5);
+    assert!(cache.gauge(Builtin::CpuMemoryTotal.name(), &[]).unwrap().value() > 0.0);
+    assert_eq!(latest.of(0, pharos_os::clock::now()).unwrap().utilization, Some(0.37));
+    drop(polling);
+    eventually("the thread's end", || Arc::strong_count(&asked) == 2);
+    let nothing = Settings { cpu: false, gpus: None, ..settings };
+    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "there is nothing to read");
+}
+
+#[tokio::test]
+async fn gpus_are_found_or_not() {
+    let fake = FakeNvml::new(TWO);
+    let found = find_gpus(Some(fake.0.path("libfake.so")), Capability::default()).await.unwrap();
+    assert_eq!(gpu_memory(found, vec![1234]).await, [(0, 307), (1, 600)]);
+    assert!(find_gpus(Some(PathBuf::from("/nonexistent.so")), Capability::default()).await.is_none());
+}
+
+#[test]
+fn gpus_below_the_minimum_compute_capability_are_not_used() {
+    let fake = FakeNvml::new(&format!("{TWO}\n0 capability 75\n1 capability 90\n"));
+    let trouble = |major, minor| {
+        let gpus = fake.open_from(Capability { major, minor }).unwrap();
+        gpus.found().iter().map(|found| found.trouble.clone().unwrap_or_default()).collect::<Vec<_>>()
+    };
+    assert_eq!(trouble(7, 5), ["", ""]);
+    let below = "its compute capability is 7.5, below --min-supported-compute-capability=8.0";
+    assert_eq!(trouble(8, 0), [below, ""]);
+    let gpus = fake.open_from(Capability { major: 8, minor: 0 }).unwrap();
+    assert_eq!(gpus.usable(0).unwrap_err(), below, "also when an instance asks for it by its number");
+}

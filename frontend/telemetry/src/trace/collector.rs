@@ -1,0 +1,268 @@
+//! Sends spans to an OpenTelemetry collector: one thread, which takes what waits when there is enough for an export or when
+//! it has waited for long enough (the batch span processor of OpenTelemetry).
+//!
+//! A collector that does not answer is tried again, ever less often, while spans wait; what there is no room for is dropped
+//! and counted. The log has a line when the collector is lost and one when it is back.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use pharos::metrics::emitter::Throttle;
+use pharos::request_trace::{Finished, PartIds, Sink};
+use pharos::trace::otlp::{self, Random, SplitMix};
+use tokio::sync::Notify;
+
+use super::post::{Failure, send};
+use super::{Counts, Destination, add, seed};
+use crate::trace::Collector;
+use pharos_os::clock;
+
+/// The first pause before an export is tried again; the next is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How often one export is tried; then it is dropped.
+const TRIES: usize = 8;
+/// Bytes that the traces that wait may take; what is limited by option is the number of their spans.
+const WAITING_BYTES: usize = 64 << 20;
+/// Bytes of the traces in one export, which is not much longer: servers of gRPC take messages up to 4 MiB.
+const EXPORT_BYTES: usize = 1 << 20;
+
+#[derive(Default)]
+struct Waiting {
+    traces: VecDeque<Finished>,
+    spans: usize,
+    bytes: usize,
+    /// Spans that found no room since somebody asked.
+    dropped: usize,
+}
+
+/// What requests and the thread share.
+struct Queue {
+    // Held to add or take traces.
+    waiting: Mutex<Waiting>,
+    wake: Notify,
+    stopping: AtomicBool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// The thread's queue.
+pub(super) struct Exporter {
+    queue: Arc<Queue>,
+    collector: Collector,
+    ended: Mutex<Receiver<()>>,
+    ids: PartIds,
+    counts: Counts,
+}
+
+impl Exporter {
+    /// Starts the thread. The collector need not be there.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub(super) fn start(collector: Collector, counts: Counts) -> io::Result<Arc<Self>> {
+        let waiting = Mutex::default();
+        let queue = Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
+        let (ending, ended) = mpsc::channel();
+        let mut work = Work {
+            queue: queue.clone(),
+            resource: resource(&collector),
+            collector: collector.clone(),
+            counts: counts.clone(),
+            random: SplitMix(seed()),
+            lost: None,
+            throttle: Throttle::default(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        thread::Builder::new().name("trace-export".into()).spawn(move || {
+            runtime.block_on(work.run());
+            let _ = ending.send(());
+        })?;
+        Ok(Arc::new(Self { queue, collector, ended: Mutex::new(ended), ids: PartIds::default(), counts }))
+    }
+}
+
+/// The attributes of this server, those of the exporter among them.
+fn resource(collector: &Collector) -> Vec<(String, String)> {
+    let own = [
+        ("telemetry.sdk.name", "pharos"),
+        ("telemetry.sdk.language", "rust"),
+        ("telemetry.sdk.version", env!("CARGO_PKG_VERSION")),
+    ];
+    let given = |key: &str| collector.resource.iter().any(|(known, _)| known == key);
+    let own = own.iter().filter(|(key, _)| !given(key)).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    own.chain(collector.resource.iter().cloned()).collect()
+}
+
+impl Sink for Exporter {
+    fn finished(&self, trace: Finished) {
+        let (spans, bytes) = (otlp::count(&trace), trace.bytes());
+        let mut waiting = self.queue.lock();
+        let fits =
+            waiting.spans + spans <= self.collector.max_queue_size as usize && waiting.bytes + bytes <= WAITING_BYTES;
+        // A request of very many steps can have more spans than the queue has room for.
+        if !fits && !waiting.traces.is_empty() {
+            waiting.dropped += spans;
+            drop(waiting);
+            add(self.counts.dropped.as_ref(), 1);
+            add(self.counts.spans_dropped.as_ref(), spans);
+            return;
+        }
+        waiting.spans += spans;
+        waiting.bytes += bytes;
+        waiting.traces.push_back(trace);
+        let enough = waiting.spans >= self.collector.max_export_batch_size as usize || waiting.bytes >= EXPORT_BYTES;
+        drop(waiting);
+        if enough {
+            self.queue.wake.notify_one();
+        }
+    }
+
+    fn next_id(&self) -> u64 {
+        self.ids.next()
+    }
+}
+
+impl Destination for Exporter {
+    fn stop(&self, patience: Duration) {
+        self.queue.stopping.store(true, Ordering::Release);
+        self.queue.wake.notify_one();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(patience).is_err() {
+            tracing::error!("the last traces could not be sent to {} in time", self.collector.url);
+        }
+    }
+}
+
+/// What the thread has.
+struct Work {
+    queue: Arc<Queue>,
+    collector: Collector,
+    resource: Vec<(String, String)>,
+    counts: Counts,
+    random: SplitMix,
+    /// The collector does not answer; spans that were dropped since.
+    lost: Option<usize>,
+    /// Of the line that says that a collector is slow.
+    throttle: Throttle,
+}
+
+impl Work {
+    async fn run(&mut self) {
+        let delay = Duration::from_millis(self.collector.schedule_delay_ms.into());
+        loop {
+            let _ = tokio::time::timeout(delay, self.queue.wake.notified()).await;
+            // Asked before the last look, so that nothing that came before the end is left.
+            let stopping = self.queue.stopping();
+            while let Some(batch) = self.take() {
+                self.export(&batch).await;
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+
+    /// The traces of one export: as many as have no more spans and bytes than it may have, one at least.
+    fn take(&self) -> Option<Vec<Finished>> {
+        let mut waiting = self.queue.lock();
+        let (mut batch, mut spans, mut bytes) = (Vec::new(), 0, 0);
+        while let Some(trace) = waiting.traces.front() {
+            let (more, larger) = (otlp::count(trace), trace.bytes());
+            let fits = spans + more <= self.collector.max_export_batch_size as usize && bytes + larger <= EXPORT_BYTES;
+            if !batch.is_empty() && !fits {
+                break;
+            }
+            (spans, bytes) = (spans + more, bytes + larger);
+            batch.extend(waiting.traces.pop_front());
+        }
+        waiting.spans -= spans;
+        waiting.bytes -= bytes;
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    /// Sends a batch, again if need be.
+    async fn export(&mut self, batch: &[Finished]) {
+        let spans: usize = batch.iter().map(otlp::count).sum();
+        let offset = clock::wall_ns().saturating_sub(clock::now().0);
+        let message = otlp::request(batch, &self.resource, offset, &mut self.random);
+        let mut pause = FIRST_PAUSE;
+        for attempt in 1..=TRIES {
+            match send(&self.collector, message.clone()).await {
+                Ok(refused) => return self.sent(batch.len(), spans, refused),
+                Err(failure) => {
+                    self.failed(&failure);
+                    if !failure.again || attempt == TRIES || !self.pause(pause).await {
+                        break;
+                    }
+                }
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        add(self.counts.dropped.as_ref(), batch.len());
+        add(self.counts.spans_dropped.as_ref(), spans);
+        self.lost = self.lost.map(|dropped| dropped + spans);
+    }
+
+    /// Waits before the next try, between three and five quarters of `pause` so that many servers do not come at once. `false`
+    /// if the server ends: there is one try for each batch then.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        let wait = pause * 3 / 4 + pause / 2 * (self.random.next() as u32 % 1000) / 1000;
+        let end = clock::now() + wait;
+        while !self.queue.stopping() {
+            let left = end - clock::now();
+            if left.is_zero() {
+                return true;
+            }
+            let _ = tokio::time::timeout(left, self.queue.wake.notified()).await;
+        }
+        false
+    }
+
+    fn sent(&mut self, traces: usize, spans: usize, refused: Option<(u64, String)>) {
+        let (refused, why) = refused.unwrap_or_default();
+        let refused = usize::try_from(refused).unwrap_or(spans).min(spans);
+        add(self.counts.written.as_ref(), traces);
+        add(self.counts.spans_exported.as_ref(), spans - refused);
+        add(self.counts.spans_dropped.as_ref(), refused);
+        if refused > 0 {
+            tracing::warn!(
+                "the trace collector at {} has refused {refused} of {spans} spans: {why}",
+                self.collector.url
+            );
+        }
+        let (url, most) = (&self.collector.url, self.collector.max_queue_size);
+        let dropped = std::mem::take(&mut self.queue.lock().dropped);
+        if let Some(failed) = self.lost.take() {
+            tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
+        } else if dropped > 0 && self.throttle.pass(clock::now()).is_some() {
+            tracing::warn!(
+                "{dropped} spans were dropped: more come than the trace collector at {url} takes, and {most} may wait"
+            );
+        }
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        if self.lost.is_none() {
+            self.lost = Some(0);
+            let (url, most, text) = (&self.collector.url, self.collector.max_queue_size, &failure.text);
+            tracing::warn!(
+                "the trace collector at {url} does not take spans: {text}; up to {most} wait, more are dropped"
+            );
+        }
+    }
+}

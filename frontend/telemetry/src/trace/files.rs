@@ -1,0 +1,273 @@
+//! Writes trace files: one thread, which is handed traces through a bounded queue.
+//!
+//! A file is a whole JSON array after each write: what is new and the end of the array go over the old end at once. So a
+//! crash leaves a file that any reader of JSON takes, but for one that cuts the last write short (a full disk, a power
+//! failure, a kill in the middle of a long write): `pharos trace` reads such a file up to the last whole record.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use pharos::metrics::emitter::Throttle;
+use pharos::request_trace::{Finished, PartIds, Sink};
+use pharos::trace::file::{BETWEEN, CLOSE, OPEN, append};
+use rustix::fs::{Access, access};
+
+use super::{Counts, Destination, add};
+use pharos_os::clock;
+
+/// Traces that may wait to be written.
+const WAITING: usize = 8192;
+/// Bytes that they may take.
+const WAITING_BYTES: usize = 64 << 20;
+/// Text that is written at once.
+const AT_ONCE: usize = 1 << 20;
+/// Settings whose indexed files are still open: after a change the traces of the old ones come to an end.
+const OPEN_GROUPS: usize = 8;
+
+enum Message {
+    Trace(Box<Finished>),
+    Stop,
+}
+
+/// The thread's queue.
+pub(super) struct Files {
+    sender: SyncSender<Message>,
+    bytes: Arc<AtomicUsize>,
+    ended: Mutex<Receiver<()>>,
+    ids: PartIds,
+    counts: Counts,
+}
+
+impl Files {
+    /// Starts the thread; the file is made with the first trace.
+    ///
+    /// # Errors
+    /// The file could not be made or written as things are now, or no thread is left.
+    pub(super) fn start(path: PathBuf, counts: Counts) -> io::Result<Arc<Self>> {
+        writable(&path).map_err(|error| {
+            let (path, allowed) = (path.display(), "a file that can be written, in a folder that exists");
+            io::Error::new(error.kind(), format!("the trace file '{path}': {error}; allowed is {allowed}"))
+        })?;
+        let (sender, receiver) = mpsc::sync_channel(WAITING);
+        let (ending, ended) = mpsc::channel();
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let mut writer = Writer {
+            path,
+            next_index: 0,
+            whole: None,
+            groups: BTreeMap::new(),
+            counts: counts.clone(),
+            throttle: Throttle::default(),
+        };
+        let taken = bytes.clone();
+        thread::Builder::new().name("trace-files".into()).spawn(move || {
+            writer.run(&receiver, &taken);
+            let _ = ending.send(());
+        })?;
+        Ok(Arc::new(Self { sender, bytes, ended: Mutex::new(ended), ids: PartIds::default(), counts }))
+    }
+}
+
+impl Sink for Files {
+    fn finished(&self, trace: Finished) {
+        let bytes = trace.bytes();
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before + bytes <= WAITING_BYTES || before == 0;
+        if !fits || self.sender.try_send(Message::Trace(Box::new(trace))).is_err() {
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            add(self.counts.dropped.as_ref(), 1);
+        }
+    }
+
+    fn next_id(&self) -> u64 {
+        self.ids.next()
+    }
+}
+
+impl Destination for Files {
+    fn stop(&self, patience: Duration) {
+        // A full queue empties itself; a thread that hangs in a write must not keep the server from ending.
+        let deadline = clock::now() + patience;
+        while matches!(self.sender.try_send(Message::Stop), Err(mpsc::TrySendError::Full(_))) && clock::now() < deadline
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let ended = self.ended.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if ended.recv_timeout(deadline - clock::now()).is_err() {
+            tracing::error!("the last traces could not be written in time");
+        }
+    }
+}
+
+/// One file.
+struct Target {
+    path: PathBuf,
+    file: File,
+    /// Where the end of the array is, over which the next trace goes.
+    end: u64,
+    /// What is to be written.
+    pending: String,
+    /// Traces in `pending`.
+    count: usize,
+    /// Traces in all.
+    traces: u32,
+}
+
+impl Target {
+    fn create(path: &Path) -> io::Result<Self> {
+        let file = File::create(path)?;
+        Ok(Self { path: path.to_owned(), file, end: 0, pending: String::new(), count: 0, traces: 0 })
+    }
+
+    fn add(&mut self, trace: &Finished) {
+        let start = self.pending.len();
+        self.pending.push_str(if self.end == 0 && start == 0 { OPEN } else { BETWEEN });
+        if !append(trace, &mut self.pending) {
+            self.pending.truncate(start);
+        }
+        self.count += 1;
+        self.traces += 1;
+    }
+
+    fn write(&mut self) -> io::Result<usize> {
+        let (mut text, count) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.count));
+        if text.is_empty() {
+            return Ok(count);
+        }
+        let length = text.len() as u64;
+        text.push_str(CLOSE);
+        if let Err(error) = self.file.write_all_at(text.as_bytes(), self.end) {
+            // What was written of it must not stand in the file.
+            let _ = self.file.set_len(self.end);
+            if self.end > 0 {
+                let _ = self.file.write_all_at(CLOSE.as_bytes(), self.end);
+            }
+            return Err(io::Error::new(error.kind(), format!("'{}': {error}", self.path.display())));
+        }
+        self.end += length;
+        Ok(count)
+    }
+}
+
+/// What the thread has.
+struct Writer {
+    path: PathBuf,
+    next_index: u64,
+    /// The file without an index.
+    whole: Option<Target>,
+    /// The indexed file that is being filled, for each of the latest settings.
+    groups: BTreeMap<u64, Target>,
+    counts: Counts,
+    throttle: Throttle,
+}
+
+impl Writer {
+    fn run(&mut self, receiver: &Receiver<Message>, bytes: &AtomicUsize) {
+        while let Ok(first) = receiver.recv() {
+            let mut next = Some(first);
+            let mut size = 0;
+            while let Some(message) = next {
+                let Message::Trace(trace) = message else { return self.write_all() };
+                bytes.fetch_sub(trace.bytes(), Ordering::Relaxed);
+                size += self.take(&trace);
+                next = if size < AT_ONCE { receiver.try_recv().ok() } else { None };
+            }
+            self.write_all();
+        }
+    }
+
+    /// Adds a trace to its file. Gives the bytes that wait there.
+    fn take(&mut self, trace: &Finished) -> usize {
+        let sample = &trace.sample;
+        let indexed = sample.log_frequency > 0 || sample.limited;
+        let target = if indexed { self.group(sample.generation) } else { self.whole() };
+        match target {
+            Ok(target) => {
+                target.add(trace);
+                let (waiting, full) = (target.pending.len(), target.traces >= sample.log_frequency);
+                if indexed && sample.log_frequency > 0 && full {
+                    self.finish_group(sample.generation);
+                }
+                waiting
+            }
+            Err(error) => {
+                self.failed(1, &error);
+                0
+            }
+        }
+    }
+
+    fn whole(&mut self) -> io::Result<&mut Target> {
+        if self.whole.is_none() {
+            self.whole = Some(create(&self.path)?);
+        }
+        self.whole.as_mut().ok_or_else(|| io::Error::other("there is no file"))
+    }
+
+    fn group(&mut self, generation: u64) -> io::Result<&mut Target> {
+        if !self.groups.contains_key(&generation) {
+            let mut path = self.path.clone().into_os_string();
+            path.push(format!(".{}", self.next_index));
+            let target = create(Path::new(&path))?;
+            self.next_index += 1;
+            self.groups.insert(generation, target);
+            if self.groups.len() > OPEN_GROUPS
+                && let Some(oldest) = self.groups.keys().next().copied()
+            {
+                self.finish_group(oldest);
+            }
+        }
+        self.groups.get_mut(&generation).ok_or_else(|| io::Error::other("there is no file"))
+    }
+
+    fn finish_group(&mut self, generation: u64) {
+        if let Some(mut target) = self.groups.remove(&generation) {
+            self.write(&mut target);
+        }
+    }
+
+    fn write_all(&mut self) {
+        let (mut whole, mut groups) = (self.whole.take(), std::mem::take(&mut self.groups));
+        whole.iter_mut().chain(groups.values_mut()).for_each(|target| self.write(target));
+        (self.whole, self.groups) = (whole, groups);
+    }
+
+    fn write(&mut self, target: &mut Target) {
+        let waiting = target.count;
+        match target.write() {
+            Ok(count) => add(self.counts.written.as_ref(), count),
+            Err(error) => self.failed(waiting, &error),
+        }
+    }
+
+    fn failed(&mut self, count: usize, error: &io::Error) {
+        add(self.counts.dropped.as_ref(), count);
+        if self.throttle.pass(clock::now()).is_some() {
+            tracing::error!("traces cannot be written to {error}");
+        }
+    }
+}
+
+/// Whether there is, or could be made, a file of this name that this process may write. Nothing is made.
+fn writable(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => return Ok(access(path, Access::WRITE_OK)?),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(_) => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+}
+
+fn create(path: &Path) -> io::Result<Target> {
+    Target::create(path).map_err(|error| io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
+}

@@ -1,0 +1,22 @@
+//! Generates TorchServe's gRPC services from `proto/` with a protobuf compiler written in Rust: no `protoc` is needed.
+
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Relative to the package, where cargo runs this: a build folder that several clones share holds the path of none of them.
+    let proto = Path::new("../../proto");
+    let own = ["torchserve_inference.proto", "torchserve_management.proto"];
+    for file in own.into_iter().chain(["google/rpc/status.proto"]) {
+        println!("cargo:rerun-if-changed={}", proto.join(file).display());
+    }
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_transport(false)
+        .use_arc_self(true)
+        .emit_rerun_if_changed(false)
+        .bytes(".")
+        .btree_map(".")
+        .extern_path(".google.rpc.Status", "crate::grpc::RpcStatus")
+        .compile_fds(protox::compile(own, [proto])?)?;
+    Ok(())
+}

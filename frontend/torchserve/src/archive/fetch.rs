@@ -1,0 +1,88 @@
+//! Fetches an archive over HTTP.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::LOCATION;
+use http::{Request, Uri};
+use http_body_util::{BodyExt, Empty};
+use tokio::runtime::{Builder, Handle};
+use tokio::time::timeout;
+
+use crate::Refused;
+use pharos_os::client;
+
+/// The longest wait for the next bytes.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How often an answer may name another place.
+const REDIRECTS: usize = 5;
+/// The most bytes of an archive.
+const MOST_BYTES: u64 = 64 << 30;
+
+/// Writes what `url` names into `file`. Each place that an answer names in its stead must be `allowed`. Blocks.
+///
+/// # Errors
+/// It cannot be had; the text names the URL.
+pub(super) fn fetch(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+    let fetching = follow(url, file, allowed);
+    match Handle::try_current() {
+        Ok(runtime) => runtime.block_on(fetching),
+        Err(_) => match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(fetching),
+            Err(error) => Err(failed(url, &error.to_string())),
+        },
+    }
+}
+
+fn failed(url: &str, why: &str) -> Refused {
+    Refused::download(format!("Failed to download archive from: {url}: {why}"))
+}
+
+async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+    let client = client::new().map_err(|why| failed(url, &why))?;
+    let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("it is no URL: {error}")))?;
+    for _ in 0..=REDIRECTS {
+        let request = Request::get(place.clone()).body(Empty::<Bytes>::new());
+        let request = request.map_err(|error| failed(url, &error.to_string()))?;
+        let answer = timeout(SILENCE, client.request(request)).await.map_err(|_| failed(url, "no answer"))?;
+        let answer = answer.map_err(|error| failed(url, &client::deepest(&error)))?;
+        if answer.status().is_redirection() {
+            let next = answer.headers().get(LOCATION).and_then(|next| next.to_str().ok());
+            place = next.and_then(|next| joined(&place, next)).ok_or_else(|| failed(url, "it leads nowhere"))?;
+            allowed(&place.to_string())?;
+            continue;
+        }
+        if !answer.status().is_success() {
+            return Err(failed(url, &format!("HTTP status {}", answer.status())));
+        }
+        return write(answer.into_body(), file).await.map_err(|why| failed(url, &why));
+    }
+    Err(failed(url, &format!("more than {REDIRECTS} redirects")))
+}
+
+/// The place that `next` means, seen from `place`; only HTTP leads on.
+fn joined(place: &Uri, next: &str) -> Option<Uri> {
+    if next.contains("://") {
+        return next.parse().ok().filter(|next: &Uri| matches!(next.scheme_str(), Some("http" | "https")));
+    }
+    let path = next.strip_prefix('/').map(|rest| format!("/{rest}"));
+    let beside = || format!("{}/{next}", place.path().rsplit_once('/').map_or("", |(above, _)| above));
+    let mut parts = place.clone().into_parts();
+    parts.path_and_query = Some(path.unwrap_or_else(beside).parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
+    let unwritable = |error: std::io::Error| format!("the archive cannot be written: {error}");
+    let mut left = MOST_BYTES;
+    loop {
+        let frame = timeout(SILENCE, body.frame()).await.map_err(|_| "the answer stopped".to_owned())?;
+        let Some(frame) = frame else { return file.flush().map_err(unwritable) };
+        let frame = frame.map_err(|error| client::deepest(&error))?;
+        let Some(data) = frame.data_ref() else { continue };
+        left = left.checked_sub(data.len() as u64).ok_or_else(|| format!("it is larger than {MOST_BYTES} bytes"))?;
+        file.write_all(data).map_err(unwritable)?;
+    }
+}

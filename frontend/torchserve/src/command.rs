@@ -1,0 +1,170 @@
+//! `pharos torchserve`: TorchServe's launcher. Stops a server, sends one to the background, or says what this process is to
+//! serve.
+
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::configuration::Configuration;
+use super::options::Executable;
+use super::pid::{self, PidFile};
+use super::settings::Noted;
+use super::work_directory::WorkDirectory;
+use super::{Settings, options, snapshot};
+use crate::arguments::Arguments;
+
+/// The release whose behaviour this is.
+const VERSION: &str = "0.12.0";
+
+/// A server that goes to the background is watched for so long: what is wrong at once is told by the launcher's exit code.
+const WATCHED: Duration = Duration::from_millis(500);
+
+/// What this process is to serve.
+#[derive(Debug)]
+pub struct Plan<O> {
+    /// As if the command line of `pharos` had said so.
+    pub options: O,
+    /// What TorchServe's configuration says.
+    pub settings: Arc<Settings>,
+    /// The repository of the engine.
+    pub repository: PathBuf,
+    /// Where the logs are.
+    pub logs: PathBuf,
+    notes: Vec<Noted>,
+    _pid: PidFile,
+    _workplace: WorkDirectory,
+}
+
+impl<O> Plan<O> {
+    /// Creates the files of the metric logs in the directory `metrics`, which exist from the start in every mode; logs notes about
+    /// the configuration.
+    pub fn begin(&self, metrics: &Path) {
+        for name in ["ts_metrics.log", "model_metrics.log"] {
+            let path = metrics.join(name);
+            let made =
+                fs::create_dir_all(metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
+            if let Err(error) = made {
+                tracing::error!("'{}' cannot be made: {error}", path.display());
+            }
+        }
+        for Noted { warning, text } in &self.notes {
+            if *warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
+        }
+    }
+}
+
+/// What is left to do after the arguments were looked at.
+#[derive(Debug)]
+pub enum Step<O> {
+    /// Nothing.
+    Done,
+    /// To serve.
+    Serve(Box<Plan<O>>),
+}
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// It cannot be done; the text says why.
+pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<E::Options>, String> {
+    if arguments.version {
+        println!("TorchServe Version is {VERSION} (served by pharos {})", env!("CARGO_PKG_VERSION"));
+        return Ok(Step::Done);
+    }
+    if arguments.stop {
+        println!("{}", pid::stop()?);
+        return Ok(Step::Done);
+    }
+    if pid::running().is_some() && !is_background() {
+        return Err("TorchServe is already running, please use torchserve --stop to stop TorchServe.".to_owned());
+    }
+    let variables = |name: &str| std::env::var_os(name);
+    let configuration = Configuration::read(arguments, &variables)?;
+    if arguments.foreground {
+        return plan(arguments, configuration, executable).map(|plan| Step::Serve(Box::new(plan)));
+    }
+    // What is wrong is told here, where somebody reads it.
+    let (settings, _) = Settings::new(configuration.properties, Vec::new(), PathBuf::new())?;
+    check_store(&settings)?;
+    snapshot::check(&settings)?;
+    options::options(&settings, &arguments.options, executable)?;
+    background().map(|()| Step::Done)
+}
+
+/// Set for a server in the background: its launcher has written the file that names it.
+const BACKGROUND: &str = "PHAROS_TORCHSERVE_BACKGROUND";
+
+fn is_background() -> bool {
+    std::env::var_os(BACKGROUND).is_some()
+}
+
+fn plan<E: Executable>(
+    arguments: &Arguments,
+    configuration: Configuration,
+    executable: &E,
+) -> Result<Plan<E::Options>, String> {
+    let work_directory =
+        WorkDirectory::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
+    let Configuration { properties, mut notes } = configuration;
+    let wanted = options::with_repository(&arguments.options);
+    // Invalid options are reported later, with the options that the settings add.
+    let gpus = executable.gpus(executable.parse(wanted).ok().as_ref());
+    let (mut settings, more) = Settings::new(properties, gpus, work_directory.path().to_owned())?;
+    notes.extend(more);
+    settings.snapshots = !arguments.no_config_snapshots;
+    check_store(&settings)?;
+    snapshot::check(&settings)?;
+    let (arguments, more) = options::options(&settings, &arguments.options, executable)?;
+    notes.extend(more);
+    let mut given = vec![OsString::from("pharos")];
+    given.push("--model-repository".into());
+    given.push(work_directory.repository().into_os_string());
+    given.extend(arguments);
+    let options = executable.parse(given)?;
+    if let Some(python) = executable.python(&options) {
+        settings.python = python;
+    }
+    Ok(Plan {
+        options,
+        settings: Arc::new(settings),
+        repository: work_directory.repository(),
+        logs: options::logs(),
+        notes,
+        _pid: PidFile::write(std::process::id())?,
+        _workplace: work_directory,
+    })
+}
+
+/// TorchServe starts without a model store only if nobody says that there is one.
+fn check_store(settings: &Settings) -> Result<(), String> {
+    match &settings.model_store {
+        None => Err("Missing mandatory parameter --model-store".to_owned()),
+        Some(store) if !store.is_dir() => Err(format!("--model-store directory not found: {}", store.display())),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Starts this program again, apart from this terminal's signals.
+fn background() -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("the server cannot be started: {error}");
+    let own = std::env::current_exe().map_err(failed)?;
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let at = arguments.iter().position(|argument| argument == "torchserve").map_or(0, |at| at + 1);
+    arguments.insert(at, "--foreground".into());
+    let mut command = Command::new(own);
+    command.args(arguments).env(BACKGROUND, "1").stdin(Stdio::null()).process_group(0);
+    let mut child = command.spawn().map_err(failed)?;
+    PidFile::write(child.id())?.keep();
+    let step = Duration::from_millis(20);
+    for _ in 0..WATCHED.as_millis() / step.as_millis() {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Err(format!("the server has ended: {status}"));
+        }
+        std::thread::sleep(step);
+    }
+    Ok(())
+}

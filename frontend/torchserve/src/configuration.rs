@@ -1,0 +1,216 @@
+//! Where the configuration comes from: the file, the command line, and `TS_*` variables of the environment, the later over
+//! the earlier. As in TorchServe, variables override the command line too: `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps the
+//! tokens where a script passes `--disable-token-auth`.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::settings::{KEYS, Noted};
+use super::{properties, snapshot};
+use crate::arguments::Arguments;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Configuration {
+    /// Keys and values.
+    pub(super) properties: Vec<(String, String)>,
+    /// What is to be told about them.
+    pub(super) notes: Vec<Noted>,
+}
+
+/// Reads variables.
+pub(super) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+impl Configuration {
+    /// # Errors
+    /// A file that is named is not there or is none; a variable that it names is not set.
+    pub(super) fn read(arguments: &Arguments, variables: Variables<'_>) -> Result<Self, String> {
+        let mut found = Self::default();
+        if let Some(file) = found.file(arguments, variables)? {
+            let shown = file.display();
+            let text = fs::read(&file).map_err(|error| format!("'{shown}' cannot be read: {error}"))?;
+            // Java's encoding of these files is Latin-1; UTF-8 is what people write.
+            let text =
+                String::from_utf8(text).unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
+            let wrong = |error: String| format!("'{shown}': {error}");
+            found.properties = properties::parse(&text).map_err(wrong)?;
+            for (key, value) in &mut found.properties {
+                let variable = |name: &str| Some(variables(name)?.to_string_lossy().into_owned());
+                *value = properties::expand(value, variable).map_err(|error| format!("'{shown}', {key}: {error}"))?;
+            }
+            found.note(false, format!("configured by '{shown}'"));
+        }
+        found.take_arguments(arguments);
+        found.take_variables(variables);
+        Ok(found)
+    }
+
+    /// The file, if there is one.
+    fn file(&mut self, arguments: &Arguments, variables: Variables<'_>) -> Result<Option<PathBuf>, String> {
+        let named = variables("TS_CONFIG_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
+        if let Some(file) = named.or_else(|| arguments.ts_config.clone()) {
+            return if file.is_file() {
+                Ok(Some(file))
+            } else {
+                Err(format!("--ts-config file not found: {}", file.display()))
+            };
+        }
+        if !arguments.no_config_snapshots
+            && let Some(newest) = snapshot::newest(&snapshot::directory(variables))
+        {
+            self.note(true, "the newest snapshot is the configuration; --ncs starts without".to_owned());
+            return Ok(Some(newest));
+        }
+        let usual = Path::new("config.properties");
+        Ok(usual.is_file().then(|| usual.to_owned()))
+    }
+
+    fn note(&mut self, warning: bool, text: String) {
+        self.notes.push(Noted { warning, text });
+    }
+
+    fn set(&mut self, key: &str, value: String) {
+        self.properties.retain(|(known, _)| known != key);
+        self.properties.push((key.to_owned(), value));
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.properties.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// Variables of the environment are read if the file says so; one is read in any case.
+    fn take_variables(&mut self, variables: Variables<'_>) {
+        if self.get("enable_envvars_config").is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
+            for key in KEYS.iter().filter(|key| key.variable) {
+                let name = variable(key.name);
+                let Some(value) = variables(&name).map(|value| value.to_string_lossy().into_owned()) else { continue };
+                if self.get(key.name).is_some_and(|before| before != value) {
+                    self.note(
+                        false,
+                        format!("{name} overrides what the command line or the file says about {}", key.name),
+                    );
+                }
+                self.set(key.name, value);
+            }
+        }
+        if variables("TS_OPEN_INFERENCE_PROTOCOL").is_some_and(|value| value == "oip") {
+            self.set("ts_open_inference_protocol", "true".to_owned());
+        }
+    }
+
+    fn take_arguments(&mut self, arguments: &Arguments) {
+        if let Some(store) = &arguments.model_store {
+            self.set("model_store", store.to_string_lossy().into_owned());
+        }
+        if !arguments.models.is_empty() {
+            if self.get("model_snapshot").is_some() {
+                self.note(true, "--models has no effect: model_snapshot says what is registered".to_owned());
+            }
+            self.set("load_models", arguments.models.join(","));
+        }
+        if arguments.disable_token_auth {
+            self.set("disable_token_authorization", "true".to_owned());
+        }
+        if arguments.enable_model_api {
+            self.set("enable_model_api", "true".to_owned());
+        }
+        for (given, flag, why) in [
+            (arguments.workflow_store.is_some(), "--workflow-store", "workflows are not served"),
+            (
+                arguments.log_config.is_some(),
+                "--log-config",
+                "layouts of log4j are not read; --log-format and --tslog-format after '--' choose others",
+            ),
+            (arguments.cpp_log_config.is_some(), "--cpp-log-config", "handlers in C++ are not run"),
+            (arguments.plugins_path.is_some(), "--plugins-path", "plugins in Java are not run"),
+        ] {
+            if given {
+                self.note(false, format!("{flag} has no effect here: {why}"));
+            }
+        }
+    }
+}
+
+/// The variable that stands for a key.
+fn variable(key: &str) -> String {
+    let upper = key.to_ascii_uppercase();
+    if upper.starts_with("TS_") { upper } else { format!("TS_{upper}") }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("pharos-configuration-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn variables_override_the_command_line_and_that_overrides_the_file() {
+        let folder = folder("order");
+        let file = folder.join("config.properties");
+        fs::write(
+            &file,
+            "enable_envvars_config=true\njob_queue_size=1\nmodel_store=$$HERE$$/store\nmetric_time_interval=7\n",
+        )
+        .unwrap();
+        let variables = |name: &str| match name {
+            "HERE" => Some(OsString::from("/there")),
+            "TS_JOB_QUEUE_SIZE" => Some("2".into()),
+            "TS_METRIC_TIME_INTERVAL" => Some("8".into()),
+            "TS_OPEN_INFERENCE_PROTOCOL" => Some("oip".into()),
+            _ => None,
+        };
+        let mut arguments = Arguments { ts_config: Some(file.clone()), ..Arguments::default() };
+        let read = Configuration::read(&arguments, &variables).unwrap();
+        assert_eq!(read.get("job_queue_size"), Some("2"));
+        assert_eq!(read.get("model_store"), Some("/there/store"));
+        assert_eq!(read.get("metric_time_interval"), Some("7"), "has no variable");
+        assert_eq!(read.get("ts_open_inference_protocol"), Some("true"));
+        arguments.model_store = Some("/mine".into());
+        arguments.models = vec!["a=a.mar".to_owned(), "b.mar".to_owned()];
+        let read = Configuration::read(&arguments, &variables).unwrap();
+        assert_eq!((read.get("model_store"), read.get("load_models")), (Some("/mine"), Some("a=a.mar,b.mar")));
+        (arguments.disable_token_auth, arguments.enable_model_api) = (true, true);
+        let strict = |name: &str| match name {
+            "TS_DISABLE_TOKEN_AUTHORIZATION" | "TS_ENABLE_MODEL_API" => Some(OsString::from("false")),
+            "TS_MODEL_STORE" => Some("/variable".into()),
+            "HERE" => Some("/there".into()),
+            _ => None,
+        };
+        let read = Configuration::read(&arguments, &strict).unwrap();
+        let keys = ["disable_token_authorization", "enable_model_api", "model_store"];
+        assert_eq!(keys.map(|key| read.get(key)), [Some("false"), Some("false"), Some("/variable")]);
+        fs::write(&file, "job_queue_size=1\n").unwrap();
+        assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), Some("1"));
+        fs::write(&file, "inference_address=http://$$NOWHERE$$\n").unwrap();
+        let error = Configuration::read(&arguments, &variables).unwrap_err();
+        assert!(error.ends_with("inference_address: Invalid Environment Variable NOWHERE"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+        let error = Configuration::read(&arguments, &variables).unwrap_err();
+        assert_eq!(error, format!("--ts-config file not found: {}", file.display()));
+    }
+
+    #[test]
+    fn without_a_file_the_newest_snapshot_is_the_configuration() {
+        let folder = folder("snapshot");
+        let config = folder.join("config");
+        fs::create_dir_all(&config).unwrap();
+        for (name, size) in [("20260102030405006-startup.cfg", 1), ("20260102030405007-shutdown.cfg", 2), ("x.cfg", 3)]
+        {
+            fs::write(config.join(name), format!("job_queue_size={size}\n")).unwrap();
+        }
+        let variables = |name: &str| (name == "LOG_LOCATION").then(|| folder.clone().into_os_string());
+        let mut arguments = Arguments::default();
+        let read = Configuration::read(&arguments, &variables).unwrap();
+        assert_eq!(read.get("job_queue_size"), Some("2"));
+        arguments.no_config_snapshots = true;
+        assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), None);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

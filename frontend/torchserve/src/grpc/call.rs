@@ -1,0 +1,167 @@
+//! One prediction: from its request to the last part of its answer.
+
+use std::sync::Arc;
+
+use futures_util::stream;
+use pharos::error::InferError;
+use pharos::id::CorrelationId;
+use pharos::infer::InferRequest;
+use pharos::service::{Management, Responses, Streamed};
+use pharos::timeline::Instant;
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Code, Status};
+
+use super::failure;
+use super::proto::inference::{PredictionResponse, PredictionsRequest};
+use crate::form::Part;
+use crate::handler_call::{self, HandlerCall};
+use crate::registry::{InFlight, Version};
+use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
+use crate::{Refused, failure as prediction};
+use pharos_os::clock;
+
+/// A prediction on its way.
+pub(super) struct Call<S: Management> {
+    shared: Arc<Shared<S>>,
+    model: String,
+    asked_version: String,
+    version: Arc<Version>,
+    sequence_id: Option<String>,
+    stage: Stage<S>,
+    /// An answer has come.
+    begun: bool,
+    received: Instant,
+    _entered: InFlight,
+}
+
+/// How far a prediction has come.
+enum Stage<S: Management> {
+    /// The first worker loads the model.
+    Waits(Box<InferRequest>),
+    /// The engine has the request.
+    Runs(S::Responses),
+    /// Nothing comes any more.
+    Ended,
+}
+
+impl<S: Management> Call<S> {
+    /// Begins a request: the engine gets it now or, while the first worker loads the model, when the first answer is polled.
+    ///
+    /// # Errors
+    /// The model is unknown or has no worker, or the request is malformed.
+    pub(super) fn begin(shared: &Arc<Shared<S>>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+        let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
+        if model_name.is_empty() {
+            let refused = Refused::bad_request("Parameter model_name is required.");
+            return Err(Status::internal(format!("{}\nBadRequestException.()", refused.message)));
+        }
+        // TorchServe has this code for whatever keeps a request from its queue.
+        let internal = |refused: Refused| failure::with_code(Code::Internal, &refused);
+        let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
+        let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
+        let received = clock::now();
+        let parts: Vec<Part> = input.into_iter().map(|(name, data)| Part::bare(name, data)).collect();
+        let mut call = HandlerCall::default();
+        let sequence = version.deployment().sequence.is_some().then(|| {
+            let made = || format!("ts-seq-{}", shared.ids.next());
+            let id = sequence_id.clone().filter(|id| !id.is_empty()).unwrap_or_else(made);
+            let [name, start, _] = &shared.settings.sequence_headers;
+            call.headers.insert(name.clone(), id.as_str().into());
+            if starts {
+                call.headers.insert(start.clone(), "true".into());
+            }
+            id
+        });
+        let id = shared.ids.next();
+        let too_long = || Status::resource_exhausted("the parts of the request are too long for one element");
+        let request = handler_call::request((&model_name, &model_version, &id), &parts, call);
+        let mut request = request.ok_or_else(too_long)?;
+        if let Some(id) = sequence {
+            request.correlation_id = CorrelationId::String(id);
+            request.sequence_start = starts;
+        }
+        request.timeline.received = received;
+        request.timeline.request_start = received;
+        let (model, asked_version, shared) = (model_name, model_version, shared.clone());
+        let stage = match version.is_loading() {
+            true => Stage::Waits(Box::new(request)),
+            false => Stage::Runs(shared.service.stream(request).map_err(|error| {
+                status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))
+            })?),
+        };
+        let begun = false;
+        Ok(Self { shared, model, asked_version, version, sequence_id, stage, begun, received, _entered: entered })
+    }
+
+    /// Waits until the engine has the request.
+    async fn run(&mut self) -> Result<(), Status> {
+        let Stage::Waits(_) = &self.stage else { return Ok(()) };
+        let called = (self.model.as_str(), self.asked_version.as_str());
+        loaded(&self.shared, called, (&self.version, self.received)).await.map_err(|refused| status(&refused))?;
+        if let Stage::Waits(request) = std::mem::replace(&mut self.stage, Stage::Ended) {
+            match self.shared.service.stream(*request) {
+                Ok(responses) => self.stage = Stage::Runs(responses),
+                Err(error) => return Err(self.failed(&error).await),
+            }
+        }
+        Ok(())
+    }
+
+    /// The sequence that the client has named.
+    pub(super) fn sequence_id(&self) -> Option<String> {
+        self.sequence_id.clone()
+    }
+
+    /// All parts of the answer; an error is the last one.
+    pub(super) fn parts(self) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
+        stream::unfold(Some(self), async |call| {
+            let mut call = call?;
+            let (part, last) = call.next().await?;
+            let goes_on = !last && part.is_ok();
+            Some((part, goes_on.then_some(call)))
+        })
+    }
+
+    /// The next part, and whether it is the last; `None` after that.
+    pub(super) async fn next(&mut self) -> Option<(Result<PredictionResponse, Status>, bool)> {
+        if let Err(status) = self.run().await {
+            return Some((Err(status), true));
+        }
+        let Stage::Runs(responses) = &mut self.stage else { return None };
+        let begun = std::mem::replace(&mut self.begun, true);
+        let streamed = match begun {
+            true => responses.next().await,
+            false => match first_of(responses, &self.version, self.received).await {
+                Ok(streamed) => streamed,
+                Err(error) => return Some((Err(self.failed(&error).await), true)),
+            },
+        };
+        let Streamed { answer, last, empty } = streamed?;
+        if empty && answer.is_ok() {
+            return None;
+        }
+        let part = match answer.and_then(handler_call::answer) {
+            Ok(answer) => {
+                if let Some(ended) = EndedSequences::of(&self.shared, &self.version) {
+                    ended.close(&answer.headers);
+                }
+                Ok(PredictionResponse { prediction: answer.body, sequence_id: self.sequence_id.clone(), status: None })
+            }
+            Err(error) => Err(self.failed(&error).await),
+        };
+        Some((part, last))
+    }
+
+    async fn failed(&mut self, error: &InferError) -> Status {
+        let end = end_of(&self.shared, error, &self.version, self.received).await;
+        status(&prediction::refused(error, (&self.model, &self.asked_version), || end))
+    }
+}
+
+/// The status of a refusal. TorchServe has INTERNAL for whatever keeps a request from its queue.
+fn status(refused: &Refused) -> Status {
+    match refused.kind {
+        "ServiceUnavailableException" => failure::with_code(Code::Internal, refused),
+        _ => failure::status(refused),
+    }
+}

@@ -1,0 +1,74 @@
+//! Refusals as statuses of gRPC: the sentence, and below it the class of TorchServe's exception, by which clients tell them
+//! apart.
+
+use tonic::{Code, Status};
+
+use crate::Refused;
+
+/// A refusal with the code that its status of HTTP means.
+pub(super) fn status(refused: &Refused) -> Status {
+    with_code(code(refused.status), refused)
+}
+
+/// A refusal with another code.
+pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
+    Status::new(code, format!("{}\n{}", refused.message, class(refused.kind)))
+}
+
+/// The code of a status of HTTP.
+fn code(status: u16) -> Code {
+    match status {
+        200..=299 => Code::Ok,
+        400 => Code::InvalidArgument,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::NotFound,
+        409 => Code::Aborted,
+        413 | 429 => Code::ResourceExhausted,
+        416 => Code::OutOfRange,
+        499 => Code::Cancelled,
+        501 => Code::Unimplemented,
+        503 => Code::Unavailable,
+        504 => Code::DeadlineExceeded,
+        _ if status / 100 == 4 => Code::FailedPrecondition,
+        _ if status / 100 == 5 => Code::Internal,
+        _ => Code::Unknown,
+    }
+}
+
+/// The whole name of an exception's class.
+fn class(kind: &str) -> String {
+    let package = match kind {
+        "ModelNotFoundException"
+        | "ModelVersionNotFoundException"
+        | "InvalidModelException"
+        | "InvalidKeyException"
+        | "ModelException" => "archive.model",
+        "DownloadArchiveException" => "archive",
+        "InvalidArchiveURLException" => "archive.model",
+        _ => "http",
+    };
+    format!("org.pytorch.serve.{package}.{kind}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_the_class_below_the_sentence() {
+        let shown = status(&Refused::not_found("Model not found: m"));
+        assert_eq!(shown.code(), Code::NotFound);
+        assert_eq!(shown.message(), "Model not found: m\norg.pytorch.serve.archive.model.ModelNotFoundException");
+        for (status, expected) in [
+            (400, Code::InvalidArgument),
+            (409, Code::Aborted),
+            (418, Code::FailedPrecondition),
+            (503, Code::Unavailable),
+            (507, Code::Internal),
+            (42, Code::Unknown),
+        ] {
+            assert_eq!(code(status), expected, "{status}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `InferenceAPIsService`: health and predictions.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use pharos::service::Management;
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::call::Call;
+use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
+use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
+use super::sequences;
+use crate::rest::Shared;
+
+/// The service.
+pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
+
+type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl<S: Management> InferenceApIsService for Inference<S> {
+    async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
+        let text = if self.0.registry.is_healthy() { "Healthy" } else { "Unhealthy" };
+        Ok(Response::new(TorchServeHealthResponse { health: format!("{{\n  \"status\": \"{text}\"\n}}") }))
+    }
+
+    async fn predictions(
+        self: Arc<Self>,
+        request: Request<PredictionsRequest>,
+    ) -> Result<Response<PredictionResponse>, Status> {
+        let mut call = Call::begin(&self.0, request.into_inner(), true)?;
+        match call.next().await {
+            Some((part, _)) => part.map(Response::new),
+            None => Ok(Response::new(PredictionResponse::default())),
+        }
+    }
+
+    type StreamPredictionsStream = Parts;
+
+    async fn stream_predictions(
+        self: Arc<Self>,
+        request: Request<PredictionsRequest>,
+    ) -> Result<Response<Parts>, Status> {
+        let call = Call::begin(&self.0, request.into_inner(), true)?;
+        Ok(Response::new(call.parts().boxed()))
+    }
+
+    type StreamPredictions2Stream = Parts;
+
+    async fn stream_predictions2(
+        self: Arc<Self>,
+        request: Request<Streaming<PredictionsRequest>>,
+    ) -> Result<Response<Parts>, Status> {
+        Ok(Response::new(sequences::answers(self.0.clone(), request.into_inner()).boxed()))
+    }
+}

@@ -1,0 +1,115 @@
+//! `ManagementAPIsService`: the registry's verbs, answered with what REST says.
+
+use pharos::service::Management;
+use std::sync::Arc;
+
+use serde::Serialize;
+use tonic::{Request, Response, Status};
+
+use super::failure;
+use super::proto::management::management_ap_is_service_server::ManagementApIsService;
+use super::proto::management::{
+    DescribeModelRequest, ListModelsRequest, ManagementResponse, RegisterModelRequest, ScaleWorkerRequest,
+    SetDefaultRequest, UnregisterModelRequest,
+};
+use crate::Refused;
+use crate::handler_call;
+use crate::registry::{Done, Scale};
+use crate::rest::{Registration, Shared, descriptions};
+
+/// The service.
+pub(super) struct ManagementService<S: Management>(pub(super) Arc<Shared<S>>);
+
+type Answer = Result<Response<ManagementResponse>, Status>;
+
+impl<S: Management> ManagementService<S> {
+    /// Refuses where models are not to be registered and unregistered.
+    fn allowed(&self) -> Result<(), Status> {
+        match self.0.settings.model_api {
+            true => Ok(()),
+            false => Err(Status::permission_denied("Model API disabled")),
+        }
+    }
+}
+
+fn answer(text: String) -> Answer {
+    Ok(Response::new(ManagementResponse { msg: text }))
+}
+
+fn done(done: Result<Done, Refused>) -> Answer {
+    answer(done.map_err(|refused| failure::status(&refused))?.text)
+}
+
+fn json(value: &impl Serialize) -> Answer {
+    answer(serde_json::to_string_pretty(value).map_err(|error| Status::internal(error.to_string()))?)
+}
+
+/// A number that says something.
+fn said(number: i32) -> Option<i64> {
+    Some(i64::from(number)).filter(|number| *number > 0)
+}
+
+fn text(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+#[tonic::async_trait]
+impl<S: Management> ManagementApIsService for ManagementService<S> {
+    async fn describe_model(self: Arc<Self>, request: Request<DescribeModelRequest>) -> Answer {
+        let headers = handler_call::headers(request.metadata().as_ref());
+        let DescribeModelRequest { model_name, model_version, customized } = request.into_inner();
+        let id = self.0.ids.next();
+        let asked = customized.then_some((id.as_str(), headers));
+        let described = descriptions(&self.0, (&model_name, &model_version), asked).await;
+        json(&described.map_err(|refused| failure::status(&refused))?)
+    }
+
+    async fn list_models(self: Arc<Self>, request: Request<ListModelsRequest>) -> Answer {
+        let ListModelsRequest { limit, next_page_token } = request.into_inner();
+        // What is not said is 0 here, which would list nothing.
+        json(&self.0.registry.list(said(limit).unwrap_or(100), next_page_token.into()))
+    }
+
+    async fn register_model(self: Arc<Self>, request: Request<RegisterModelRequest>) -> Answer {
+        self.allowed()?;
+        let asked = request.into_inner();
+        let wait = asked.synchronous;
+        let said = Registration {
+            url: text(asked.url),
+            model_name: text(asked.model_name),
+            handler: text(asked.handler),
+            runtime: text(asked.runtime),
+            batch_size: said(asked.batch_size),
+            max_batch_delay: said(asked.max_batch_delay),
+            initial_workers: said(asked.initial_workers),
+            response_timeout: said(asked.response_timeout),
+            startup_timeout: said(asked.startup_timeout),
+            synchronous: Some(wait),
+            s3_sse_kms: Some(asked.s3_sse_kms),
+        };
+        let (url, wanted) = said.wanted().map_err(|refused| failure::status(&refused))?;
+        done(self.0.registry.register(&url, wanted, wait).await)
+    }
+
+    async fn scale_worker(self: Arc<Self>, request: Request<ScaleWorkerRequest>) -> Answer {
+        let asked = request.into_inner();
+        let number = |value: i32| said(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let min = number(asked.min_worker).unwrap_or(1);
+        let scale = Scale { min, max: number(asked.max_worker).unwrap_or(min), wait: asked.synchronous };
+        done(self.0.registry.scale(&asked.model_name, &asked.model_version, scale).await)
+    }
+
+    async fn set_default(self: Arc<Self>, request: Request<SetDefaultRequest>) -> Answer {
+        let SetDefaultRequest { model_name, model_version } = request.into_inner();
+        done(self.0.registry.set_default(&model_name, &model_version))
+    }
+
+    async fn unregister_model(self: Arc<Self>, request: Request<UnregisterModelRequest>) -> Answer {
+        self.allowed()?;
+        let UnregisterModelRequest { model_name, model_version } = request.into_inner();
+        if model_name.is_empty() {
+            return Err(failure::status(&Refused::bad_request("Parameter model_name is required.")));
+        }
+        done(self.0.registry.unregister(&model_name, &model_version).await)
+    }
+}

@@ -1,0 +1,248 @@
+//! TorchServe's gRPC: predictions beside the v2 protocol on one port, the management of models on another.
+
+mod call;
+mod failure;
+mod inference;
+mod management;
+mod routes;
+mod sequences;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use pharos::error::Reason;
+use pharos::service::{Management, Protocol, Route};
+use pharos::timeline::Instant;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+
+use self::inference::Inference;
+use self::management::ManagementService;
+use super::Settings;
+use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
+use super::rest::Shared;
+use super::token::{FAILED, Purpose};
+use pharos_listener::Peer;
+use pharos_listener::access::DeniedAnswer;
+use pharos_listener::access::routes::class;
+use pharos_listener::receiving::grpc::{Limits, received as bounded};
+use pharos_listener::request_log;
+use pharos_os::clock;
+
+/// The generated messages and services.
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
+mod proto {
+    pub mod inference {
+        include!(concat!(env!("OUT_DIR"), "/org.pytorch.serve.grpc.inference.rs"));
+    }
+    pub mod management {
+        include!(concat!(env!("OUT_DIR"), "/org.pytorch.serve.grpc.management.rs"));
+    }
+}
+
+/// `google.rpc.Status`, without details.
+#[allow(unreachable_pub)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct RpcStatus {
+    /// A number of `google.rpc.Code`.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    /// What is wrong.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+type InferenceServer<S> = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference<S>>;
+type ManagementServer<S> =
+    proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService<S>>;
+/// The answer to a call.
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// The v2 protocol, which TorchServe's ports serve too.
+pub struct Kserve<D> {
+    /// Over HTTP.
+    pub http: Router,
+    /// Over gRPC, in the standard package, with health and reflection.
+    pub grpc: D,
+    /// Adds reflection to services, which lists the services of these names.
+    pub with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+}
+
+/// The services of the v2 protocol over gRPC.
+pub trait KserveGrpc:
+    tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<D> KserveGrpc for D where
+    D: tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
+/// What a port serves.
+enum Services<S: Management, D> {
+    Inference(Box<(InferenceServer<S>, D)>),
+    Management(Routes),
+}
+
+// Derived, it would ask for `S: Clone` of the servers, which have it in any case.
+impl<S: Management, D: Clone> Clone for Services<S, D> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Inference(both) => Self::Inference(both.clone()),
+            Self::Management(routes) => Self::Management(routes.clone()),
+        }
+    }
+}
+
+/// One port's service.
+pub(super) struct Port<S: Management, D> {
+    shared: Arc<Shared<S>>,
+    services: Services<S, D>,
+}
+
+impl<S: Management, D: Clone> Clone for Port<S, D> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone(), services: self.services.clone() }
+    }
+}
+
+/// Predictions, the v2 protocol, health and reflection.
+pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, kserve: D) -> Port<S, D> {
+    let most = limits(&shared.settings).received;
+    let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
+        .max_decoding_message_size(most)
+        .max_encoding_message_size(usize::MAX);
+    Port { shared: shared.clone(), services: Services::Inference(Box::new((own, kserve))) }
+}
+
+/// The management of models, and reflection.
+///
+/// # Errors
+/// Reflection cannot be offered.
+pub(super) fn management<S: Management, D: KserveGrpc>(
+    shared: &Arc<Shared<S>>,
+    with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+) -> Result<Port<S, D>, String> {
+    let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
+    let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;
+    Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
+}
+
+/// The most bytes of a message.
+pub fn limits(settings: &Settings) -> Limits {
+    Limits { setting: "max_request_size", ..Limits::new(Some(settings.max_request_size)) }
+}
+
+/// The name of the service of predictions.
+pub fn inference_service() -> &'static str {
+    service_of(routes::INFERENCE)
+}
+
+/// The name of the service whose methods have paths that begin so.
+fn service_of(path: &'static str) -> &'static str {
+    path.trim_matches('/')
+}
+
+impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S, D> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let path = request.uri().path().to_owned();
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        let (shared, received) = (self.shared.clone(), clock::now());
+        let bounds = (&shared.budget, limits(&shared.settings));
+        let is_own = routes::is_own(&path);
+        let route = routes::of_path(&path);
+        let denied = self.denied(route, &request);
+        let refused = denied.as_ref().map(|(_, reason)| *reason);
+        let answer: Answering = match (denied, &mut self.services) {
+            (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
+            (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds)),
+            (None, Services::Management(own)) => Box::pin(own.call(bounded(request, bounds))),
+            (None, Services::Inference(both)) => {
+                let others = &mut both.1;
+                if let Some(standard) = routes::standard(request.uri()) {
+                    *request.uri_mut() = standard;
+                }
+                others.call(request)
+            }
+        };
+        Box::pin(async move {
+            let response = answer.await?;
+            let code = code(&response);
+            // The v2 protocol's edge counts its answers itself.
+            if is_own || refused.is_some() {
+                let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
+                shared.service.record_answered(Protocol::Grpc, route, code as u16, reason);
+            }
+            log((peer, &path), code, received);
+            Ok(response)
+        })
+    }
+}
+
+impl<S: Management, D> Port<S, D> {
+    /// The refusal of a call that may not have its route, or whose route is not known.
+    fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
+        let class = class(route);
+        let purpose = match self.services {
+            Services::Inference(_) => purpose(class, Some(Purpose::Inference)),
+            Services::Management(_) => Some(Purpose::Management),
+        };
+        let wanted = Wanted { route, class, purpose };
+        Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
+            Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
+            Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),
+            Denied::Server(denied) => {
+                let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
+                (Status::new(Code::from_i32(code.into()), text), reason)
+            }
+        })
+    }
+}
+
+fn code(response: &Response<Body>) -> Code {
+    response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
+}
+
+fn reason(code: Code) -> Reason {
+    match code {
+        Code::PermissionDenied => Reason::Unauthenticated,
+        Code::NotFound => Reason::UnknownModel,
+        Code::InvalidArgument => Reason::Invalid,
+        Code::Unavailable => Reason::NotReady,
+        Code::Unimplemented => Reason::Unsupported,
+        _ => Reason::Backend,
+    }
+}
+
+fn log((peer, path): (Option<SocketAddr>, &str), code: Code, received: Instant) {
+    if !request_log::is_enabled() {
+        return;
+    }
+    let peer = peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
+    let ms = (clock::now() - received).as_millis();
+    let method = path.strip_prefix('/').unwrap_or(path);
+    request_log::answered_line(&format!("/{peer} \"gRPC {method} HTTP/2.0\" {} {ms}", code as i32));
+}

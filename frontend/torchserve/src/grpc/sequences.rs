@@ -1,0 +1,187 @@
+//! `StreamPredictions2`: requests of any number of sequences in one stream. Those of different sequences are executed
+//! together, those of one sequence one after the other, or as they come if the model's requests may overlap. Errors are
+//! answers.
+
+use pharos::service::Management;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use futures_util::stream::{BoxStream, SelectAll};
+use futures_util::{StreamExt, stream};
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Status, Streaming};
+
+use super::RpcStatus;
+use super::call::Call;
+use super::proto::inference::{PredictionResponse, PredictionsRequest};
+use crate::rest::Shared;
+
+/// The most requests of one stream that are read before the first of them is answered.
+const MOST_AHEAD: usize = 64;
+
+/// The most sequences of one stream whose beginning is remembered.
+const MOST_BEGUN: usize = 1024;
+
+/// The answers to a stream of requests.
+pub(super) fn answers<S: Management>(
+    shared: Arc<Shared<S>>,
+    requests: Streaming<PredictionsRequest>,
+) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
+    let sequences = Sequences {
+        shared,
+        requests: Some(requests),
+        calls: SelectAll::new(),
+        waiting: HashMap::new(),
+        ahead: 0,
+        answers: VecDeque::new(),
+        begun: VecDeque::new(),
+    };
+    stream::unfold(sequences, async |mut sequences| {
+        let answer = sequences.next().await?;
+        Some((answer, sequences))
+    })
+}
+
+/// What comes of a request.
+enum Part {
+    Answer(PredictionResponse),
+    /// All of the answer to a request of this sequence has come.
+    Over(String),
+}
+
+struct Sequences<S: Management> {
+    shared: Arc<Shared<S>>,
+    /// `None` when all have come.
+    requests: Option<Streaming<PredictionsRequest>>,
+    /// What is executed: at most one request of each sequence, unless they overlap.
+    calls: SelectAll<BoxStream<'static, Part>>,
+    /// The requests that wait for the one before, for each sequence of `calls`.
+    waiting: HashMap<String, VecDeque<PredictionsRequest>>,
+    /// Requests that are executed or wait.
+    ahead: usize,
+    /// Answers that are ready.
+    answers: VecDeque<PredictionResponse>,
+    /// The sequences that have had their first request.
+    begun: VecDeque<String>,
+}
+
+impl<S: Management> Sequences<S> {
+    async fn next(&mut self) -> Option<Result<PredictionResponse, Status>> {
+        loop {
+            if let Some(answer) = self.answers.pop_front() {
+                return Some(Ok(answer));
+            }
+            let reads = self.ahead < MOST_AHEAD;
+            tokio::select! {
+                Some(part) = self.calls.next() => match part {
+                    Part::Answer(answer) => return Some(Ok(answer)),
+                    Part::Over(id) => self.over(id),
+                },
+                Some(asked) = message(&mut self.requests), if reads => match asked {
+                    Ok(Some(asked)) => self.take(asked),
+                    Ok(None) => self.requests = None,
+                    Err(status) => {
+                        self.requests = None;
+                        return Some(Err(status));
+                    }
+                },
+                else => return None,
+            }
+        }
+    }
+
+    /// A request has come.
+    fn take(&mut self, asked: PredictionsRequest) {
+        let Some(id) = asked.sequence_id.clone().filter(|id| !id.trim().is_empty()) else {
+            let status = Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
+            return self.answers.push_back(shown(&status, None));
+        };
+        self.ahead += 1;
+        if !self.waiting.contains_key(&id) && self.overlaps(&asked) {
+            self.begin(&id, asked);
+            return;
+        }
+        match self.waiting.get_mut(&id) {
+            Some(waiting) => waiting.push_back(asked),
+            None => {
+                self.waiting.insert(id.clone(), VecDeque::from([asked]));
+                self.go_on(id);
+            }
+        }
+    }
+
+    /// A request of this sequence is answered.
+    fn over(&mut self, id: String) {
+        self.ahead -= 1;
+        self.go_on(id);
+    }
+
+    /// Whether the engine takes a request at once, whatever else of its sequence is executed. Requests that wait for the
+    /// first worker reach the engine in no certain order, hence one after the other.
+    fn overlaps(&self, asked: &PredictionsRequest) -> bool {
+        let found = self.shared.registry.find(&asked.model_name, &asked.model_version);
+        found.is_ok_and(|version| version.deployment().overlaps() && !version.is_loading())
+    }
+
+    /// Executes the next request of a sequence.
+    fn go_on(&mut self, id: String) {
+        while let Some(asked) = self.waiting.get_mut(&id).and_then(VecDeque::pop_front) {
+            if self.begin(&id, asked) {
+                return;
+            }
+        }
+        self.waiting.remove(&id);
+    }
+
+    /// Executes a request of a sequence, or answers why that is impossible. Returns whether it is executed.
+    fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
+        let starts = self.starts(id);
+        match Call::begin(&self.shared, asked, starts) {
+            Ok(call) => {
+                self.calls.push(parts(call, id.to_owned()).boxed());
+                true
+            }
+            Err(status) => {
+                self.ahead -= 1;
+                self.answers.push_back(shown(&status, Some(id.to_owned())));
+                false
+            }
+        }
+    }
+
+    /// Whether this is a sequence's first request.
+    fn starts(&mut self, id: &str) -> bool {
+        if self.begun.iter().any(|known| known == id) {
+            return false;
+        }
+        if self.begun.len() == MOST_BEGUN {
+            self.begun.pop_front();
+        }
+        self.begun.push_back(id.to_owned());
+        true
+    }
+}
+
+/// The next request; `None` when none come any more.
+async fn message(
+    requests: &mut Option<Streaming<PredictionsRequest>>,
+) -> Option<Result<Option<PredictionsRequest>, Status>> {
+    Some(requests.as_mut()?.message().await)
+}
+
+fn parts<S: Management>(call: Call<S>, id: String) -> impl Stream<Item = Part> + Send {
+    let sequence_id = call.sequence_id();
+    let answer = move |part: Result<PredictionResponse, Status>| {
+        Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
+    };
+    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Over(id))))
+}
+
+/// A status as an answer: its sentence, without the class below it.
+fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
+    let message = status.message();
+    let sentence = message.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));
+    let message = sentence.map_or(message, |(sentence, _)| sentence).to_owned();
+    let status = RpcStatus { code: status.code() as i32, message };
+    PredictionResponse { sequence_id, status: Some(status), ..PredictionResponse::default() }
+}

@@ -1,0 +1,116 @@
+//! Decides who may call what on TorchServe's ports, for REST and gRPC, and for TorchServe's API and the v2 protocol alike.
+//!
+//! TorchServe's keys are asked for first, unless they are disabled; where the server has token files, a token of the same
+//! scope opens too. Without TorchServe's keys the token files decide alone. Restricted parts need their header in any case.
+//! Loading and unloading through the v2 protocol needs `enable_model_api`, as registering does.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use pharos::access::Restrictions;
+use pharos::access::tokens::Scope;
+use pharos::service::{Protocol, Route};
+
+use super::Refused;
+use super::token::{Purpose, Tokens};
+use pharos_listener::access::routes::Class;
+use pharos_listener::access::{self, Access, GRPC_PREFIX};
+
+/// What guards the ports.
+pub(super) struct Guard {
+    /// TorchServe's keys; `None` if they are disabled.
+    pub(super) tokens: Option<Tokens>,
+    /// The tokens of `--inference-token-file` and `--management-token-file`.
+    pub access: Access,
+    /// `--http-restricted-api`.
+    pub(super) http: Arc<Restrictions>,
+    /// `--grpc-restricted-protocol`.
+    pub(super) grpc: Arc<Restrictions>,
+    /// Whether models can be loaded and unloaded by request.
+    pub(super) model_api: bool,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) route: Route,
+    pub(super) class: Class,
+    /// The key that it needs; `None` if it needs none.
+    pub(super) purpose: Option<Purpose>,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Denied {
+    /// It has no valid key of TorchServe's.
+    Key(Refused),
+    /// Models cannot be loaded by request.
+    ModelApi,
+    /// As on the server's own ports.
+    Server(access::Denied),
+}
+
+/// The text of [`Denied::ModelApi`].
+pub(super) const NO_MODEL_API: &str =
+    "Model API disabled: loading and unloading models by request needs enable_model_api=true (--enable-model-api)";
+
+impl Guard {
+    /// Whether a request with these headers may have what it asks for.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn check(&self, protocol: Protocol, wanted: Wanted, headers: &HeaderMap) -> Result<(), Denied> {
+        self.check_key(wanted.purpose, headers)?;
+        let api = match wanted.class {
+            Class::Open => return Ok(()),
+            Class::Unknown => return Err(Denied::Server(access::Denied::Unknown)),
+            Class::Part(api) => api,
+        };
+        if self.tokens.is_none() {
+            self.access.check(api, headers).map_err(|refusal| Denied::Server(access::Denied::Token(refusal)))?;
+        }
+        let (restricted, prefix) = match protocol {
+            Protocol::Http => (&self.http, ""),
+            Protocol::Grpc => (&self.grpc, GRPC_PREFIX),
+        };
+        // Triton's restrictions do not cover reflection.
+        if wanted.route != Route::Reflection {
+            let server = access::Guard { access: &self.access, restricted, prefix };
+            server.check_restricted(api, headers).map_err(Denied::Server)?;
+        }
+        match wanted.route {
+            Route::RepositoryLoad | Route::RepositoryUnload if !self.model_api => Err(Denied::ModelApi),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether these headers have TorchServe's key for a purpose, or a token of the server's that stands for it.
+    fn check_key(&self, purpose: Option<Purpose>, headers: &HeaderMap) -> Result<(), Denied> {
+        let (Some(tokens), Some(purpose)) = (&self.tokens, purpose) else { return Ok(()) };
+        let given = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
+        let Err(refused) = tokens.check(purpose, given) else { return Ok(()) };
+        let scope = match purpose {
+            Purpose::Inference => Some(Scope::Inference),
+            Purpose::Management => Some(Scope::Management),
+            Purpose::Renewal => None,
+        };
+        match scope.is_some_and(|scope| self.access.opens(scope, headers)) {
+            true => Ok(()),
+            false => Err(Denied::Key(refused)),
+        }
+    }
+}
+
+/// The key that a class of routes needs. `otherwise` is that of routes that are not known.
+pub(super) fn purpose(class: Class, otherwise: Option<Purpose>) -> Option<Purpose> {
+    match class {
+        Class::Open => None,
+        Class::Unknown => otherwise,
+        Class::Part(api) => Some(match Scope::of(api) {
+            Some(Scope::Management) => Purpose::Management,
+            // TorchServe asks for its key for health too.
+            Some(Scope::Inference) | None => Purpose::Inference,
+        }),
+    }
+}

@@ -1,0 +1,44 @@
+//! A home for TorchServe's users: their `config.properties`, archives and endpoints. What is here reads and writes their
+//! forms; models run on the ordinary engine, from a private repository that this module writes.
+
+pub mod archive;
+mod arguments;
+mod command;
+mod configuration;
+pub mod deployment;
+pub mod failure;
+pub mod form;
+mod grpc;
+mod guard;
+pub mod handler_call;
+mod ids;
+mod listen;
+mod options;
+mod pid;
+mod policy;
+pub mod properties;
+pub mod refused;
+pub mod registry;
+mod rest;
+pub mod routes;
+pub mod settings;
+pub mod snapshot;
+pub mod token;
+mod work_directory;
+pub mod yaml;
+
+pub use archive::{Archive, Unpacked, open};
+pub use arguments::Arguments;
+pub use command::{Plan, Step, run};
+pub use deployment::{Asked, Deployment, Device};
+pub use grpc::{Kserve, KserveGrpc, inference_service, limits as message_limits};
+pub use listen::{ServerAccess, Start, check_addresses, serve};
+pub use options::Executable;
+pub use policy::{BACKEND, Policy, metric_naming};
+pub use refused::Refused;
+pub use registry::{Registry, Uncounted};
+pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
+pub use snapshot::Kind;
+pub use token::remove as remove_tokens;
+pub use work_directory::DIRECTORY;
+pub use yaml::ModelYaml;

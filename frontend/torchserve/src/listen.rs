@@ -1,0 +1,209 @@
+//! Opens TorchServe's listeners.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pharos::access::Restrictions;
+use pharos::metrics::cache::Cache;
+use pharos::metrics::labels::Listener;
+use pharos::service::{Management, Protocol, Route};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::grpc::{self, Kserve, KserveGrpc};
+use super::guard::Guard;
+use super::ids::Ids;
+use super::rest::{Port, Shared};
+use super::routes::Apis;
+use super::settings::Age;
+use super::token::Tokens;
+use super::{Address, Registry, Settings};
+use pharos_listener as listener;
+use pharos_listener::access::Access;
+use pharos_listener::receiving::Budget;
+use pharos_listener::{Life, Limits, Speaks, Tls, TlsFiles};
+
+/// What the endpoints are made of.
+pub struct Start<S: Management, D> {
+    /// The server for clients, which call models by TorchServe's names.
+    pub service: S,
+    /// The same server for requests of the endpoints themselves: by the repository's names, and not counted by name.
+    pub uncounted: S,
+    /// The v2 protocol, which the ports serve too.
+    pub kserve: Kserve<D>,
+    /// Counts connections.
+    pub metrics: Arc<Cache>,
+    /// What the configuration says.
+    pub settings: Arc<Settings>,
+    /// The models.
+    pub registry: Arc<Registry<S>>,
+    /// Says when to stop.
+    pub life: Life,
+    /// What guards the server's own ports.
+    pub server: ServerAccess,
+    /// The memory of what is being received.
+    pub budget: Budget,
+}
+
+/// What guards the server's own ports, and TorchServe's too.
+#[derive(Clone, Debug, Default)]
+pub struct ServerAccess {
+    /// The tokens of files.
+    pub tokens: Access,
+    /// `--http-restricted-api`.
+    pub http: Arc<Restrictions>,
+    /// `--grpc-restricted-protocol`.
+    pub grpc: Arc<Restrictions>,
+}
+
+/// Checks that every address can be bound, without opening a port: what is in use is known before models load.
+///
+/// # Errors
+/// An address cannot be bound; the text names it and the key that chooses another.
+pub fn check_addresses(settings: &Settings) -> Result<(), String> {
+    let rest = apis(settings).into_iter().map(|(address, apis)| {
+        let what = name_of(apis);
+        (format!("the {what} API"), format!("{what}_address"), address)
+    });
+    let grpc = [("inference", settings.grpc_inference), ("management", settings.grpc_management)];
+    let grpc = grpc.map(|(what, address)| (format!("the gRPC {what} API"), format!("grpc_{what}_port"), address));
+    for (what, key, address) in rest.chain(grpc) {
+        let checked = listener::check(address.socket);
+        checked.map_err(|error| cannot_listen((&what, &key), address.socket, &error))?;
+    }
+    Ok(())
+}
+
+/// Opens the listeners and serves on them. Gives their tasks.
+///
+/// # Errors
+/// An address, a certificate or the file of tokens cannot be used.
+pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
+    let Start { service, uncounted, kserve, metrics, settings, registry, life, server, budget } = start;
+    let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
+    let tokens = settings.token.clone().map(Tokens::new).transpose();
+    let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
+    if tokens.is_some() && !server.tokens.is_open() {
+        tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
+    }
+    let ServerAccess { tokens: files, http, grpc } = server;
+    let guard = Guard { tokens, access: files, http, grpc, model_api: settings.model_api };
+    let shared = Arc::new(Shared {
+        service,
+        uncounted,
+        registry,
+        metrics,
+        guard,
+        budget,
+        ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
+        settings: settings.clone(),
+    });
+    let mut tasks = Vec::new();
+    for (address, apis) in apis(&settings) {
+        let port = Port { shared: shared.clone(), apis, kserve: kserve.http.clone() };
+        tasks.push(rest(port, address, &life)?);
+    }
+    tasks.extend(grpc_ports(&shared, kserve, &life)?);
+    Ok(tasks)
+}
+
+/// Each address once, with all that it serves.
+fn apis(settings: &Settings) -> Vec<(Address, Apis)> {
+    let open = Apis::default();
+    let wanted = [
+        (Some(settings.inference), Apis { inference: true, ..open }),
+        (Some(settings.management), Apis { management: true, ..open }),
+        (settings.metrics, Apis { metrics: true, ..open }),
+    ];
+    let mut all: Vec<(Address, Apis)> = Vec::new();
+    for (address, apis) in wanted.into_iter().filter_map(|(address, apis)| Some((address?, apis))) {
+        match all.iter_mut().find(|(known, _)| known.socket == address.socket && address.socket.port() != 0) {
+            Some((_, known)) => {
+                known.inference |= apis.inference;
+                known.management |= apis.management;
+                known.metrics |= apis.metrics;
+            }
+            None => all.push((address, apis)),
+        }
+    }
+    all
+}
+
+/// What a listener is called in messages and keys.
+fn name_of(apis: Apis) -> &'static str {
+    match apis {
+        Apis { inference: true, .. } => "inference",
+        Apis { management: true, .. } => "management",
+        _ => "metrics",
+    }
+}
+
+fn rest<S: Management>(port: Port<S>, address: Address, life: &Life) -> Result<JoinHandle<()>, String> {
+    let what = name_of(port.apis);
+    let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
+    let connections = connections(&port.shared, label, (address, Speaks::Http), Age::default())?;
+    let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
+    let service = port.shared.service.clone();
+    let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
+    Ok(tokio::spawn(listener::serve(socket, (Speaks::Http, connections), port, refused, life.clone())))
+}
+
+fn grpc_ports<S: Management, D: KserveGrpc>(
+    shared: &Arc<Shared<S>>,
+    kserve: Kserve<D>,
+    life: &Life,
+) -> Result<[JoinHandle<()>; 2], String> {
+    let settings = &shared.settings;
+    let open = |what: &str, key: &str, address: Address, age: Age| {
+        let connections = connections(shared, Listener::Grpc, (address, Speaks::Http2), age)?;
+        Ok::<_, String>((bind(&format!("the gRPC {what} API"), key, address.socket)?, connections))
+    };
+    let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
+    let management =
+        open("management", "grpc_management_port", settings.grpc_management, settings.grpc_management_age)?;
+    let services = [grpc::inference(shared, kserve.grpc), grpc::management(shared, kserve.with_reflection)?];
+    let [for_inference, for_management] = services;
+    let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
+        tokio::spawn(listener::serve(socket, (Speaks::Http2, connections), service, |_| {}, life.clone()))
+    };
+    Ok([serve(inference, for_inference), serve(management, for_management)])
+}
+
+/// How a listener treats its connections.
+fn connections<S: Management>(
+    shared: &Shared<S>,
+    listener: Listener,
+    (address, speaks): (Address, Speaks),
+    age: Age,
+) -> Result<listener::Settings, String> {
+    let limits = Limits {
+        age: age.age.unwrap_or(Duration::ZERO),
+        age_grace: age.grace.unwrap_or(Duration::ZERO),
+        ..Limits::default()
+    };
+    let tls = match (&shared.settings.tls, address.tls) {
+        (Some(paths), true) => {
+            let files = TlsFiles { certificate: paths.certificate.clone(), key: paths.key.clone(), authorities: None };
+            let tls = Tls::new(files, speaks).map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
+            Some(Arc::new(tls))
+        }
+        (None, true) => return Err(format!("{} is to speak TLS, and there is no certificate", address.socket)),
+        (_, false) => None,
+    };
+    let cache = Some(shared.metrics.clone());
+    Ok(listener::Settings { listener, limits, tls, cache, tells_peers: true })
+}
+
+fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {
+    let unusable = |error: io::Error| cannot_listen((what, key), wanted, &error);
+    let listener = listener::bind(wanted, false).map_err(unusable)?;
+    let bound = listener.local_addr().map_err(unusable)?;
+    tracing::info!("{what} on {bound}");
+    Ok(listener)
+}
+
+fn cannot_listen((what, key): (&str, &str), wanted: SocketAddr, error: &io::Error) -> String {
+    format!("{what} cannot listen on {wanted}: {error}; {key} chooses another place")
+}

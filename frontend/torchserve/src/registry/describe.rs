@@ -1,0 +1,231 @@
+//! What is told of models: the list of them, and all that is known of a version, in TorchServe's keys and their order.
+
+use jiff::Timestamp;
+use pharos::metrics::labels::InstanceState;
+use pharos::service::{GpuUsage, Management, WorkerStatus};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Registry, Version};
+use crate::{Deployment, Device};
+
+/// One model of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// The name.
+    pub model_name: String,
+    /// The archive of the default version.
+    pub model_url: String,
+}
+
+/// A part of the list of models.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listing {
+    /// Where the list goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
+    /// The models.
+    pub models: Vec<Listed>,
+}
+
+/// A version.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelDescription {
+    model_name: String,
+    model_version: String,
+    model_url: String,
+    runtime: String,
+    min_workers: u32,
+    max_workers: u32,
+    batch_size: u32,
+    max_batch_delay: u32,
+    response_timeout: u32,
+    startup_timeout: u32,
+    max_retry_timeout_in_sec: u32,
+    client_timeout_in_mills: u32,
+    parallel_type: String,
+    parallel_level: u32,
+    device_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_ids: Option<Vec<u32>>,
+    continuous_batching: bool,
+    use_job_ticket: bool,
+    use_venv: bool,
+    stateful: bool,
+    #[serde(rename = "sequenceMaxIdleMSec")]
+    sequence_max_idle: u32,
+    #[serde(rename = "sequenceTimeoutMSec")]
+    sequence_timeout: u32,
+    max_num_sequence: u32,
+    max_sequence_job_queue_size: u32,
+    loaded_at_startup: bool,
+    workers: Vec<Worker>,
+    job_queue_status: JobQueueStatus,
+    /// What the handler says of itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub customized_metadata: Option<Value>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Worker {
+    id: String,
+    start_time: String,
+    status: &'static str,
+    memory_usage: u64,
+    /// -1: there is no process yet.
+    pid: i64,
+    gpu: bool,
+    gpu_usage: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JobQueueStatus {
+    remaining_capacity: u64,
+    pending_requests: u64,
+}
+
+impl<S: Management> Registry<S> {
+    /// The models by name, at most `limit` of them from `page` on.
+    pub fn list(&self, limit: i64, page: i64) -> Listing {
+        let limit = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);
+        let page = usize::try_from(page).unwrap_or(0);
+        let models = self.read();
+        let end = page.saturating_add(limit);
+        let listed = models.iter().skip(page).take(limit).map(|(name, model)| Listed {
+            model_name: name.clone(),
+            model_url: model
+                .versions
+                .get(&model.default)
+                .map_or_else(String::new, |version| version.deployment().archive.url.clone()),
+        });
+        // As TorchServe: also where the list ends exactly here.
+        let next_page_token = (end <= models.len()).then(|| end.to_string());
+        Listing { next_page_token, models: listed.collect() }
+    }
+
+    /// All that is known of a version.
+    pub fn describe(&self, version: &Version) -> ModelDescription {
+        let deployment = version.deployment();
+        let yaml = &deployment.archive.yaml;
+        let waiting = self.service.waiting(&version.called) + version.waiting();
+        let sequence = deployment.sequence;
+        ModelDescription {
+            model_name: version.name.clone(),
+            model_version: version.text.clone(),
+            model_url: deployment.archive.url.clone(),
+            runtime: deployment.runtime.clone(),
+            min_workers: deployment.min_workers,
+            max_workers: deployment.max_workers,
+            batch_size: deployment.batch_size,
+            max_batch_delay: deployment.max_batch_delay,
+            response_timeout: deployment.response_timeout,
+            startup_timeout: deployment.startup_timeout,
+            max_retry_timeout_in_sec: deployment.max_retry_timeout,
+            client_timeout_in_mills: deployment.client_timeout,
+            parallel_type: yaml.parallel_type.clone().unwrap_or_default(),
+            parallel_level: yaml.parallel_level.unwrap_or(0),
+            device_type: if deployment.device == Device::Cpu { "cpu" } else { "gpu" },
+            device_ids: yaml.device_ids.clone(),
+            continuous_batching: yaml.continuous_batching.unwrap_or(false),
+            use_job_ticket: deployment.use_job_ticket,
+            use_venv: yaml.use_venv.unwrap_or(false),
+            stateful: sequence.is_some(),
+            sequence_max_idle: sequence.map_or(0, |sequence| sequence.max_idle),
+            sequence_timeout: sequence.map_or(0, |sequence| sequence.timeout),
+            max_num_sequence: sequence.map_or(0, |sequence| sequence.most),
+            max_sequence_job_queue_size: sequence.map_or(0, |sequence| sequence.queue),
+            loaded_at_startup: deployment.at_start,
+            workers: self.shown_workers(version, &deployment),
+            job_queue_status: JobQueueStatus {
+                remaining_capacity: u64::from(deployment.queue).saturating_sub(waiting),
+                pending_requests: waiting,
+            },
+            customized_metadata: None,
+        }
+    }
+
+    /// The workers of a version; while the engine has none, those that are wanted.
+    fn shown_workers(&self, version: &Version, deployment: &Deployment) -> Vec<Worker> {
+        let first = u32::from(self.settings.initial_worker_port);
+        let worker = |shown: WorkerStatus| {
+            let usage = |number| gpu_usage(number, self.service.gpu_usage(number).as_ref());
+            worker(&shown, first, shown.gpu.map(usage))
+        };
+        let mut workers: Vec<Worker> = self.service.workers(&version.called).into_iter().map(worker).collect();
+        if workers.is_empty() {
+            let on_gpu = deployment.device != Device::Cpu;
+            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
+        }
+        workers
+    }
+}
+
+/// A worker that has not loaded its model yet, or is to be started again.
+fn coming(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
+    let asked = Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
+    Worker {
+        id: id.to_string(),
+        start_time: format!("{asked:.3}"),
+        status: "UNLOADING",
+        memory_usage: 0,
+        pid: -1,
+        gpu: on_gpu,
+        gpu_usage: if on_gpu { "failed to obtained gpu usage" } else { "N/A" }.to_owned(),
+    }
+}
+
+fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>) -> Worker {
+    let started = shown.started.map(|seconds| (seconds * 1000.0) as i64);
+    let started = Timestamp::from_millisecond(started.unwrap_or(0)).unwrap_or_default();
+    Worker {
+        id: (first + shown.number).to_string(),
+        // With milliseconds always, which the default form leaves out where they are 0.
+        start_time: format!("{started:.3}"),
+        status: if shown.state == Some(InstanceState::Ready) { "READY" } else { "UNLOADING" },
+        memory_usage: shown.resident_bytes,
+        pid: shown.pid.map_or(-1, i64::from),
+        gpu: gpu_usage.is_some(),
+        gpu_usage: gpu_usage.unwrap_or_else(|| "N/A".to_owned()),
+    }
+}
+
+/// What TorchServe tells of a worker's GPU: what `nvidia-smi -i NUMBER --format=csv
+/// --query-gpu=utilization.gpu,utilization.memory,memory.used` prints, in one line, or its words for what cannot be read.
+fn gpu_usage(number: u32, reading: Option<&GpuUsage>) -> String {
+    let Some(reading) = reading else { return "failed to obtained gpu usage".to_owned() };
+    let told = |text: Option<String>| text.unwrap_or_else(|| "[N/A]".to_owned());
+    let percent = |share: Option<f64>| told(share.map(|share| format!("{:.0} %", share * 100.0)));
+    let used = reading.memory_used.map(|used| format!("{} MiB", used >> 20));
+    format!(
+        "gpuId::{number} utilization.gpu [%]::{} utilization.memory [%]::{} memory.used [MiB]::{}",
+        percent(reading.utilization),
+        percent(reading.bandwidth),
+        told(used)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_told_in_the_words_of_nvidia_smi() {
+        let check = |reading: Option<&GpuUsage>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
+        check(None, "failed to obtained gpu usage");
+        let mut reading = GpuUsage { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuUsage::default() };
+        check(
+            Some(&reading),
+            "gpuId::1 utilization.gpu [%]::37 % utilization.memory [%]::0 % memory.used [MiB]::[N/A]",
+        );
+        (reading.utilization, reading.bandwidth) = (None, Some(0.29));
+        check(
+            Some(&reading),
+            "gpuId::1 utilization.gpu [%]::[N/A] utilization.memory [%]::29 % memory.used [MiB]::[N/A]",
+        );
+    }
+}

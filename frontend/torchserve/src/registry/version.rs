@@ -1,0 +1,229 @@
+//! One version of a model: what it is to be, and what its workers are kept like.
+
+use pharos::service::Management;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::health::Health;
+use super::phase::{Phase, Progress};
+use super::{Deployment, Registry};
+use pharos_os::clock;
+
+/// The pauses before a model is loaded again, in seconds; the last one goes on.
+const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
+
+/// A version.
+pub struct Version {
+    /// The model's name.
+    pub name: String,
+    /// The version.
+    pub text: String,
+    /// The model's name in the engine.
+    pub called: String,
+    // Replaced as a whole.
+    deployment: RwLock<Arc<Deployment>>,
+    pub(super) health: Mutex<Health>,
+    progress: Progress,
+    /// When its workers were last told to start, in milliseconds since 1970.
+    asked_ms: AtomicU64,
+    // Held while workers are started or stopped: a later wish waits for the one before.
+    turn: tokio::sync::Mutex<()>,
+    /// Changes with each wish; one that is overtaken is not tried again.
+    wishes: AtomicU64,
+    /// Requests that are on their way.
+    in_flight: AtomicUsize,
+}
+
+/// A request on its way, until it is dropped.
+pub struct InFlight(Arc<Version>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Version {
+    pub(super) fn new(name: String, text: String, deployment: Deployment) -> Self {
+        let progress = Progress::default();
+        if deployment.min_workers > 0 {
+            progress.begin();
+        }
+        Self {
+            name,
+            text,
+            called: deployment.name.clone(),
+            deployment: RwLock::new(Arc::new(deployment)),
+            health: Mutex::default(),
+            progress,
+            asked_ms: AtomicU64::new(clock::wall_ms()),
+            turn: tokio::sync::Mutex::new(()),
+            wishes: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    /// What it is to be.
+    pub fn deployment(&self) -> Arc<Deployment> {
+        self.deployment.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A request has come; `None` if the model takes one only while a worker is idle, and none is.
+    pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
+        let deployment = self.deployment();
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let entered = InFlight(self.clone());
+        let idle = before < deployment.min_workers as usize && !self.is_loading();
+        (!deployment.use_job_ticket || idle).then_some(entered)
+    }
+
+    /// Whether its first worker still loads the model.
+    pub fn is_loading(&self) -> bool {
+        self.progress.is_loading()
+    }
+
+    /// Waits until its workers have loaded the model, or are not to come. `None`: as many requests wait as may.
+    pub async fn loaded(&self) -> Option<()> {
+        let _place = self.progress.wait(self.deployment().queue as usize)?;
+        self.progress.settled().await;
+        Some(())
+    }
+
+    /// Requests that wait for the first worker.
+    pub(super) fn waiting(&self) -> u64 {
+        self.progress.waiting()
+    }
+
+    /// Ends the wait for workers that have not come.
+    pub(super) fn stop_waiting(&self) {
+        if self.is_loading() {
+            self.progress.set(Phase::Stopped);
+        }
+    }
+
+    /// When its workers were last told to start, in milliseconds since 1970.
+    pub(super) fn asked_ms(&self) -> u64 {
+        self.asked_ms.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn resize(&self, min: u32, max: u32) {
+        let mut deployment = self.deployment.write().unwrap_or_else(PoisonError::into_inner);
+        *deployment = Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
+    }
+
+    /// Has as many workers as it should.
+    ///
+    /// # Errors
+    /// Why the model cannot be loaded.
+    pub(super) async fn start<S: Management>(&self, registry: &Registry<S>) -> Result<(), String> {
+        let wish = self.wish_to_start();
+        let started = self.try_to_start(registry, wish).await.unwrap_or(Ok(()));
+        if started.is_err() {
+            self.given_up(registry);
+        }
+        started
+    }
+
+    /// The same without waiting for it; a model that cannot be loaded is tried again, for as long as its configuration says.
+    pub(super) fn keep_starting<S: Management>(self: &Arc<Self>, registry: &Arc<Registry<S>>) {
+        let (wish, version, registry) = (self.wish_to_start(), self.clone(), registry.clone());
+        tokio::spawn(async move {
+            let began = clock::now();
+            let patience = Duration::from_secs(version.deployment().max_retry_timeout.into());
+            let last = PAUSES.last().copied().unwrap_or_default();
+            let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
+            for pause in pauses {
+                let Some(Err(reason)) = version.try_to_start(&registry, wish).await else { return };
+                let (name, text) = (&version.name, &version.text);
+                if clock::now() - began >= patience {
+                    tracing::error!("model {name} version {text} is not started again: {}", reason.trim());
+                    version.health().give_up();
+                    return version.given_up(&registry);
+                }
+                tracing::warn!("model {name} version {text} is started again in {pause} s: {}", reason.trim());
+                tokio::time::sleep(Duration::from_secs(pause)).await;
+            }
+        });
+    }
+
+    /// `None` if another wish has come meanwhile.
+    async fn try_to_start<S: Management>(&self, registry: &Registry<S>, wish: u64) -> Option<Result<(), String>> {
+        let _turn = self.turn.lock().await;
+        if self.wishes.load(Ordering::Acquire) != wish {
+            return None;
+        }
+        self.health().begin();
+        let deployment = self.deployment();
+        if deployment.min_workers == 0 {
+            let unloaded = unload(registry, &self.called).await;
+            self.progress.set(Phase::Stopped);
+            return Some(unloaded);
+        }
+        self.progress.begin();
+        if deployment.startup_timeout == 0 {
+            return Some(Err("startup_timeout is 0 s, in which no worker can start".to_owned()));
+        }
+        let (written, repository) = (deployment.clone(), registry.repository.clone());
+        let written = tokio::task::spawn_blocking(move || written.write(&repository)).await;
+        let written = written.map_err(|error| error.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
+        if let Err(error) = written {
+            return Some(Err(format!("its configuration cannot be written: {error}")));
+        }
+        let loaded = registry.service.load_model(&self.called, Vec::new()).await;
+        if loaded.is_ok() {
+            self.progress.set(Phase::Loaded);
+            self.health().loaded();
+        }
+        Some(loaded.map_err(|error| error.message))
+    }
+
+    /// Starting workers is not tried again. Those that were there before go on.
+    fn given_up<S: Management>(&self, registry: &Registry<S>) {
+        let serves = !registry.service.worker_health(&self.called).is_empty();
+        self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
+    }
+
+    /// Ends all workers, and removes what was written of it.
+    pub(super) async fn stop<S: Management>(&self, registry: &Registry<S>) {
+        self.wish();
+        self.stop_waiting();
+        let _turn = self.turn.lock().await;
+        if let Err(reason) = unload(registry, &self.called).await {
+            tracing::warn!("model {} version {} is not unloaded: {reason}", self.name, self.text);
+        }
+        let place = registry.repository.join(&self.called);
+        let removed = tokio::task::spawn_blocking(move || remove(&place)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!("what was written of model {} version {} stays: {error}", self.name, self.text);
+        }
+    }
+
+    fn wish_to_start(&self) -> u64 {
+        if self.deployment().min_workers > 0 {
+            self.asked_ms.store(clock::wall_ms(), Ordering::Relaxed);
+            self.progress.begin();
+        }
+        self.wish()
+    }
+
+    fn wish(&self) -> u64 {
+        self.wishes.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn unload<S: Management>(registry: &Registry<S>, called: &str) -> Result<(), String> {
+    registry.service.unload_model(called, false).await.map_err(|error| error.message)
+}
+
+fn remove(place: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(place) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,144 @@
+//! Answers in TorchServe's forms: JSON with two spaces and a line feed at its end, errors with a code, a type and a message.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONNECTION,
+    CONTENT_TYPE, EXPIRES, HeaderName, HeaderValue, PRAGMA, WWW_AUTHENTICATE,
+};
+use http::{StatusCode, Version};
+use pharos::error::Reason;
+use serde::Serialize;
+
+use super::Asked;
+use crate::Refused;
+use crate::registry::Done;
+use crate::settings::Cors;
+use pharos_listener::access::DeniedAnswer;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    code: u16,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    message: &'a str,
+}
+
+#[derive(Serialize)]
+struct StatusBody<'a> {
+    status: &'a str,
+}
+
+/// A value with status 200.
+pub(super) fn json(value: &impl Serialize) -> Response {
+    with_status(StatusCode::OK, value)
+}
+
+fn with_status(status: StatusCode, value: &impl Serialize) -> Response {
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// `{"status": "..."}`.
+pub(super) fn done(done: Done) -> Response {
+    with_status(StatusCode::from_u16(done.status).unwrap_or(StatusCode::OK), &StatusBody { status: &done.text })
+}
+
+/// The answer to `/ping`.
+pub(super) fn health(healthy: bool) -> Response {
+    let (status, text) =
+        if healthy { (StatusCode::OK, "Healthy") } else { (StatusCode::INTERNAL_SERVER_ERROR, "Unhealthy") };
+    with_status(status, &StatusBody { status: text })
+}
+
+/// An error.
+pub(super) fn refusal(refused: &Refused) -> Response {
+    let Refused { status, kind, message } = refused;
+    let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
+}
+
+/// An error in the form of the v2 protocol, which restrictions of the server have on every port.
+pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
+    let text = serde_json::to_string(text).unwrap_or_default();
+    let mut response = Response::new(Body::from(format!("{{\"error\":{text}}}")));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The answer to a client that the server denies a route, and the reason for the metrics.
+pub(super) fn denied(denied: DeniedAnswer) -> (Response, Reason) {
+    let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
+    let mut response = kserve_error(status, &denied.text);
+    if let Some(challenge) = denied.challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
+    (response, denied.reason)
+}
+
+/// Why something was refused, for the metrics.
+pub(super) fn reason(refused: &Refused) -> Reason {
+    match (refused.status, refused.kind) {
+        (_, "InvalidKeyException") => Reason::Unauthenticated,
+        (404, "ModelNotFoundException" | "ModelVersionNotFoundException") => Reason::UnknownModel,
+        (404 | 405, _) => Reason::Unsupported,
+        (408, _) => Reason::Timeout,
+        (413, _) => Reason::TooLarge,
+        (400..=499, _) => Reason::Invalid,
+        (503, "ServiceUnavailableException") => Reason::NotReady,
+        (_, "InternalServerException") => Reason::Backend,
+        _ => Reason::Internal,
+    }
+}
+
+/// No path of TorchServe's.
+pub(super) fn not_found() -> Refused {
+    let message = "Requested resource is not found, please refer to API document.".to_owned();
+    Refused { status: 404, kind: "ResourceNotFoundException", message }
+}
+
+/// A path, but not with this method, or not in this configuration.
+pub(super) fn wrong_method() -> Refused {
+    let message = "Requested method is not allowed, please refer to API document.".to_owned();
+    Refused { status: 405, kind: "MethodNotAllowedException", message }
+}
+
+/// Workflows are not built.
+pub(super) fn no_workflow(name: &str) -> Refused {
+    let message = format!("Workflow not found: {name}");
+    Refused { status: 404, kind: "WorkflowNotFoundException", message }
+}
+
+/// What all answers have.
+pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
+    let failed = response.status().as_u16() >= 400;
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&asked.id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    for (name, value) in [
+        (ACCESS_CONTROL_ALLOW_ORIGIN, &cors.origin),
+        (ACCESS_CONTROL_ALLOW_METHODS, &cors.methods),
+        (ACCESS_CONTROL_ALLOW_HEADERS, &cors.headers),
+    ] {
+        if let Some(value) = value.as_ref().and_then(|value| HeaderValue::from_str(value).ok()) {
+            headers.entry(name).or_insert(value);
+        }
+    }
+    headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
+    headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
+    // HTTP/1.0 says itself what it keeps open.
+    if failed && asked.version <= Version::HTTP_11 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    } else if asked.version == Version::HTTP_11 && !asked.header("connection").eq_ignore_ascii_case("close") {
+        headers.insert(CONNECTION, HeaderValue::from_static("keep-alive"));
+    }
+}

@@ -1,0 +1,217 @@
+//! The management of models: each endpoint is one of the registry's verbs.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::EXPECT;
+use pharos::service::Management;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Asked, Shared, answer};
+use crate::failure::{self, End};
+use crate::registry::Scale;
+use crate::{Asked as Wanted, Refused};
+use pharos_listener::receiving::body::{self, Read};
+
+/// The most bytes of a request's JSON.
+const MOST_JSON: u64 = 1 << 20;
+
+/// `GET /models`.
+pub(super) fn list<S: Management>(shared: &Shared<S>, asked: &Asked) -> Response {
+    let (limit, page) = (asked.number("limit").unwrap_or(100), asked.number("next_page_token").unwrap_or(0));
+    answer::json(&shared.registry.list(limit, page))
+}
+
+/// What a request to register a model says, in JSON or in its query.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Registration {
+    pub(crate) url: Option<String>,
+    pub(crate) model_name: Option<String>,
+    pub(crate) handler: Option<String>,
+    pub(crate) runtime: Option<String>,
+    #[serde(deserialize_with = "number")]
+    pub(crate) batch_size: Option<i64>,
+    #[serde(deserialize_with = "number")]
+    pub(crate) max_batch_delay: Option<i64>,
+    #[serde(deserialize_with = "number")]
+    pub(crate) initial_workers: Option<i64>,
+    #[serde(deserialize_with = "number")]
+    pub(crate) response_timeout: Option<i64>,
+    #[serde(deserialize_with = "number")]
+    pub(crate) startup_timeout: Option<i64>,
+    #[serde(deserialize_with = "flag")]
+    pub(crate) synchronous: Option<bool>,
+    #[serde(deserialize_with = "flag")]
+    pub(crate) s3_sse_kms: Option<bool>,
+}
+
+impl Registration {
+    fn of_query(asked: &Asked) -> Self {
+        let flag = |name: &str| asked.query(name).map(|value| value.eq_ignore_ascii_case("true"));
+        Self {
+            url: asked.query("url"),
+            model_name: asked.query("model_name"),
+            handler: asked.query("handler"),
+            runtime: asked.query("runtime"),
+            batch_size: asked.number("batch_size"),
+            max_batch_delay: asked.number("max_batch_delay"),
+            initial_workers: asked.number("initial_workers"),
+            response_timeout: asked.number("response_timeout"),
+            startup_timeout: asked.number("startup_timeout"),
+            synchronous: flag("synchronous"),
+            s3_sse_kms: flag("s3_sse_kms"),
+        }
+    }
+
+    /// The archive, and what is said about it. A number that makes no sense counts as not said, as in TorchServe.
+    ///
+    /// # Errors
+    /// There is no archive, or something that is not built.
+    pub(crate) fn wanted(self) -> Result<(String, Wanted), Refused> {
+        let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
+        let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
+        if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
+            return Err(Refused::bad_request(format!("Invalid RuntimeType value: {runtime}")));
+        }
+        if self.s3_sse_kms == Some(true) {
+            return Err(Refused::bad_request("s3_sse_kms is not supported: fetch the archive, and register the file"));
+        }
+        let number = |said: Option<i64>, least: i64| {
+            said.filter(|number| *number >= least).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+        };
+        let text = |said: Option<String>| said.filter(|text| !text.is_empty());
+        let wanted = Wanted {
+            model_name: text(self.model_name),
+            handler: text(self.handler),
+            runtime,
+            batch_size: number(self.batch_size, 1),
+            max_batch_delay: number(self.max_batch_delay, 0),
+            initial_workers: number(self.initial_workers.map(|workers| workers.max(0)), 0),
+            response_timeout: number(self.response_timeout, 1),
+            // -1 stands for the default; other numbers that no worker can start within count as 0.
+            startup_timeout: number(
+                self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
+                0,
+            ),
+            ..Wanted::default()
+        };
+        Ok((url, wanted))
+    }
+}
+
+/// `POST /models`.
+pub(super) async fn register<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    body: Body,
+) -> Result<Response, Refused> {
+    if !shared.settings.model_api {
+        return Err(answer::wrong_method());
+    }
+    let is_json =
+        asked.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
+    let said = if is_json { from_json(shared, asked, body).await? } else { Registration::of_query(asked) };
+    let wait = said.synchronous.unwrap_or(true);
+    let (url, wanted) = said.wanted()?;
+    Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
+}
+
+async fn from_json<S: Management>(shared: &Shared<S>, asked: &Asked, body: Body) -> Result<Registration, Refused> {
+    let read = body::read(&shared.budget, body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
+    let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
+        Read::Whole(data) => data.join(),
+        Read::TooLarge(size) => {
+            let message = format!("The JSON has at least {size} bytes; {MOST_JSON} are allowed");
+            return Err(Refused { status: 413, kind: "BadRequestException", message });
+        }
+    };
+    let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
+    // A struct would be read from an array too.
+    let said: Map<String, Value> = serde_json::from_slice(&whole).map_err(wrong)?;
+    serde_json::from_value(Value::Object(said)).map_err(wrong)
+}
+
+/// A whole number, which may be a text, or have a point, as in TorchServe.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
+    let number = match &value {
+        Value::Null => return Ok(None),
+        Value::Number(number) => number.as_i64().or_else(|| whole(number.as_f64()?)),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.map(Some).ok_or_else(|| D::Error::custom(format!("{value} is no whole number")))
+}
+
+/// A flag, which may be a text.
+fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::Bool(flag) => Ok(Some(flag)),
+        Value::String(text) => Ok(Some(text.trim().eq_ignore_ascii_case("true"))),
+        value => Err(D::Error::custom(format!("{value} is neither true nor false"))),
+    }
+}
+
+/// `PUT /models/M[/V]`.
+pub(super) async fn scale<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    named: (&str, &str),
+) -> Result<Response, Refused> {
+    let min = asked.number("min_worker").unwrap_or(1);
+    let max = asked.number("max_worker").unwrap_or(min);
+    let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let of_query = asked.query("model_version").unwrap_or_default();
+    let (model, version) = named;
+    let version = if version.is_empty() { &of_query } else { version };
+    if min < 0 && max >= min {
+        shared.registry.find(model, version)?;
+        let message = format!("min_worker is {min}; whole numbers from 0 on are allowed");
+        return Err(Refused { status: 500, kind: "IndexOutOfBoundsException", message });
+    }
+    let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
+    let scale = Scale { min: number(min), max: number(max), wait };
+    Ok(answer::done(shared.registry.scale(model, version, scale).await?))
+}
+
+/// `DELETE /models/M[/V]`.
+pub(super) async fn unregister<S: Management>(
+    shared: &Shared<S>,
+    (model, version): (&str, &str),
+) -> Result<Response, Refused> {
+    if !shared.settings.model_api {
+        return Err(answer::wrong_method());
+    }
+    Ok(answer::done(shared.registry.unregister(model, version).await?))
+}
+
+#[derive(Serialize)]
+struct Readiness<'a> {
+    name: &'a str,
+    ready: bool,
+}
+
+/// `GET /v1/models/M`.
+pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Response, Refused> {
+    let version = shared.registry.find(model, "")?;
+    let ready = !shared.uncounted.worker_health(&version.called).is_empty();
+    Ok(answer::json(&Readiness { name: model, ready }))
+}
+
+/// `GET /token`.
+pub(super) async fn token<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
+    let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
+    let kind = asked.query("type").unwrap_or_default();
+    match tokens.renew(&kind) {
+        Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
+        Ok(None) => {
+            let message = format!("type is '{kind}'; allowed are management and inference");
+            Err(Refused::bad_request(message))
+        }
+        Err(error) => Err(Refused::internal(format!("The file of tokens cannot be written: {error}"))),
+    }
+}

@@ -1,0 +1,261 @@
+//! Predictions and explanations: whatever the path, a body goes to a handler, and what the handler gives comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::header::EXPECT;
+use http::{Method, StatusCode};
+use hyper::ext::ReasonPhrase;
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::{CorrelationId, TraceId};
+use pharos::infer::InferRequest;
+use pharos::service::{Management, Responses, Streamed};
+use pharos::timeline::Instant;
+use serde_json::Value;
+
+use super::ended::EndedSequences;
+use super::streaming::{Parts, check_size};
+use super::{Asked, Port, Shared, answer, openapi};
+use crate::Refused;
+use crate::failure::{self, End};
+use crate::form::{self, Part};
+use crate::handler_call::{self, HandlerCall};
+use crate::registry::{InFlight, Version};
+use crate::routes::Target;
+use pharos_listener::receiving::body::{self, Read};
+use pharos_os::clock;
+
+/// How long it may take to know how a process ended whose connection is gone.
+const END_KNOWN: Duration = Duration::from_millis(100);
+
+/// Answers a prediction.
+pub(super) async fn predict<S: Management>(
+    port: &Port<S>,
+    asked: &Asked,
+    target: Target,
+    body: Body,
+) -> Result<Response, Refused> {
+    let shared = &*port.shared;
+    let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
+    let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
+    // What nobody could answer is not read.
+    let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
+    let parts = parts(shared, asked, (&target, body)).await?;
+    let model = match named {
+        Some(model) => model,
+        None => model_of(&parts).ok_or_else(|| Refused::bad_request("Parameter model_name is required."))?,
+    };
+    let version = known.map_or_else(|| shared.registry.find(&model, &target.version), Ok)?;
+    if asked.method == Method::OPTIONS {
+        return Ok(answer::json(&openapi::of_model(&model)));
+    }
+    let called = (model.as_str(), target.version.as_str());
+    let entered = enter(shared, called, &version)?;
+    loaded(shared, called, (&version, asked.received)).await?;
+    let request = request(shared, asked, called, (&parts, call(asked, &target)), &version)?;
+    let answered = async {
+        let mut responses = shared.service.stream(request)?;
+        let first = first_of(&mut responses, &version, asked.received).await?;
+        let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
+        let ended = EndedSequences::of(&port.shared, &version);
+        respond(first, (responses, entered), (ended, shared.settings.max_response_size))
+    };
+    match answered.await {
+        Ok(response) => Ok(response),
+        Err(error) => {
+            let end = end_of(shared, &error, &version, asked.received).await;
+            Err(failure::refused(&error, called, || end))
+        }
+    }
+}
+
+/// The first answer to a request that was received then. What nobody waits for any more is given up.
+///
+/// # Errors
+/// There is none within the model's `clientTimeoutInMills`.
+pub(crate) async fn first_of(
+    responses: &mut impl Responses,
+    version: &Version,
+    received: Instant,
+) -> Result<Option<Streamed>, InferError> {
+    let limit = Duration::from_millis(version.deployment().client_timeout.into());
+    if limit.is_zero() {
+        return Ok(responses.next().await);
+    }
+    let left = limit.saturating_sub(clock::now() - received);
+    tokio::time::timeout(left, responses.next()).await.map_err(|_| too_late(limit))
+}
+
+/// Lets a request in if there is a worker for it, or will be.
+///
+/// # Errors
+/// There are to be none, or all are busy and the model wants none to wait.
+pub(crate) fn enter<S: Management>(
+    shared: &Shared<S>,
+    (model, version): (&str, &str),
+    found: &Arc<Version>,
+) -> Result<InFlight, Refused> {
+    let refuse = |more: &str| {
+        shared.service.record_refused(model, version);
+        failure::no_worker(model, version, more)
+    };
+    if found.deployment().min_workers == 0 {
+        return Err(refuse(""));
+    }
+    found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket lets no request wait"))
+}
+
+/// Waits for the first worker of a version while it loads the model, for as long as `clientTimeoutInMills` allows. What the
+/// request meets after that, the engine says.
+///
+/// # Errors
+/// As many requests wait as may, or the time is over.
+pub(crate) async fn loaded<S: Management>(
+    shared: &Shared<S>,
+    (model, version): (&str, &str),
+    (found, received): (&Version, Instant),
+) -> Result<(), Refused> {
+    if !found.is_loading() {
+        return Ok(());
+    }
+    let limit = Duration::from_millis(found.deployment().client_timeout.into());
+    let waited = match limit.is_zero() {
+        true => found.loaded().await,
+        false => {
+            let left = limit.saturating_sub(clock::now() - received);
+            let waited = tokio::time::timeout(left, found.loaded()).await;
+            waited.map_err(|_| failure::refused(&too_late(limit), (model, version), || End::Died))?
+        }
+    };
+    waited.ok_or_else(|| {
+        shared.service.record_refused(model, version);
+        failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
+    })
+}
+
+fn too_late(limit: Duration) -> InferError {
+    let text = format!("there was no answer within {} ms", limit.as_millis());
+    InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, text)
+}
+
+/// The parts of a request.
+async fn parts<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    (target, body): (&Target, Body),
+) -> Result<Vec<Part>, Refused> {
+    let limit = shared.settings.max_request_size;
+    let waits = asked.headers.contains_key(EXPECT);
+    let whole = match body::read(&shared.budget, body, limit, waits).await {
+        Ok(Read::Whole(data)) => data.join(),
+        Ok(Read::TooLarge(size)) => {
+            let message = format!("The body has at least {size} bytes; max_request_size allows {limit}");
+            return Err(Refused { status: 413, kind: "BadRequestException", message });
+        }
+        Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
+    };
+    let mut parts = if target.query { form::pairs(asked.uri.query().unwrap_or_default()) } else { Vec::new() };
+    parts.extend(form::parts(asked.header("content-type"), whole).await?);
+    Ok(parts)
+}
+
+/// The model that a form names.
+fn model_of(parts: &[Part]) -> Option<String> {
+    let named = parts.iter().find(|part| part.name == "model_name" && !part.data.is_empty())?;
+    Some(String::from_utf8_lossy(&named.data).into_owned())
+}
+
+fn call(asked: &Asked, target: &Target) -> HandlerCall {
+    let mut headers = handler_call::headers(&asked.headers);
+    if let Some(explain) = target.explain {
+        headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
+    }
+    if let Some(url_path) = &target.url_path {
+        headers.insert("url_path".to_owned(), Value::from(url_path.as_str()));
+    }
+    HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
+}
+
+fn request<S: Management>(
+    shared: &Shared<S>,
+    asked: &Asked,
+    (model, version): (&str, &str),
+    (parts, mut call): (&[Part], HandlerCall),
+    found: &Version,
+) -> Result<InferRequest, Refused> {
+    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut call));
+    let too_long = || Refused::bad_request("The parts of the request are too long for one element");
+    let mut request = handler_call::request((model, version, &asked.id), parts, call).ok_or_else(too_long)?;
+    if let Some((id, start, end)) = sequence {
+        request.correlation_id = CorrelationId::String(id);
+        (request.sequence_start, request.sequence_end) = (start, end);
+    }
+    request.trace = TraceId::from_traceparent(asked.header("traceparent"));
+    request.timeline.received = asked.received;
+    request.timeline.request_start = clock::now();
+    Ok(request)
+}
+
+/// The sequence of a request, and whether it begins and ends it. Without an id it begins one of its own.
+fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut HandlerCall) -> (String, bool, bool) {
+    let [id, start, end] = &shared.settings.sequence_headers;
+    let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
+    let given = asked.header(id);
+    if !given.is_empty() {
+        return (given.to_owned(), says(start), says(end));
+    }
+    let made = format!("ts-seq-{}", shared.ids.next());
+    call.headers.insert(id.clone(), Value::from(made.as_str()));
+    call.headers.insert(start.clone(), Value::from("true"));
+    (made, true, says(end))
+}
+
+/// The answer to a client: whole, or in parts if more are to come.
+fn respond<S: Management>(
+    first: Streamed,
+    (responses, entered): (impl Responses, InFlight),
+    (ended, most): (Option<EndedSequences<S>>, u64),
+) -> Result<Response, InferError> {
+    let last = first.last || !responses.is_decoupled();
+    let answer = handler_call::answer(first.answer?)?;
+    if let Some(ended) = &ended {
+        ended.close(&answer.headers);
+    }
+    check_size(&answer.body, most)?;
+    let body = match last {
+        true => Body::from(answer.body),
+        false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(answer.status)
+        .map_err(|_| InferError::internal(format!("the handler's status {} is none of HTTP", answer.status)))?;
+    *response.headers_mut() = answer.headers;
+    if let Some(reason) = Some(answer.reason).filter(|reason| !reason.is_empty())
+        && let Ok(reason) = ReasonPhrase::try_from(reason)
+    {
+        response.extensions_mut().insert(reason);
+    }
+    Ok(response)
+}
+
+/// How the worker of a failed request ended, if it did. That is known a moment after its connection is gone.
+pub(crate) async fn end_of<S: Management>(
+    shared: &Shared<S>,
+    error: &InferError,
+    version: &Version,
+    since: Instant,
+) -> End {
+    if error.reason != Reason::InstanceLost {
+        return End::Died;
+    }
+    let until = clock::now() + END_KNOWN;
+    while clock::now() < until {
+        if shared.uncounted.killed_since(&version.called, since) {
+            return End::Killed;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    End::Died
+}

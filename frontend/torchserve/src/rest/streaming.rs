@@ -1,0 +1,81 @@
+//! An answer in parts, as the handler sends them. A part that fails breaks the body off: nothing else can be said any more.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::Frame;
+use pharos::error::InferError;
+use pharos::service::{Management, Responses, Streamed};
+
+use super::ended::EndedSequences;
+use crate::handler_call::{self, Answer};
+use crate::registry::InFlight;
+
+/// The body of a response with parts.
+pub(super) struct Parts<R, S: Management> {
+    first: Option<Bytes>,
+    responses: R,
+    ended: bool,
+    /// The most bytes of a part.
+    most: u64,
+    sequences: Option<EndedSequences<S>>,
+    _entered: InFlight,
+}
+
+impl<R: Responses, S: Management> Parts<R, S> {
+    /// This part, and all that follow.
+    pub(super) fn new(
+        first: Bytes,
+        responses: R,
+        (entered, sequences, most): (InFlight, Option<EndedSequences<S>>, u64),
+    ) -> Self {
+        Self { first: Some(first), responses, ended: false, most, sequences, _entered: entered }
+    }
+
+    fn part(&mut self, streamed: Streamed) -> Result<Bytes, InferError> {
+        self.ended = streamed.last;
+        let Answer { body, headers, .. } = handler_call::answer(streamed.answer?)?;
+        if let Some(sequences) = &self.sequences {
+            sequences.close(&headers);
+        }
+        check_size(&body, self.most)?;
+        Ok(body)
+    }
+}
+
+impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
+    type Data = Bytes;
+    type Error = InferError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, InferError>>> {
+        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        loop {
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            let Some(streamed) = ready!(self.responses.poll_next(cx)) else { return Poll::Ready(None) };
+            match self.part(streamed) {
+                // A chunk without bytes would be the end.
+                Ok(part) if part.is_empty() => {}
+                Ok(part) => return Poll::Ready(Some(Ok(Frame::data(part)))),
+                Err(error) => {
+                    self.ended = true;
+                    tracing::warn!("an answer in parts breaks off: {error}");
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+    }
+}
+
+/// Refuses a body that is longer than allowed.
+pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
+    if body.len() as u64 <= most {
+        return Ok(());
+    }
+    let size = body.len();
+    Err(InferError::internal(format!("the answer has {size} bytes; max_response_size allows {most}")))
+}

@@ -1,0 +1,221 @@
+//! TorchServe's tokens: three keys that the server makes at its start and writes into a file that only its user can read.
+//! One opens inference, one management, and one gets new ones of either kind.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pharos::timeline::Instant;
+use serde::{Deserialize, Serialize};
+
+use super::Refused;
+use super::ids::key;
+use super::settings::Token;
+use pharos_os::clock;
+use pharos_os::directories;
+
+/// What a request wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Predictions and health.
+    Inference,
+    /// Models.
+    Management,
+    /// New tokens.
+    Renewal,
+}
+
+/// The text of every refusal.
+pub const FAILED: &str = "Token Authorization failed. Token either incorrect, expired, or not provided correctly";
+
+/// A key that expires.
+struct Expiring {
+    key: String,
+    until: Instant,
+    /// The same on the clock on the wall, for people.
+    shown: String,
+}
+
+struct Keys {
+    management: Expiring,
+    inference: Expiring,
+    renewal: String,
+}
+
+/// The file, in TorchServe's order.
+#[derive(Serialize, Deserialize)]
+struct KeyFile {
+    management: Shown,
+    inference: Shown,
+    #[serde(rename = "API")]
+    renewal: Shown,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Shown {
+    key: String,
+    #[serde(rename = "expiration time", skip_serializing_if = "Option::is_none")]
+    expiration: Option<String>,
+}
+
+/// The tokens of a server.
+pub struct Tokens {
+    settings: Token,
+    // Held to compare or to replace.
+    keys: Mutex<Keys>,
+}
+
+impl Tokens {
+    /// New keys, written into the file of the settings.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the kernel gives no random bytes.
+    pub fn new(settings: Token) -> io::Result<Self> {
+        let expiration = settings.expiration;
+        let keys = Keys { management: expiring(expiration)?, inference: expiring(expiration)?, renewal: key()? };
+        let tokens = Self { settings, keys: Mutex::new(keys) };
+        tokens.write(&tokens.keys())?;
+        Ok(tokens)
+    }
+
+    /// Whether who sends this `Authorization` may.
+    ///
+    /// # Errors
+    /// TorchServe's refusal.
+    pub fn check(&self, purpose: Purpose, authorization: Option<&[u8]>) -> Result<(), Refused> {
+        let given = authorization.and_then(bearer).unwrap_or_default();
+        let keys = self.keys();
+        let (known, until) = match purpose {
+            Purpose::Inference => (&keys.inference.key, Some(keys.inference.until)),
+            Purpose::Management => (&keys.management.key, Some(keys.management.until)),
+            Purpose::Renewal => (&keys.renewal, None),
+        };
+        // Hashes are compared in constant time.
+        let same = blake3::hash(given) == blake3::hash(known.as_bytes());
+        if same && until.is_none_or(|until| clock::now() < until) {
+            return Ok(());
+        }
+        Err(Refused { status: 400, kind: "InvalidKeyException", message: FAILED.to_owned() })
+    }
+
+    /// A new key for this purpose, in the file from now on. `None`: there are none for it.
+    ///
+    /// # Errors
+    /// As [`Tokens::new`]; then the old one stays.
+    pub fn renew(&self, name: &str) -> io::Result<Option<()>> {
+        let new = expiring(self.settings.expiration)?;
+        let mut keys = self.keys();
+        let place = match name {
+            "management" => &mut keys.management,
+            "inference" => &mut keys.inference,
+            _ => return Ok(None),
+        };
+        let old = std::mem::replace(place, new);
+        if let Err(error) = self.write(&keys) {
+            match name {
+                "management" => keys.management = old,
+                _ => keys.inference = old,
+            }
+            return Err(error);
+        }
+        Ok(Some(()))
+    }
+
+    fn write(&self, keys: &Keys) -> io::Result<()> {
+        let expiring = |key: &Expiring| Shown { key: key.key.clone(), expiration: Some(key.shown.clone()) };
+        let file = KeyFile {
+            management: expiring(&keys.management),
+            inference: expiring(&keys.inference),
+            renewal: Shown { key: keys.renewal.clone(), expiration: None },
+        };
+        let text = serde_json::to_string_pretty(&file).map_err(io::Error::other)?;
+        directories::replace(&self.settings.file, &text, is_key_file)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_key_file(text: &str) -> bool {
+    serde_json::from_str::<KeyFile>(text).is_ok()
+}
+
+/// Removes the file of a server that ends: its keys are good for nothing any more. A file of others stays.
+pub fn remove(file: &Path) {
+    if directories::read(file).is_ok_and(|found| found.is_some_and(|(text, _)| is_key_file(&text))) {
+        let _ = std::fs::remove_file(file);
+    }
+}
+
+/// The token of a header's value.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+fn expiring(expiration: Duration) -> io::Result<Expiring> {
+    let wall = clock::wall_ms().saturating_add(u64::try_from(expiration.as_millis()).unwrap_or(u64::MAX));
+    let shown = jiff::Timestamp::from_millisecond(i64::try_from(wall).unwrap_or(i64::MAX)).unwrap_or_default();
+    Ok(Expiring { key: key()?, until: clock::now() + expiration, shown: shown.to_string() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn tokens(name: &str, minutes: u64) -> (Tokens, std::path::PathBuf) {
+        let file = std::env::temp_dir().join(format!("pharos-key-{name}-{}.json", std::process::id()));
+        let settings = Token { expiration: Duration::from_secs(minutes * 60), file: file.clone() };
+        (Tokens::new(settings).unwrap(), file)
+    }
+
+    fn read(file: &Path) -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+    }
+
+    fn header(value: &serde_json::Value, name: &str) -> Vec<u8> {
+        format!("Bearer {}", value[name]["key"].as_str().unwrap()).into_bytes()
+    }
+
+    #[test]
+    fn each_key_opens_what_it_is_for() {
+        let (tokens, file) = tokens("open", 60);
+        let keys = read(&file);
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        for (name, purpose) in
+            [("inference", Purpose::Inference), ("management", Purpose::Management), ("API", Purpose::Renewal)]
+        {
+            for (other, wanted) in
+                [("inference", Purpose::Inference), ("management", Purpose::Management), ("API", Purpose::Renewal)]
+            {
+                let given = header(&keys, other);
+                assert_eq!(tokens.check(purpose, Some(&given)).is_ok(), purpose == wanted, "{name} with {other}");
+            }
+            for wrong in [None, Some(&b""[..]), Some(b"Bearer"), Some(b"Bearer "), Some(b"Basic x")] {
+                let refused = tokens.check(purpose, wrong).unwrap_err();
+                assert_eq!((refused.status, refused.kind, &*refused.message), (400, "InvalidKeyException", FAILED));
+            }
+        }
+        assert_eq!(tokens.renew("inference").unwrap(), Some(()));
+        assert_eq!(tokens.renew("other").unwrap(), None);
+        let renewed = read(&file);
+        assert!(tokens.check(Purpose::Inference, Some(&header(&keys, "inference"))).is_err());
+        assert!(tokens.check(Purpose::Inference, Some(&header(&renewed, "inference"))).is_ok());
+        assert_eq!(renewed["management"], keys["management"]);
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn keys_expire() {
+        let (tokens, file) = tokens("expire", 0);
+        let keys = read(&file);
+        assert!(tokens.check(Purpose::Inference, Some(&header(&keys, "inference"))).is_err());
+        assert!(tokens.check(Purpose::Renewal, Some(&header(&keys, "API"))).is_ok());
+        std::fs::remove_file(file).unwrap();
+    }
+}
