@@ -290,7 +290,7 @@ mod tests {
             assert!(line.contains(part), "{line}");
         }
         let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
-        assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_frontend::log::torchserve::tests"), "{head}");
+        assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_telemetry::log::torchserve::tests"), "{head}");
         assert_eq!(text, "it failed count=3");
         fs::remove_dir_all(&folder).unwrap();
     }
