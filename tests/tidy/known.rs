@@ -14,32 +14,7 @@ pub(crate) struct Cycle {
 }
 
 /// The cycles of modules that are left.
-pub(crate) const CYCLES: &[Cycle] = &[
-    Cycle {
-        source: "frontend/src/",
-        parent: "cli",
-        modules: &["models", "workers"],
-        reason: "both commands share their output and errors",
-    },
-    Cycle {
-        source: "frontend/engine/src/",
-        parent: "scheduler",
-        modules: &["effects", "limits", "sequence"],
-        reason: "one driver in three files",
-    },
-    Cycle {
-        source: "frontend/torchserve/src/",
-        parent: "",
-        modules: &["archive", "deployment"],
-        reason: "both describe a deployment",
-    },
-    Cycle {
-        source: "frontend/torchserve/src/",
-        parent: "registry",
-        modules: &["health", "version"],
-        reason: "both describe a version",
-    },
-];
+pub(crate) const CYCLES: &[Cycle] = &[];
 
 /// Functions with more than five arguments: the file and the function's name.
 pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[

@@ -8,6 +8,7 @@
 mod answer;
 mod cached;
 mod cancel;
+mod decide;
 mod effects;
 mod failure;
 mod limits;
@@ -46,6 +47,7 @@ use pharos_os::clock;
 pub(crate) use cached::{answer_found, record_miss};
 use cancel::CancelOnDrop;
 use effects::{Effects, Send};
+use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
 use open::Open;
 pub(crate) use pharos::service::Streamed;
@@ -378,7 +380,7 @@ impl Driver {
     }
 
     /// One event of this driver alone; another one's instance may have got its resources.
-    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<limits::Grant> {
+    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<Grant> {
         self.perform(self.effects(now, event))
     }
 

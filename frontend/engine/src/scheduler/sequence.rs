@@ -12,12 +12,12 @@ use pharos::model::{Scheduling, SequenceBatching};
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};
 use pharos::timeline::Instant;
-use pharos::wire::{SequenceStep, ToWorker};
+use pharos::wire::SequenceStep;
 use tokio::sync::oneshot;
 
 use super::stream::Reply;
 use super::{Driver, Effects, InFlight, Request, State};
-use crate::wire::{Part, SharedLink};
+use crate::wire::Part;
 use pharos_os::clock;
 
 /// The request that padding stands for.
@@ -128,9 +128,4 @@ impl Driver {
              executed first{more}"
         );
     }
-}
-
-/// Tells an instance which sequences have ended without an END step.
-pub(super) fn tell_ended(link: &SharedLink, keys: Vec<u64>) {
-    link.send(&ToWorker::SequenceEnded(keys));
 }
