@@ -22,21 +22,8 @@ pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[
     ("frontend/http/src/generate.rs", "begin_traced"),
     ("frontend/http/src/generate/events.rs", "new"),
     ("frontend/listener/src/lib.rs", "serve"),
-    ("frontend/telemetry/src/log/torchserve.rs", "line"),
-    ("frontend/engine/src/ensemble/steps.rs", "step_request"),
-    ("frontend/engine/src/loader/load.rs", "start_version"),
-    ("frontend/engine/src/scheduler.rs", "book"),
-    ("frontend/engine/src/scheduler.rs", "new"),
-    ("frontend/engine/src/scheduler/cached.rs", "answer_found"),
     ("frontend/torchserve/src/rest/predict.rs", "request"),
-    ("frontend/engine/src/wire/scatter.rs", "cut_by_rows"),
-    ("worker/python/src/array.rs", "filled"),
-    ("worker/python/src/array.rs", "made"),
-    ("worker/python/src/dlpack.rs", "capsule"),
-    ("worker/python/src/metrics.rs", "record"),
     ("worker/python/src/request.rs", "new"),
-    ("worker/src/backend/builtin.rs", "add_sub_text"),
-    ("worker/backend/src/metrics/handles.rs", "new"),
 ];
 
 /// Modules that still have a private name.

@@ -37,7 +37,7 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::{Done, SequenceStep, flags};
+use pharos::wire::Done;
 use tokio::sync::oneshot;
 
 use crate::cache::{Found, Miss, ModelCache};
@@ -46,7 +46,7 @@ use pharos_os::clock;
 
 pub(crate) use cached::{answer_found, record_miss};
 use cancel::CancelOnDrop;
-use effects::{Effects, Send};
+use effects::Effects;
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
 use open::Open;
@@ -121,6 +121,17 @@ struct State {
     armed: Option<Instant>,
 }
 
+/// What a driver is made from.
+pub(crate) struct DriverSettings {
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) series: Arc<ModelSeries>,
+    pub(crate) scheduling: scheduler::Settings,
+    /// With the rate limiter on.
+    pub(crate) limits: Option<Registration>,
+    /// If the model uses the response cache.
+    pub(crate) cache: Option<ModelCache>,
+}
+
 /// The driver of one model version.
 pub(crate) struct Driver {
     pub(crate) config: Arc<ModelConfig>,
@@ -149,14 +160,9 @@ pub(crate) struct Driver {
 
 impl Driver {
     /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
-    pub(crate) fn new(
-        config: Arc<ModelConfig>,
-        series: Arc<ModelSeries>,
-        (settings, limits): (scheduler::Settings, Option<Registration>),
-        timer: Arc<Timer>,
-        cache: Option<ModelCache>,
-    ) -> Arc<Self> {
-        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
+    pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
+        let DriverSettings { config, series, scheduling, limits, cache } = settings;
+        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..scheduling };
         // The responses of decoupled models leave as they come, and such batches may last: none waits behind one.
         let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
         let ordered = settings.preserve_ordering && !config.decoupled;
@@ -399,48 +405,6 @@ impl Driver {
             self.timer.arm(at, overtaken, self.this.clone());
         }
         effects
-    }
-
-    /// Books a batch for an instance; it is sent when the lock is given back.
-    fn start(
-        &self,
-        state: &mut State,
-        effects: &mut Effects,
-        (instance, now): (InstanceId, Instant),
-        requests: &[RequestId],
-    ) {
-        let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
-        self.book(state, effects, (instance, now), (taken, Vec::new()));
-    }
-
-    /// As [`Driver::start`], with the requests in batch order, and with their steps for a model with sequences.
-    fn book(
-        &self,
-        state: &mut State,
-        effects: &mut Effects,
-        (instance, now): (InstanceId, Instant),
-        (taken, steps): (Vec<(RequestId, Request)>, Vec<Option<SequenceStep>>),
-    ) {
-        let Some(member) = state.members.get_mut(&instance) else { return };
-        let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
-        let batch = state.next_batch;
-        state.next_batch += 1;
-        if member.in_flight.is_empty() {
-            member.executing_since = now;
-        }
-        let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
-        let flags = flags.unwrap_or(flags::ROWS);
-        let placed = |(place, (_, request)): (usize, &(RequestId, Request))| {
-            let place = u32::try_from(place).unwrap_or(u32::MAX);
-            Some((place, request.reply.placed(&member.link, batch, place)?))
-        };
-        let flows = taken.iter().enumerate().filter_map(placed).collect();
-        let flying = InFlight { batch, flags, given_up: false, requests: taken };
-        if member.in_flight.is_empty() {
-            record::request_pending(&self.series, -flying.count());
-        }
-        member.in_flight.push(flying);
-        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
     /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a

@@ -10,20 +10,20 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::timeline::{ComputeStamps, Instant};
+use pharos::timeline::ComputeStamps;
 use tokio::sync::oneshot;
 
 use super::{Answer, Driver, Reply, Request, lost, traced};
-use crate::cache::{Found, Miss, ModelCache};
+use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// The response to a request that was found from the first to the second time; recorded.
+/// The response to a request from an entry of the cache; recorded.
 pub(crate) fn answer_found(
     (config, series): (&ModelConfig, &ModelSeries),
     request: &InferRequest,
     entry: &Entry,
-    (begun, ended): (Instant, Instant),
+    LookUpTimes { begun, ended }: LookUpTimes,
 ) -> InferResponse {
     let mut response = entry.answer(config, series.model().version, request);
     let timeline = &mut response.timeline;
@@ -65,14 +65,8 @@ impl Driver {
         found
     }
 
-    /// Answers a request with what was found from the first to the second time.
-    pub(super) async fn answer_hit(
-        &self,
-        id: RequestId,
-        part: Part,
-        entry: Arc<Entry>,
-        times: (Instant, Instant),
-    ) -> Answer {
+    /// Answers a request with an entry of the cache.
+    pub(super) async fn answer_hit(&self, id: RequestId, part: Part, entry: Arc<Entry>, times: LookUpTimes) -> Answer {
         let response = answer_found((&self.config, &self.series), &part.request, &entry, times);
         if !self.ordered {
             return Ok(response);

@@ -2,16 +2,26 @@
 
 use std::time::Duration;
 
-use pharos::id::InstanceId;
+use pharos::id::{InstanceId, RequestId};
 use pharos::metrics::record;
 use pharos::scheduler::Action;
 use pharos::scheduler::rate_limiter::{Member, RateLimiter};
 use pharos::timeline::Instant;
+use pharos::wire::{SequenceStep, flags};
 
+use super::effects::Send;
 use super::limits::Grant;
 use super::placement::Placement;
-use super::{Driver, Effects, State};
+use super::{Driver, Effects, InFlight, Request, State};
 use pharos_os::clock;
+
+/// A batch that is to be sent.
+pub(super) struct NewBatch {
+    /// In batch order.
+    pub(super) requests: Vec<(RequestId, Request)>,
+    /// One for each request, for a model with sequences; else empty.
+    pub(super) steps: Vec<Option<SequenceStep>>,
+}
 
 impl Driver {
     /// Performs the scheduler's decisions as far as that is done under the lock.
@@ -47,6 +57,48 @@ impl Driver {
                 return;
             }
         }
+    }
+
+    /// Books a batch for an instance; it is sent when the lock is given back.
+    fn start(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        requests: &[RequestId],
+    ) {
+        let requests = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
+        self.book(state, effects, (instance, now), NewBatch { requests, steps: Vec::new() });
+    }
+
+    /// As [`Driver::start`].
+    pub(super) fn book(
+        &self,
+        state: &mut State,
+        effects: &mut Effects,
+        (instance, now): (InstanceId, Instant),
+        NewBatch { requests, steps }: NewBatch,
+    ) {
+        let Some(member) = state.members.get_mut(&instance) else { return };
+        let parts = requests.iter().map(|(_, request)| request.part.clone()).collect();
+        let batch = state.next_batch;
+        state.next_batch += 1;
+        if member.in_flight.is_empty() {
+            member.executing_since = now;
+        }
+        let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
+        let flags = flags.unwrap_or(flags::ROWS);
+        let placed = |(place, (_, request)): (usize, &(RequestId, Request))| {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            Some((place, request.reply.placed(&member.link, batch, place)?))
+        };
+        let flows = requests.iter().enumerate().filter_map(placed).collect();
+        let flying = InFlight { batch, flags, given_up: false, requests };
+        if member.in_flight.is_empty() {
+            record::request_pending(&self.series, -flying.count());
+        }
+        member.in_flight.push(flying);
+        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
     /// The scheduler wants something of the rate limiter.

@@ -15,6 +15,7 @@ use pharos::timeline::Instant;
 use pharos::wire::SequenceStep;
 use tokio::sync::oneshot;
 
+use super::decide::NewBatch;
 use super::stream::Reply;
 use super::{Driver, Effects, InFlight, Request, State};
 use crate::wire::Part;
@@ -87,7 +88,7 @@ impl Driver {
             let request = place.map(|(step, request)| (step.request, request));
             requests.push(request.unwrap_or_else(|| Request::padding(padding.clone())));
         }
-        self.book(state, effects, (instance, now), (requests, steps));
+        self.book(state, effects, (instance, now), NewBatch { requests, steps });
     }
 
     /// Whether the model's requests belong to sequences: then none is sent twice.
