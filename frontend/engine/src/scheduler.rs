@@ -9,18 +9,18 @@ mod answer;
 mod cached;
 mod cancel;
 mod decide;
+mod deferred;
 mod effects;
 mod failure;
 mod limits;
-mod open;
 pub(crate) mod placement;
+pub(crate) mod request_trace;
 mod reschedule;
 mod retire;
 mod sequence;
 pub(crate) mod settings;
 mod stream;
 mod timer;
-pub(crate) mod traced;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,10 +46,10 @@ use pharos_os::clock;
 
 pub(crate) use cached::{answer_found, record_miss};
 use cancel::CancelOnDrop;
+use deferred::Deferred;
 use effects::Effects;
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
-use open::Open;
 pub(crate) use pharos::service::Streamed;
 use stream::Reply;
 pub(crate) use stream::Responses;
@@ -87,8 +87,8 @@ struct Member {
     link: SharedLink,
     /// In the order in which they were sent; the first one executes.
     in_flight: Vec<InFlight>,
-    /// What goes on of batches that are over.
-    open: Open,
+    /// Requests of batches that are over.
+    deferred: Deferred,
     /// When the first one began to execute, by the frontend's clock.
     executing_since: Instant,
 }
@@ -96,7 +96,7 @@ struct Member {
 impl Member {
     /// It executes nothing, and nothing of what it has executed goes on.
     fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.open.is_empty()
+        self.in_flight.is_empty() && self.deferred.is_empty()
     }
 
     /// Takes a batch that is no longer in flight.
@@ -210,7 +210,7 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
-        traced::queued(&self.model, &request);
+        request_trace::queued(&self.model, &request);
         let mut miss = None;
         if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
             match self.look_up(cache, id, &request, &checked).await {
@@ -243,9 +243,10 @@ impl Driver {
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
-            state
-                .members
-                .insert(instance, Member { link, in_flight: Vec::new(), open: Open::new(), executing_since: now });
+            state.members.insert(
+                instance,
+                Member { link, in_flight: Vec::new(), deferred: Deferred::new(), executing_since: now },
+            );
             state.scheduler.instance_ready(instance, now);
         });
     }
@@ -301,8 +302,8 @@ impl Driver {
         let state = self.lock();
         let flying: usize =
             state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
-        let open: usize = state.members.values().map(|member| member.open.len()).sum();
-        state.queued.len() + flying + open
+        let deferred: usize = state.members.values().map(|member| member.deferred.len()).sum();
+        state.queued.len() + flying + deferred
     }
 
     /// When the batch that an instance executes was given to it, if it executes one.
@@ -330,7 +331,7 @@ impl Driver {
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
             }
-            batch.keep_open(&mut done, &mut member.open);
+            batch.keep_deferred(&mut done, &mut member.deferred);
             if !done.rescheduled.is_empty() {
                 self.reschedule(state, &mut batch, &mut done, now);
             }
@@ -338,7 +339,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
-            batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
+            batch.requests.iter().for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
         link.inputs_lent(&done);

@@ -13,7 +13,7 @@ use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::ComputeStamps;
 use tokio::sync::oneshot;
 
-use super::{Answer, Driver, Reply, Request, lost, traced};
+use super::{Answer, Driver, Reply, Request, lost, request_trace};
 use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
@@ -30,7 +30,7 @@ pub(crate) fn answer_found(
     timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
     timeline.request_end = clock::now();
     record::cache_hit(series, timeline, ended.ns_since(begun));
-    traced::found(request, &response.outputs, timeline.request_end);
+    request_trace::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
     }
@@ -99,7 +99,7 @@ impl Drop for Looking<'_> {
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
         record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
-        traced::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
+        request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {
                 if let Some(order) = &mut state.order {
