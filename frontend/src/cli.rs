@@ -6,6 +6,7 @@
 //! beside Triton's `key=value` settings.
 
 mod accepted;
+mod backend_setting;
 mod cache;
 mod clients;
 pub mod cloud;
@@ -41,6 +42,7 @@ use values::{
     statsd_address, whole,
 };
 
+pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
 pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
@@ -52,7 +54,7 @@ pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
-pub use workers::{BackendSetting, Workers};
+pub use workers::Workers;
 
 const GENERAL: &str = "Server";
 const MODELS: &str = "Model repository";

@@ -2,9 +2,9 @@
 
 mod clouds;
 mod executable;
-mod home;
 mod listen;
 mod open_loading;
+mod torchserve;
 
 use std::ffi::OsString;
 use std::io;
@@ -23,7 +23,6 @@ use crate::cli::{self, Command, ControlMode, Options, Tslog};
 use crate::commands;
 use clouds::Clouds;
 use executable::Executable;
-use home::Home;
 use listen::Listeners;
 use pharos_engine::launch::Program;
 use pharos_engine::loader;
@@ -41,8 +40,8 @@ use pharos_telemetry::log;
 use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use pharos_telemetry::tslog;
-use pharos_torchserve as torchserve;
 use pharos_torchserve::{Plan, Step};
+use torchserve::Endpoints;
 
 /// How long connections may take to carry away the last answers after everything else has ended.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -68,7 +67,7 @@ pub fn main() -> ExitCode {
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
-            return match torchserve::run(arguments, &Executable) {
+            return match pharos_torchserve::run(arguments, &Executable) {
                 Ok(Step::Done) => ExitCode::SUCCESS,
                 Ok(Step::Serve(plan)) => run(&plan.options, Some(&plan)),
                 Err(reason) => failed(&reason),
@@ -94,7 +93,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
     let descriptors = Descriptors::new(descriptors::raise());
     tracing::info!("{}", descriptors.describe());
-    directories::remove_left(&[torchserve::DIRECTORY]);
+    directories::remove_left(&[pharos_torchserve::DIRECTORY]);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);
@@ -139,17 +138,17 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
-    let mut home = plan.map(|plan| Home::new(plan, &engine, (life, guards, budget))).transpose()?;
+    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, (life, guards, budget))).transpose()?;
     let loaded = tokio::select! {
-        loaded = load(&engine, options, (home.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
+        loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && ends.seen == 0 {
         tracing::info!("ready");
         ends.next().await;
     }
-    if let Some(home) = home {
-        home.stopping();
+    if let Some(endpoints) = endpoints {
+        endpoints.stopping();
     }
     let unfinished = match &loaded {
         Ok(()) => end(options, &engine, &mut ends, &phase).await,
@@ -179,17 +178,17 @@ fn check_finished(unfinished: Unfinished) -> Result<(), String> {
     }
 }
 
-/// Loads the models, and with TorchServe's endpoints what is registered at the start. Gives the tasks of the ports that
-/// this opens.
+/// Loads the models, and those that the endpoints of a plan register at the start. Gives the tasks of the ports that this
+/// opens.
 async fn load(
     engine: &Engine,
     options: &Options,
-    (home, clouds): (Option<&mut Home>, &Clouds),
+    (endpoints, clouds): (Option<&mut Endpoints>, &Clouds),
 ) -> Result<Vec<JoinHandle<()>>, String> {
     report(engine.load().await.map_err(|error| error.to_string())?, options)?;
     clouds.models_are_loaded(engine).await?;
-    match home {
-        Some(home) => home.start().await,
+    match endpoints {
+        Some(endpoints) => endpoints.start().await,
         None => Ok(Vec::new()),
     }
 }
@@ -373,7 +372,7 @@ fn settings(
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
-            model_policy: Arc::new(torchserve::Policy),
+            model_policy: Arc::new(pharos_torchserve::Policy),
             at_start: match options.models.loads_all() {
                 true => loader::AtStart::All,
                 false => loader::AtStart::Named(options.models.load_model.clone()),
@@ -411,7 +410,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         python: workers.python.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
         hidden: hidden_variables(workers),
-        deployment_backends: vec![torchserve::BACKEND],
+        deployment_backends: vec![pharos_torchserve::BACKEND],
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
 }

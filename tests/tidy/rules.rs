@@ -31,7 +31,7 @@ pub(crate) const PRIVATE_NAMES: &[&str] = &[
 ];
 
 /// Where words of TorchServe belong.
-pub(crate) const TORCHSERVE: &[&str] = &["frontend/torchserve/", "worker/python/"];
+pub(crate) const TORCHSERVE: &[&str] = &["frontend/torchserve/", "frontend/src/start/torchserve.rs", "worker/python/"];
 
 /// A package and its floors, from the roof down. A module may use what lies below it, never what lies above.
 pub(crate) struct House {

@@ -41,10 +41,17 @@ enum Store {
     Redis(Redis),
 }
 
+/// When a response was looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct LookUpTimes {
+    pub(crate) begun: Instant,
+    pub(crate) ended: Instant,
+}
+
 /// What a look-up found.
 pub(crate) enum Found {
     /// The entry, and when the look-up began and ended.
-    Hit(Arc<Entry>, (Instant, Instant)),
+    Hit(Arc<Entry>, LookUpTimes),
     /// Nothing: the request is to be executed, and its response stored with this.
     Miss(Miss),
 }
@@ -105,7 +112,7 @@ impl ModelCache {
     pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
         let begun = clock::now();
         let key = self.identity.key(request);
-        let hit = |entry| Found::Hit(entry, (begun, clock::now()));
+        let hit = |entry| Found::Hit(entry, LookUpTimes { begun, ended: clock::now() });
         let cache = &*self.shared;
         if let Store::Local(local) = &cache.store
             && let Some(entry) = local.get(&key)

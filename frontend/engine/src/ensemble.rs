@@ -28,7 +28,7 @@ use pharos::request_trace::Traced;
 use pharos::timeline::{Instant, Timeline};
 
 use crate::cache::{Found, ModelCache};
-use crate::scheduler::{Answer, answer_found, record_miss, traced};
+use crate::scheduler::{Answer, answer_found, record_miss, request_trace};
 use pharos_os::clock;
 use request::{EnsembleRequest, Made};
 pub(crate) use responses::Responses;
@@ -143,7 +143,7 @@ struct Unanswered<V: Member> {
 impl<V: Member> Unanswered<V> {
     fn new(version: &Arc<V>, ensemble: &Ensemble, request: &InferRequest) -> Self {
         ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
-        traced::queued(version.model(), request);
+        request_trace::queued(version.model(), request);
         let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
         let begun = request.timeline.request_start;
         Self { version: version.clone(), in_flight, begun, traced, answered: false }
@@ -152,7 +152,7 @@ impl<V: Member> Unanswered<V> {
     /// Records that the request has failed; returns the error with the ensemble's name in front.
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
-        traced::failed(self.traced.as_ref(), &error, clock::now());
+        request_trace::failed(self.traced.as_ref(), &error, clock::now());
         record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.begun));
         let message = in_ensemble(&self.version.config().name, &error.message);
         InferError { message, ..error }
@@ -165,7 +165,7 @@ impl<V: Member> Drop for Unanswered<V> {
         if !self.answered {
             let now = clock::now();
             record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.begun));
-            traced::failed(self.traced.as_ref(), &InferError::cancelled(), now);
+            request_trace::failed(self.traced.as_ref(), &InferError::cancelled(), now);
         }
     }
 }
@@ -217,7 +217,7 @@ async fn run<M: Members>(
     let id = running.request.id.clone();
     let (outputs, parameters): Made =
         made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
-    traced::outputs(&running.request, &outputs);
+    request_trace::outputs(&running.request, &outputs);
     let timeline = ended(&running);
     let model_version = target.version.model().version.to_string();
     let model_name = target.version.config().name.clone();
@@ -228,7 +228,7 @@ async fn run<M: Members>(
 fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
     let request = &running.request;
     let timeline = Timeline { compute: running.stamps(), request_end: clock::now(), ..request.timeline };
-    traced::ended(request, timeline.request_end);
+    request_trace::ended(request, timeline.request_end);
     timeline
 }
 

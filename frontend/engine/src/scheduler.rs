@@ -8,18 +8,19 @@
 mod answer;
 mod cached;
 mod cancel;
+mod decide;
+mod deferred;
 mod effects;
 mod failure;
 mod limits;
-mod open;
 pub(crate) mod placement;
+pub(crate) mod request_trace;
 mod reschedule;
 mod retire;
 mod sequence;
 pub(crate) mod settings;
 mod stream;
 mod timer;
-pub(crate) mod traced;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +37,7 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig, Scheduling};
 use pharos::scheduler::{self, InSequence, RejectReason, Reorder, Scheduler, Ticket};
 use pharos::timeline::{Instant, Timeline};
-use pharos::wire::{Done, SequenceStep, flags};
+use pharos::wire::Done;
 use tokio::sync::oneshot;
 
 use crate::cache::{Found, Miss, ModelCache};
@@ -45,9 +46,10 @@ use pharos_os::clock;
 
 pub(crate) use cached::{answer_found, record_miss};
 use cancel::CancelOnDrop;
-use effects::{Effects, Send};
+use deferred::Deferred;
+use effects::Effects;
+use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
-use open::Open;
 pub(crate) use pharos::service::Streamed;
 use stream::Reply;
 pub(crate) use stream::Responses;
@@ -85,8 +87,8 @@ struct Member {
     link: SharedLink,
     /// In the order in which they were sent; the first one executes.
     in_flight: Vec<InFlight>,
-    /// What goes on of batches that are over.
-    open: Open,
+    /// Requests of batches that are over.
+    deferred: Deferred,
     /// When the first one began to execute, by the frontend's clock.
     executing_since: Instant,
 }
@@ -94,7 +96,7 @@ struct Member {
 impl Member {
     /// It executes nothing, and nothing of what it has executed goes on.
     fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.open.is_empty()
+        self.in_flight.is_empty() && self.deferred.is_empty()
     }
 
     /// Takes a batch that is no longer in flight.
@@ -117,6 +119,17 @@ struct State {
     closed: bool,
     /// The timer will call at this time.
     armed: Option<Instant>,
+}
+
+/// What a driver is made from.
+pub(crate) struct DriverSettings {
+    pub(crate) config: Arc<ModelConfig>,
+    pub(crate) series: Arc<ModelSeries>,
+    pub(crate) scheduling: scheduler::Settings,
+    /// With the rate limiter on.
+    pub(crate) limits: Option<Registration>,
+    /// If the model uses the response cache.
+    pub(crate) cache: Option<ModelCache>,
 }
 
 /// The driver of one model version.
@@ -147,14 +160,9 @@ pub(crate) struct Driver {
 
 impl Driver {
     /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
-    pub(crate) fn new(
-        config: Arc<ModelConfig>,
-        series: Arc<ModelSeries>,
-        (settings, limits): (scheduler::Settings, Option<Registration>),
-        timer: Arc<Timer>,
-        cache: Option<ModelCache>,
-    ) -> Arc<Self> {
-        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..settings };
+    pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
+        let DriverSettings { config, series, scheduling, limits, cache } = settings;
+        let settings = scheduler::Settings { rate_limited: limits.is_some(), ..scheduling };
         // The responses of decoupled models leave as they come, and such batches may last: none waits behind one.
         let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
         let ordered = settings.preserve_ordering && !config.decoupled;
@@ -202,7 +210,7 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
         request.timeline.queue_start = now;
-        traced::queued(&self.model, &request);
+        request_trace::queued(&self.model, &request);
         let mut miss = None;
         if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
             match self.look_up(cache, id, &request, &checked).await {
@@ -235,9 +243,10 @@ impl Driver {
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
-            state
-                .members
-                .insert(instance, Member { link, in_flight: Vec::new(), open: Open::new(), executing_since: now });
+            state.members.insert(
+                instance,
+                Member { link, in_flight: Vec::new(), deferred: Deferred::new(), executing_since: now },
+            );
             state.scheduler.instance_ready(instance, now);
         });
     }
@@ -293,8 +302,8 @@ impl Driver {
         let state = self.lock();
         let flying: usize =
             state.members.values().flat_map(|member| &member.in_flight).map(|b| b.count() as usize).sum();
-        let open: usize = state.members.values().map(|member| member.open.len()).sum();
-        state.queued.len() + flying + open
+        let deferred: usize = state.members.values().map(|member| member.deferred.len()).sum();
+        state.queued.len() + flying + deferred
     }
 
     /// When the batch that an instance executes was given to it, if it executes one.
@@ -322,7 +331,7 @@ impl Driver {
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
             }
-            batch.keep_open(&mut done, &mut member.open);
+            batch.keep_deferred(&mut done, &mut member.deferred);
             if !done.rescheduled.is_empty() {
                 self.reschedule(state, &mut batch, &mut done, now);
             }
@@ -330,7 +339,7 @@ impl Driver {
             state.scheduler.batch_done(instance, now);
         });
         if let Some(batch) = finished {
-            batch.requests.iter().for_each(|(_, request)| traced::executed_by(&request.part, instance));
+            batch.requests.iter().for_each(|(_, request)| request_trace::executed_by(&request.part, instance));
             self.answer_batch(batch.requests, link, &done, (executing_since, now));
         }
         link.inputs_lent(&done);
@@ -378,7 +387,7 @@ impl Driver {
     }
 
     /// One event of this driver alone; another one's instance may have got its resources.
-    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<limits::Grant> {
+    fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<Grant> {
         self.perform(self.effects(now, event))
     }
 
@@ -397,48 +406,6 @@ impl Driver {
             self.timer.arm(at, overtaken, self.this.clone());
         }
         effects
-    }
-
-    /// Books a batch for an instance; it is sent when the lock is given back.
-    fn start(
-        &self,
-        state: &mut State,
-        effects: &mut Effects,
-        (instance, now): (InstanceId, Instant),
-        requests: &[RequestId],
-    ) {
-        let taken: Vec<_> = requests.iter().filter_map(|id| Some((*id, state.queued.remove(id)?))).collect();
-        self.book(state, effects, (instance, now), (taken, Vec::new()));
-    }
-
-    /// As [`Driver::start`], with the requests in batch order, and with their steps for a model with sequences.
-    fn book(
-        &self,
-        state: &mut State,
-        effects: &mut Effects,
-        (instance, now): (InstanceId, Instant),
-        (taken, steps): (Vec<(RequestId, Request)>, Vec<Option<SequenceStep>>),
-    ) {
-        let Some(member) = state.members.get_mut(&instance) else { return };
-        let parts = taken.iter().map(|(_, request)| request.part.clone()).collect();
-        let batch = state.next_batch;
-        state.next_batch += 1;
-        if member.in_flight.is_empty() {
-            member.executing_since = now;
-        }
-        let flags = (0..flags::ROWS).find(|row| member.in_flight.iter().all(|flying| flying.flags != *row));
-        let flags = flags.unwrap_or(flags::ROWS);
-        let placed = |(place, (_, request)): (usize, &(RequestId, Request))| {
-            let place = u32::try_from(place).unwrap_or(u32::MAX);
-            Some((place, request.reply.placed(&member.link, batch, place)?))
-        };
-        let flows = taken.iter().enumerate().filter_map(placed).collect();
-        let flying = InFlight { batch, flags, given_up: false, requests: taken };
-        if member.in_flight.is_empty() {
-            record::request_pending(&self.series, -flying.count());
-        }
-        member.in_flight.push(flying);
-        effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
     /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use super::workers::{BackendSetting, backend_setting};
+use super::backend_setting::{BackendSetting, backend_setting};
 use super::{MODELS, boolean, positive_seconds, whole};
 use pharos_engine::store::{Location, Locations};
 
@@ -82,6 +82,12 @@ impl Models {
         of(Some(backend)).or_else(|| of(None)).unwrap_or(4)
     }
 
+    /// How long Python workers may take to load their models, if that is said for them alone
+    /// (`--backend-config=python,stub-timeout-seconds=N`); the last given of equals.
+    pub fn python_start_timeout(&self) -> Option<Duration> {
+        self.backend_config.iter().rev().find_map(BackendSetting::python_start_timeout)
+    }
+
     /// Whether configurations are completed from the models' files.
     pub fn auto_complete(&self) -> bool {
         !self.disable_auto_complete_config && self.strict_model_config != Some(true)
@@ -97,7 +103,7 @@ impl Models {
             )),
             (Some(_), _) => Some(deprecated.to_owned()),
         };
-        strict.into_iter().chain(self.backend_warnings()).collect()
+        strict.into_iter().chain(self.backend_config.iter().filter_map(BackendSetting::warning)).collect()
     }
 
     /// Every repository.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
-use super::{Asked, ModelYaml, Refused, Settings};
+use super::{ModelYaml, Refused, RegistrationParameters, Settings};
 
 pub use keep::Kept;
 
@@ -91,7 +91,7 @@ impl Archive {
 ///
 /// # Errors
 /// It is not there, not allowed, or nothing that can be served; then nothing of it is kept.
-pub fn open(settings: &Settings, url: &str, asked: &Asked) -> Result<Archive, Refused> {
+pub fn open(settings: &Settings, url: &str, asked: &RegistrationParameters) -> Result<Archive, Refused> {
     let found = find(settings, url, asked.at_start)?;
     let opened = opened(settings, url, asked, &found);
     if let (Err(_), Some(kept)) = (&opened, &found.kept) {
@@ -100,7 +100,7 @@ pub fn open(settings: &Settings, url: &str, asked: &Asked) -> Result<Archive, Re
     opened
 }
 
-fn opened(settings: &Settings, url: &str, asked: &Asked, found: &Found) -> Result<Archive, Refused> {
+fn opened(settings: &Settings, url: &str, asked: &RegistrationParameters, found: &Found) -> Result<Archive, Refused> {
     let files = match found.path.is_dir() {
         true => Unpacked { root: within(&found.path), own: None },
         false => unpacked(settings, url, &found.path)?,

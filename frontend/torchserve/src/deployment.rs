@@ -7,32 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Archive, ModelProperties, ModelYaml, Refused, Settings};
-
-/// What a request to register a model, or the start, says. `None`: nothing.
-#[derive(Clone, Debug, Default)]
-pub struct Asked {
-    /// In place of the archive's name.
-    pub model_name: Option<String>,
-    /// In place of the archive's handler.
-    pub handler: Option<String>,
-    /// In place of the archive's runtime.
-    pub runtime: Option<String>,
-    /// Requests in a batch.
-    pub batch_size: Option<u32>,
-    /// Milliseconds that a batch waits for more requests.
-    pub max_batch_delay: Option<u32>,
-    /// Workers that are kept running.
-    pub initial_workers: Option<u32>,
-    /// The most workers, as a snapshot says.
-    pub max_workers: Option<u32>,
-    /// Seconds for a batch.
-    pub response_timeout: Option<u32>,
-    /// Seconds for loading the model.
-    pub startup_timeout: Option<u32>,
-    /// It is registered at the start.
-    pub at_start: bool,
-}
+use super::{Archive, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
 
 /// Where workers run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +91,12 @@ impl Deployment {
     ///
     /// # Errors
     /// It does not hold together.
-    pub fn new(settings: &Settings, archive: Arc<Archive>, asked: &Asked, name: String) -> Result<Self, Refused> {
+    pub fn new(
+        settings: &Settings,
+        archive: Arc<Archive>,
+        asked: &RegistrationParameters,
+        name: String,
+    ) -> Result<Self, Refused> {
         let model_name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         pharos::repository::check_model_name(&model_name).map_err(Refused::bad_request)?;
         let handler = asked.handler.clone().or_else(|| archive.handler.clone());
@@ -200,7 +180,7 @@ impl Deployment {
 /// The fewest and the most workers.
 fn workers(
     settings: &Settings,
-    asked: &Asked,
+    asked: &RegistrationParameters,
     yaml: &ModelYaml,
     (least, most): (Option<u32>, Option<u32>),
 ) -> (u32, u32) {

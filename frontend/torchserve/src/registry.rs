@@ -18,7 +18,7 @@ use pharos::service::{Management, Naming, Resolved};
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, Kept};
-use super::{Archive, Asked, Deployment, Refused, Settings};
+use super::{Archive, Deployment, Refused, RegistrationParameters, Settings};
 
 pub use describe::{Listed, Listing, ModelDescription};
 pub use version::{InFlight, Version};
@@ -100,12 +100,22 @@ impl<S: Management> Registry<S> {
     ///
     /// # Errors
     /// The archive cannot be used, is registered already, or its workers do not start.
-    pub async fn register(self: &Arc<Self>, url: &str, asked: Asked, wait: bool) -> Result<Done, Refused> {
+    pub async fn register(
+        self: &Arc<Self>,
+        url: &str,
+        asked: RegistrationParameters,
+        wait: bool,
+    ) -> Result<Done, Refused> {
         let (registry, url) = (self.clone(), url.to_owned());
         to_the_end(async move { registry.register_now(&url, asked, wait).await }).await
     }
 
-    async fn register_now(self: &Arc<Self>, url: &str, asked: Asked, wait: bool) -> Result<Done, Refused> {
+    async fn register_now(
+        self: &Arc<Self>,
+        url: &str,
+        asked: RegistrationParameters,
+        wait: bool,
+    ) -> Result<Done, Refused> {
         let version = self.add(url, asked).await?;
         let (name, text, workers) = (&version.name, &version.text, version.deployment().min_workers);
         let registered = format!("Model \"{name}\" Version: {text} registered with {workers} initial workers");
@@ -126,7 +136,7 @@ impl<S: Management> Registry<S> {
     }
 
     /// Opens an archive and makes it a version of a model; its workers do not run yet.
-    async fn add(self: &Arc<Self>, url: &str, asked: Asked) -> Result<Arc<Version>, Refused> {
+    async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
         let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place, &wanted)).await;
         let archive =
@@ -140,7 +150,7 @@ impl<S: Management> Registry<S> {
     }
 
     /// Makes an archive a version of a model.
-    async fn enter(self: &Arc<Self>, archive: Archive, asked: Asked) -> Result<Arc<Version>, Refused> {
+    async fn enter(self: &Arc<Self>, archive: Archive, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let _turn = self.turn.lock().await;
         let name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
         let text = archive.version.clone();

@@ -22,7 +22,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 use pyo3::{ffi, intern};
 
-use crate::datatype;
+use crate::datatype::{self, NumpyType};
 
 const C_CONTIGUOUS: c_int = 0x1;
 const ALIGNED: c_int = 0x100;
@@ -58,8 +58,7 @@ struct Owned {
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct Shared {
     address: usize,
-    kind: u8,
-    size: usize,
+    element: NumpyType,
     shape: Vec<isize>,
     /// Only held.
     _owner: Owner,
@@ -77,7 +76,7 @@ impl Shared {
     #[getter]
     fn __array_struct__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let mut strides = vec![0; self.shape.len()];
-        let mut step = isize::try_from(self.size).unwrap_or(isize::MAX);
+        let mut step = isize::try_from(self.element.size).unwrap_or(isize::MAX);
         for (stride, dim) in strides.iter_mut().zip(&self.shape).rev() {
             *stride = step;
             step = step.saturating_mul(*dim);
@@ -86,8 +85,8 @@ impl Shared {
             interface: Interface {
                 two: 2,
                 nd: c_int::try_from(self.shape.len()).unwrap_or(0),
-                typekind: self.kind.cast_signed() as c_char,
-                itemsize: c_int::try_from(self.size).unwrap_or(0),
+                typekind: self.element.kind.cast_signed() as c_char,
+                itemsize: c_int::try_from(self.element.size).unwrap_or(0),
                 flags: C_CONTIGUOUS | ALIGNED | NATIVE | WRITEABLE,
                 shape: std::ptr::null_mut(),
                 strides: std::ptr::null_mut(),
@@ -141,21 +140,20 @@ pub(crate) fn over<'py>(
     datatype: DataType,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let (kind, size) = datatype::to_numpy(datatype)
+    let element = datatype::to_numpy(datatype)
         .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
     let (address, owner) = (bytes.as_ptr() as usize, Owner::Received(bytes.clone()));
-    made(py, (address, owner), (kind, size), shape)
+    made(py, (address, owner), element, shape)
 }
 
-/// Has `fill` write to memory for an output by a writable array over it, of elements that numpy knows by this letter and
-/// size. Gives the memory back, or a hold of it if Python has kept one: then somebody may still write there.
+/// Has `fill` write to memory for an output by a writable array over it, of elements of this type. Gives the memory back, or a hold of it if Python has kept one: then somebody may still write there.
 ///
 /// # Errors
 /// Those of `fill`.
 pub(crate) fn filled<'py>(
     py: Python<'py>,
     mut memory: Memory,
-    (element, shape): ((u8, usize), &[i64]),
+    (element, shape): (NumpyType, &[i64]),
     fill: impl FnOnce(Bound<'py, PyAny>) -> PyResult<()>,
 ) -> PyResult<Result<Memory, Arc<Memory>>> {
     let address = memory.as_mut_ptr() as usize;
@@ -167,11 +165,11 @@ pub(crate) fn filled<'py>(
 fn made<'py>(
     py: Python<'py>,
     (address, owner): (usize, Owner),
-    (kind, size): (u8, usize),
+    element: NumpyType,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
     let shape = shape.iter().map(|dim| isize::try_from(*dim)).collect::<Result<_, _>>()?;
-    let shared = Bound::new(py, Shared { address, kind, size, shape, _owner: owner })?;
+    let shared = Bound::new(py, Shared { address, element, shape, _owner: owner })?;
     static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let asarray = ASARRAY.get_or_try_init(py, || numpy(py, "asarray").map(Bound::unbind))?;
     asarray.bind(py).call1((shared,))

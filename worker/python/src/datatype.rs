@@ -22,8 +22,17 @@ pub(crate) fn of_numpy(kind: u8, size: usize) -> Option<DataType> {
     })
 }
 
-/// Numpy's kind of type and the size of an element in bytes; `None` for BYTES and BF16, which numpy has no type for.
-pub(crate) fn to_numpy(datatype: DataType) -> Option<(u8, usize)> {
+/// A type of numpy's.
+#[derive(Clone, Copy)]
+pub(crate) struct NumpyType {
+    /// Its letter: `f`, `i`, ...
+    pub(crate) kind: u8,
+    /// Bytes of an element.
+    pub(crate) size: usize,
+}
+
+/// Numpy's type; `None` for BYTES and BF16, which numpy has no type for.
+pub(crate) fn to_numpy(datatype: DataType) -> Option<NumpyType> {
     let kind = match datatype {
         DataType::Bool => b'b',
         DataType::Uint8 | DataType::Uint16 | DataType::Uint32 | DataType::Uint64 => b'u',
@@ -31,7 +40,7 @@ pub(crate) fn to_numpy(datatype: DataType) -> Option<(u8, usize)> {
         DataType::Fp16 | DataType::Fp32 | DataType::Fp64 => b'f',
         DataType::Bytes | DataType::Bf16 => return None,
     };
-    Some((kind, datatype.size()?))
+    Some(NumpyType { kind, size: datatype.size()? })
 }
 
 /// DLPack's code of type (`DLDataTypeCode` of dlpack.h): signed, unsigned, float, bfloat, bool.

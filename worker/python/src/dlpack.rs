@@ -201,16 +201,21 @@ struct Owned {
     _holder: Py<PyAny>,
 }
 
+/// Elements on a device, row-major and without gaps.
+pub(crate) struct DeviceElements<'a> {
+    pub(crate) address: usize,
+    /// DLPack's device: its type and its number.
+    pub(crate) device: (i32, i32),
+    pub(crate) datatype: DataType,
+    pub(crate) shape: &'a [i64],
+}
+
 /// A capsule over elements on a device that `holder` keeps alive.
 ///
 /// # Errors
 /// The datatype is BYTES, or there is no memory.
-pub(crate) fn capsule<'py>(
-    holder: Bound<'py, PyAny>,
-    (address, (device_type, device_id)): (usize, (i32, i32)),
-    datatype: DataType,
-    shape: &[i64],
-) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn capsule<'py>(holder: Bound<'py, PyAny>, elements: &DeviceElements<'_>) -> PyResult<Bound<'py, PyAny>> {
+    let DeviceElements { address, device: (device_type, device_id), datatype, shape } = *elements;
     let py = holder.py();
     let (code, bits) = datatype::to_dlpack(datatype)
         .ok_or_else(|| TritonModelException::new_err("DLPack does not have support for string tensors."))?;

@@ -109,19 +109,17 @@ impl Drop for Family {
     }
 }
 
-/// Records a sample of a metric as TorchServe's handlers give it: `metric` is its name, unit and type, `request_ids` are
-/// joined by commas, empty for none.
+/// A metric that TorchServe's handlers record: a tuple of its name, unit and type.
+#[derive(FromPyObject)]
+struct UndeclaredMetric(String, String, String);
+
+/// Records a sample of a metric as TorchServe's handlers give it: `request_ids` are joined by commas, empty for none.
 #[pyfunction]
-fn record(
-    metric: (String, String, String),
-    dimensions: Vec<(String, String)>,
-    value: f64,
-    request_ids: &str,
-) -> PyResult<()> {
+fn record(metric: UndeclaredMetric, dimensions: Vec<(String, String)>, value: f64, request_ids: &str) -> PyResult<()> {
     if is_forked() {
         return Ok(());
     }
-    let (name, unit, kind) = metric;
+    let UndeclaredMetric(name, unit, kind) = metric;
     let dimensions: Vec<(&str, &str)> =
         dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let sample = backend::UndeclaredSample { name: &name, unit: &unit, kind: kind_of(&kind)?, dimensions: &dimensions };

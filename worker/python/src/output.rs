@@ -8,13 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::array::{self, Source};
-use crate::datatype;
+use crate::datatype::{self, NumpyType};
 use crate::device::{CPU, CUDA};
 use crate::dlpack::Foreign;
 use crate::error::{TritonModelException, model_exception};
 
 /// Numpy's letter and size for the elements of BF16, which it has no type for: as many bytes, and nobody computes with them.
-const BITS: (u8, usize) = (b'i', 2);
+const BITS: NumpyType = NumpyType { kind: b'i', size: 2 };
 
 /// Memory of the server's for an output.
 pub(crate) fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {

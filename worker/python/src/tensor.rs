@@ -13,7 +13,7 @@ use crate::arguments::Text;
 use crate::array;
 use crate::datatype;
 use crate::device::{CPU, CUDA};
-use crate::dlpack::{self, Foreign};
+use crate::dlpack::{self, DeviceElements, Foreign};
 use crate::error::{TritonModelException, model_exception};
 use crate::output;
 use crate::strings::{self, Elements};
@@ -249,7 +249,8 @@ impl Tensor {
             }
             Stored::Foreign(foreign) => (foreign.bytes().address, slf.clone().into_any()),
         };
-        dlpack::capsule(holder, (address, this.device()), this.datatype, &this.shape)
+        let (device, datatype) = (this.device(), this.datatype);
+        dlpack::capsule(holder, &DeviceElements { address, device, datatype, shape: &this.shape })
     }
 
     /// DLPack's device: its type and its number.

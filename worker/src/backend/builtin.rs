@@ -202,7 +202,8 @@ impl Builtin {
                 continue;
             }
             if left.datatype == DataType::Bytes {
-                add_sub_text(batch, (left, right), (output, operation), outputs)?;
+                let text = add_sub_text(batch, (left, right), operation, outputs)?;
+                outputs.allocate(output, DataType::Bytes, left.shape, text.len())?.copy_from_slice(&text);
                 continue;
             }
             let datatype = self.outputs.get(output).copied().unwrap_or(left.datatype);
@@ -223,9 +224,9 @@ impl Builtin {
 fn add_sub_text(
     batch: &Batch<'_>,
     (left, right): (&Input<'_>, &Input<'_>),
-    (output, operation): (usize, Operation),
+    operation: Operation,
     outputs: &mut Outputs<'_>,
-) -> Result<(), InferError> {
+) -> Result<Vec<u8>, InferError> {
     let pairs: Vec<_> = bytes_elements(left.data).zip(bytes_elements(right.data)).collect();
     let per_row = pairs.len() / usize::try_from(batch.rows()).unwrap_or(1).max(1);
     let mut result = Vec::with_capacity(left.data.len().max(right.data.len()));
@@ -250,8 +251,7 @@ fn add_sub_text(
             outputs.fail(position, error);
         }
     }
-    outputs.allocate(output, DataType::Bytes, left.shape, result.len())?.copy_from_slice(&result);
-    Ok(())
+    Ok(result)
 }
 
 fn number(input: &str, element: Result<&[u8], usize>) -> Result<i64, InferError> {

@@ -23,7 +23,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Place, Queued, STUCK};
 use super::steps::{InSequence, Passed, log_left_out, made, region, request_inputs, requested, response};
-use super::steps::{sequence_of, step_request};
+use super::steps::{StepTensors, sequence_of, step_request};
 use super::streams::{Stream, Streams};
 use super::{Member, Members, Target};
 use crate::scheduler::{Answer, Streamed};
@@ -165,7 +165,8 @@ impl<M: Members> EnsembleRequest<M> {
         let Some(step) = self.plan.steps().get(number) else { return };
         let sequence = sequence_of(&inputs, &self.request);
         let member = self.member_for(step, member, &sequence);
-        let mut request = step_request((step, &*member), &self.request, (inputs, &wanted), &sequence);
+        let tensors = StepTensors { inputs, wanted: &wanted };
+        let mut request = step_request((step, &*member), &self.request, tensors, &sequence);
         for output in &mut request.outputs {
             output.region = region(&*self.version, &self.plan, (step, &output.name), &self.request);
         }

@@ -10,7 +10,7 @@ use pharos::timeline::Instant;
 
 use super::request::{EnsembleRequest, Made};
 use super::{Member, Members, Target, Unanswered, ended, record_success};
-use crate::scheduler::{Streamed, traced};
+use crate::scheduler::{Streamed, request_trace};
 use pharos_os::clock;
 
 /// Any number of responses. Dropped before the last of them, they cancel the steps.
@@ -97,7 +97,7 @@ impl<M: Members> Responses<M> {
         last: bool,
     ) -> Result<InferResponse, InferError> {
         let Some(running) = &self.running else { return Err(InferError::internal("a request has ended twice")) };
-        traced::outputs(&running.request, &outputs);
+        request_trace::outputs(&running.request, &outputs);
         let timeline = match last {
             true => {
                 self.unanswered.answered = true;

@@ -70,11 +70,18 @@ pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) 
     given.collect()
 }
 
+/// The tensors of a step's request, by their positions in the step.
+pub(super) struct StepTensors<'a> {
+    pub(super) inputs: Vec<(usize, Passed)>,
+    /// The outputs that are requested.
+    pub(super) wanted: &'a [usize],
+}
+
 /// The request of a step: what the ensemble was asked, with the step's tensors and its place in a sequence.
 pub(super) fn step_request(
     (step, member): (&Step, &impl Member),
     request: &InferRequest,
-    (inputs, wanted): (Vec<(usize, Passed)>, &[usize]),
+    StepTensors { inputs, wanted }: StepTensors<'_>,
     sequence: &InSequence,
 ) -> InferRequest {
     let config = member.config();

@@ -22,7 +22,7 @@ use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::launch::Launch;
 use crate::scheduler::placement::Placement;
-use crate::scheduler::{Driver, Limits, placement, settings};
+use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
 use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
@@ -76,6 +76,16 @@ impl Drop for Unserved {
     }
 }
 
+/// A version whose instances are to be started.
+struct VersionStart {
+    model: ModelVersion,
+    config: Arc<ModelConfig>,
+    launch: Launch,
+    /// When loading it began.
+    began: Instant,
+    series: Unserved,
+}
+
 impl Loader {
     /// Loads a version, again if it fails, as often as the settings say. It counts on in the series that `go_on`, if there
     /// are some.
@@ -115,7 +125,7 @@ impl Loader {
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
                 let series = Unserved::new(self, &model, &config, go_on);
-                self.start_version((prepared, version), &model, (config, launch, began), series).await
+                self.start_version((prepared, version), VersionStart { model, config, launch, began, series }).await
             }
         }
     }
@@ -123,34 +133,35 @@ impl Loader {
     async fn start_version(
         self: &Arc<Self>,
         (prepared, version): (&Prepared, &Version),
-        model: &ModelVersion,
-        (config, launch, began): (Arc<ModelConfig>, Launch, Instant),
-        unserved: Unserved,
+        start: VersionStart,
     ) -> Result<Serving, String> {
+        let VersionStart { model, config, launch, began, series: unserved } = start;
         let directory = &version.directory;
         let (warmups, labels) = (warmups(&config, directory)?, labels(&config, directory)?);
         check_initial_states(&config, directory)?;
         let placements = placements(&config, model.version)?;
         let limits = self.models.shared.limits.as_ref().map(Limits::registration);
         let series = unserved.series().clone();
-        let responses = self.model_cache(model, &config, directory).await;
+        let responses = self.model_cache(&model, &config, directory).await;
         if responses.is_some() {
             self.cache().model_cached(&series);
         }
         if config.decoupled {
             self.cache().model_decoupled(&series);
         }
-        let settings = (settings::of(&config), limits);
-        let driver = Driver::new(config.clone(), series.clone(), settings, self.timer.clone(), responses);
+        let scheduling = settings::of(&config);
+        let settings =
+            DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
+        let driver = Driver::new(settings, self.timer.clone());
         let plan = self.plan((directory.clone(), launch), &config, self.threads(&placements), warmups);
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
         record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
-        warn_of_doubts(model, &config);
+        warn_of_doubts(&model, &config);
         tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
         Ok(Serving {
-            model: model.clone(),
+            model,
             config: Arc::new(config.with_parameter("engine", &loaded.engine)),
             series: unserved.keep(),
             directory: directory.clone(),

@@ -9,7 +9,7 @@ use pharos::metrics::record;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{Done, OutputBlock};
 
-use super::{Answer, Driver, Request, traced};
+use super::{Answer, Driver, Request, request_trace};
 use crate::wire::{Part, Scattered, SharedLink};
 use pharos_os::clock;
 
@@ -145,7 +145,7 @@ impl Driver {
         let mut timeline = part.request.timeline;
         timeline.compute = done.stamps;
         timeline.request_end = now;
-        traced::answered(&part.request, answer, Some(&timeline));
+        request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;

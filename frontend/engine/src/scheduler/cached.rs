@@ -10,27 +10,27 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::timeline::{ComputeStamps, Instant};
+use pharos::timeline::ComputeStamps;
 use tokio::sync::oneshot;
 
-use super::{Answer, Driver, Reply, Request, lost, traced};
-use crate::cache::{Found, Miss, ModelCache};
+use super::{Answer, Driver, Reply, Request, lost, request_trace};
+use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// The response to a request that was found from the first to the second time; recorded.
+/// The response to a request from an entry of the cache; recorded.
 pub(crate) fn answer_found(
     (config, series): (&ModelConfig, &ModelSeries),
     request: &InferRequest,
     entry: &Entry,
-    (begun, ended): (Instant, Instant),
+    LookUpTimes { begun, ended }: LookUpTimes,
 ) -> InferResponse {
     let mut response = entry.answer(config, series.model().version, request);
     let timeline = &mut response.timeline;
     timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
     timeline.request_end = clock::now();
     record::cache_hit(series, timeline, ended.ns_since(begun));
-    traced::found(request, &response.outputs, timeline.request_end);
+    request_trace::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
     }
@@ -65,14 +65,8 @@ impl Driver {
         found
     }
 
-    /// Answers a request with what was found from the first to the second time.
-    pub(super) async fn answer_hit(
-        &self,
-        id: RequestId,
-        part: Part,
-        entry: Arc<Entry>,
-        times: (Instant, Instant),
-    ) -> Answer {
+    /// Answers a request with an entry of the cache.
+    pub(super) async fn answer_hit(&self, id: RequestId, part: Part, entry: Arc<Entry>, times: LookUpTimes) -> Answer {
         let response = answer_found((&self.config, &self.series), &part.request, &entry, times);
         if !self.ordered {
             return Ok(response);
@@ -105,7 +99,7 @@ impl Drop for Looking<'_> {
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
         record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
-        traced::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
+        request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {
                 if let Some(order) = &mut state.order {

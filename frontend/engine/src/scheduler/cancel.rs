@@ -34,16 +34,16 @@ impl<'a> CancelOnDrop<'a> {
 impl Driver {
     pub(super) fn cancel(&self, id: RequestId) {
         let now = clock::now();
-        let (mut told, mut open) = (None, None);
+        let (mut told, mut deferred) = (None, None);
         self.turn(now, |state| {
             if state.queued.contains_key(&id) {
                 state.scheduler.cancel(id, now);
             } else {
                 told = give_up(state, id);
-                open = state.open_place(id);
+                deferred = state.cancellation_frame(id);
             }
         });
-        if let Some((link, frame)) = open {
+        if let Some((link, frame)) = deferred {
             link.send(&frame);
         }
         if let Some(place) = told.filter(|_| self.config.decoupled) {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use pharos::id::{CorrelationId, InstanceId};
 use pharos::timeline::Instant;
-use pharos::wire::{Resumed, SequenceStep};
+use pharos::wire::{Resumed, SequenceStep, ToWorker};
 
+use super::limits::Grant;
 use super::stream::Flow;
-use super::{Answer, Driver, Request, limits, sequence};
+use super::{Answer, Driver, Request};
 use crate::wire::{Part, SharedLink, ToSend};
 use pharos_os::clock;
 
@@ -40,7 +41,7 @@ pub(super) struct Effects {
     /// The rate limiter was told something: resources may be free for somebody.
     pub(super) asked: bool,
     /// An instance of another driver has got its resources.
-    pub(super) grant: Option<limits::Grant>,
+    pub(super) grant: Option<Grant>,
 }
 
 impl Effects {
@@ -53,9 +54,9 @@ impl Effects {
 
 impl Driver {
     /// Sends and answers. Without the lock: copying takes time.
-    pub(super) fn perform(&self, effects: Effects) -> Option<limits::Grant> {
+    pub(super) fn perform(&self, effects: Effects) -> Option<Grant> {
         for (link, keys) in effects.ended {
-            sequence::tell_ended(&link, keys);
+            link.send(&ToWorker::SequenceEnded(keys));
         }
         for sequence in effects.restarted {
             self.tell_restarted(&sequence);

@@ -9,7 +9,7 @@ use pharos::model::envelope;
 use pharos::scheduler::RejectReason;
 use pharos::timeline::Instant;
 
-use super::{Driver, Request, State, ticket, traced};
+use super::{Driver, Request, State, request_trace, ticket};
 use pharos_os::clock;
 
 impl Driver {
@@ -29,11 +29,11 @@ impl Driver {
         self.turn(now, |state| {
             let Some(member) = state.members.remove(&instance) else { return };
             state.scheduler.instance_lost(instance, now);
-            let open: Vec<_> = member.open.into_values().collect();
+            let deferred: Vec<_> = member.deferred.into_values().collect();
             let batches = member.in_flight.into_iter().map(|batch| batch.requests);
             // What goes on was executing, as the first batch was.
             let tries_again = self.config.backend != envelope::BACKEND;
-            let batches = std::iter::once((0, open)).chain((0..).zip(batches));
+            let batches = std::iter::once((0, deferred)).chain((0..).zip(batches));
             for (position, requests) in batches {
                 for (id, mut request) in requests.into_iter().filter(|(_, request)| !request.part.padding) {
                     if position == 0 {
@@ -68,7 +68,7 @@ impl Driver {
                             () => lost_twice(&self.model),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
-                        traced::failed(request.part.request.traced.as_ref(), &error, now);
+                        request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
                 }
@@ -95,7 +95,7 @@ impl Driver {
         ];
         let nameless = !named.contains(&reason);
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
-        traced::failed(request.part.request.traced.as_ref(), &error, clock::now());
+        request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of turn, as Triton does: what was not executed waits for nobody.
             order.forget(id);
@@ -124,7 +124,7 @@ impl Driver {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
                 record::inference_failed(&self.series, error.reason, ns);
                 let error = error.clone().with_request_id(&request.part.request.id);
-                traced::failed(request.part.request.traced.as_ref(), &error, now);
+                request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));
             }
         });

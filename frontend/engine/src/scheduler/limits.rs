@@ -16,13 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use pharos::id::InstanceId;
-use pharos::metrics::record;
-use pharos::scheduler::Action;
 use pharos::scheduler::rate_limiter::{Limit, Member, RateLimiter, Usage};
 use pharos::timeline::Instant;
 
+use super::Driver;
 use super::placement::Placement;
-use super::{Driver, Effects, State};
 use pharos_os::clock;
 
 /// The resources of the server. Exists only with the rate limiter on.
@@ -58,7 +56,7 @@ impl Shared {
 /// An instance has been given its resources, and its driver does not know yet.
 pub(super) struct Grant {
     driver: Weak<Driver>,
-    instance: InstanceId,
+    pub(super) instance: InstanceId,
 }
 
 impl Limits {
@@ -90,8 +88,8 @@ impl Limits {
         }
     }
 
-    /// Hands grants to their drivers until nobody gets any more.
-    pub(super) fn deliver(&self, mut next: Option<Grant>) {
+    /// Hands grants to their drivers until no instance gets any more.
+    fn deliver(&self, mut next: Option<Grant>) {
         while let Some(grant) = next {
             let now = clock::now();
             next = match grant.driver.upgrade() {
@@ -149,6 +147,21 @@ impl Registration {
         self.unregister(&gone);
     }
 
+    /// Gives resources to the next instance that waits for them, of any driver.
+    pub(super) fn poll(&self, now: Instant) -> Option<Grant> {
+        self.limits.poll(now)
+    }
+
+    /// Hands this grant, and those that follow from it, to their drivers.
+    pub(super) fn deliver(&self, grant: Option<Grant>) {
+        self.limits.deliver(grant);
+    }
+
+    /// Whether an instance holds its resources.
+    pub(super) fn holds(&self, instance: InstanceId) -> bool {
+        self.member(instance).is_some_and(|member| self.limits.lock().limiter.holds(member))
+    }
+
     fn unregister(&self, members: &[Member]) {
         let mut shared = self.limits.lock();
         shared.limiter.unregister(members);
@@ -167,18 +180,18 @@ impl Registration {
         self.members().get(&instance).copied()
     }
 
-    fn is_own(&self, grant: &Grant) -> bool {
+    pub(super) fn is_own(&self, grant: &Grant) -> bool {
         self.owner.get().is_some_and(|owner| owner.ptr_eq(&grant.driver))
     }
 
-    fn tell(&self, instance: InstanceId, tell: impl FnOnce(&mut RateLimiter, Member)) {
+    pub(super) fn tell(&self, instance: InstanceId, tell: impl FnOnce(&mut RateLimiter, Member)) {
         if let Some(member) = self.member(instance) {
             tell(&mut self.limits.lock().limiter, member);
         }
     }
 
     /// How many instances wait for their resources, and how long all have waited since this was last asked.
-    fn waiting(&self, now: Instant) -> (usize, Duration) {
+    pub(super) fn waiting(&self, now: Instant) -> (usize, Duration) {
         let members: Vec<Member> = self.members().values().copied().collect();
         let shared = self.limits.lock();
         let all = members.iter().map(|member| shared.limiter.waiting(*member, now));
@@ -192,107 +205,6 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let members: Vec<Member> = self.members().drain().map(|(_, member)| member).collect();
         self.unregister(&members);
-    }
-}
-
-impl Driver {
-    /// Performs the scheduler's decisions as far as that is done under the lock.
-    pub(super) fn decide(&self, state: &mut State, effects: &mut Effects, now: Instant) {
-        loop {
-            while let Some(action) = state.scheduler.poll_action(now) {
-                match action {
-                    Action::Execute { instance, requests, reason } => {
-                        record::batch_sent(&self.series, reason);
-                        self.start(state, effects, (instance, now), &requests);
-                    }
-                    Action::ExecuteSteps { instance, slots, reason } => {
-                        record::batch_sent(&self.series, reason);
-                        self.start_steps(state, effects, (instance, now), &slots);
-                    }
-                    Action::SequencesEnded { instance, keys } => {
-                        let link = state.members.get(&instance).map(|member| member.link.clone());
-                        effects.ended.extend(link.map(|link| (link, keys)));
-                    }
-                    Action::SequenceRestarted { request } => {
-                        let known = state.queued.get(&request);
-                        effects.restarted.extend(known.map(|known| known.part.request.correlation_id.clone()));
-                    }
-                    Action::Reject { request, reason } => self.reject(state, request, reason),
-                    Action::Acquire { instance } => {
-                        self.ask_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
-                    }
-                    Action::Withdraw { instance } => self.ask_limiter(effects, instance, RateLimiter::withdraw),
-                    Action::Release { instance } => self.ask_limiter(effects, instance, RateLimiter::release),
-                }
-            }
-            if !self.take_grant(state, effects, now) {
-                return;
-            }
-        }
-    }
-
-    /// The scheduler wants something of the rate limiter.
-    fn ask_limiter(&self, effects: &mut Effects, instance: InstanceId, wish: impl FnOnce(&mut RateLimiter, Member)) {
-        if let Some(limits) = &self.limits {
-            limits.tell(instance, wish);
-            effects.asked = true;
-        }
-    }
-
-    /// Whether the scheduler has something more to decide, since the limiter has given resources to an instance of its own.
-    /// One of another driver is left in the effects.
-    fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
-        let Some(registration) = self.limits.as_ref().filter(|_| effects.asked) else { return false };
-        match registration.limits.poll(now) {
-            Some(grant) if registration.is_own(&grant) => {
-                state.scheduler.resources_granted(grant.instance, now);
-                true
-            }
-            foreign => {
-                effects.grant = foreign;
-                false
-            }
-        }
-    }
-
-    /// Hands on what a turn has left of grants.
-    pub(super) fn deliver(&self, grant: Option<Grant>) {
-        if let Some(registration) = &self.limits {
-            registration.limits.deliver(grant);
-        }
-    }
-
-    /// A turn for a grant that somebody else's turn has brought about; gives the next one.
-    fn granted(&self, instance: InstanceId, now: Instant) -> Option<Grant> {
-        self.turn_alone(now, |state, effects| {
-            let Some(registration) = &self.limits else { return };
-            effects.asked = true;
-            let member = registration.member(instance);
-            if member.is_some_and(|member| registration.limits.lock().limiter.holds(member)) {
-                state.scheduler.resources_granted(instance, now);
-            }
-        })
-    }
-
-    /// Makes room for instances at the rate limiter, if it is on.
-    ///
-    /// # Errors
-    /// One of them could never execute.
-    pub(crate) fn admit(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
-        self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
-    }
-
-    /// The rate limiter forgets instances that have been retired.
-    pub(crate) fn dismiss(&self, instances: &[InstanceId]) {
-        if let Some(registration) = &self.limits {
-            registration.remove(instances);
-        }
-    }
-
-    /// Instances that wait for resources, and how long all have waited since this was last asked; `None` without a rate
-    /// limiter.
-    pub(crate) fn resource_waits(&self) -> Option<(usize, Duration)> {
-        self.limits.as_ref().map(|registration| registration.waiting(clock::now()))
     }
 }
 

@@ -12,7 +12,7 @@ use pharos::tensor::Tensor;
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::Done;
 
-use super::{Driver, InFlight, Request, State, traced};
+use super::{Driver, InFlight, Request, State, request_trace};
 use crate::wire::Part;
 use pharos_os::clock;
 
@@ -40,7 +40,7 @@ impl Driver {
                 let part = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..part.request.timeline };
                 record::inference_rescheduled(&self.series, &timeline);
-                traced::rescheduled(&part.request, &done.stamps, now);
+                request_trace::rescheduled(&part.request, &done.stamps, now);
                 record::request_pending(&self.series, 1);
                 let again = InferRequest {
                     timeline: Timeline { queue_start: now, ..part.request.timeline },

@@ -12,12 +12,13 @@ use pharos::model::{Scheduling, SequenceBatching};
 use pharos::scheduler::{SequenceCounts, SlotStep};
 use pharos::tensor::{Tensor, element_count};
 use pharos::timeline::Instant;
-use pharos::wire::{SequenceStep, ToWorker};
+use pharos::wire::SequenceStep;
 use tokio::sync::oneshot;
 
+use super::decide::NewBatch;
 use super::stream::Reply;
 use super::{Driver, Effects, InFlight, Request, State};
-use crate::wire::{Part, SharedLink};
+use crate::wire::Part;
 use pharos_os::clock;
 
 /// The request that padding stands for.
@@ -87,7 +88,7 @@ impl Driver {
             let request = place.map(|(step, request)| (step.request, request));
             requests.push(request.unwrap_or_else(|| Request::padding(padding.clone())));
         }
-        self.book(state, effects, (instance, now), (requests, steps));
+        self.book(state, effects, (instance, now), NewBatch { requests, steps });
     }
 
     /// Whether the model's requests belong to sequences: then none is sent twice.
@@ -128,9 +129,4 @@ impl Driver {
              executed first{more}"
         );
     }
-}
-
-/// Tells an instance which sequences have ended without an END step.
-pub(super) fn tell_ended(link: &SharedLink, keys: Vec<u64>) {
-    link.send(&ToWorker::SequenceEnded(keys));
 }

@@ -21,7 +21,7 @@ use pharos::timeline::{ComputeStamps, Instant};
 use pharos::wire::{self, CREDITS, Credits, Done, Resumed, ToWorker};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, Driver, Request, State, lost, ticket, traced};
+use super::{Answer, Driver, Request, State, lost, request_trace, ticket};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 
@@ -242,15 +242,15 @@ impl State {
     fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<Booked>, &'static str> {
         let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
         let place = (frame.batch, frame.request);
-        if let Entry::Occupied(mut open) = member.open.entry(place) {
-            let booked = match &mut open.get_mut().1 {
+        if let Entry::Occupied(mut entry) = member.deferred.entry(place) {
+            let booked = match &mut entry.get_mut().1 {
                 Request { reply: Reply::Many(sink), part, .. } => {
                     sink.take(part.clone(), frame).map(Booked::Streamed)?
                 }
-                _ => return Ok(Some(Booked::Single(open.remove()))),
+                _ => return Ok(Some(Booked::Single(entry.remove()))),
             };
             if frame.last {
-                open.remove();
+                entry.remove();
             }
             return Ok(Some(booked));
         }
@@ -303,7 +303,7 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let now = clock::now();
         request.timeline.queue_start = now;
-        traced::queued(&self.model, &request);
+        request_trace::queued(&self.model, &request);
         let ticket = ticket(id, &request, &checked);
         let (sender, receiver) = mpsc::channel(CREDITS as usize + 1);
         let flow = Arc::new(Flow::default());
@@ -327,7 +327,7 @@ impl Driver {
         let arrival = match booked.map_err(io::Error::other)? {
             Some(Booked::Streamed(arrival)) => arrival,
             Some(Booked::Single(request)) => {
-                self.answer_open(request, link, frame);
+                self.answer_deferred(request, link, frame);
                 return Ok(());
             }
             None => {
@@ -375,7 +375,7 @@ impl Driver {
         if number == 0 && !empty {
             record::first_response(&self.series, timeline.request_ns());
         }
-        traced::answered(&part.request, &answer, last.then_some(&timeline));
+        request_trace::answered(&part.request, &answer, last.then_some(&timeline));
         if last {
             self.record_one(&part, &answer, &timeline);
         }

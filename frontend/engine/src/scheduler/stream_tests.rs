@@ -18,7 +18,7 @@ use tokio::net::UnixStream;
 
 use super::*;
 use crate::memory;
-use crate::scheduler::{Timer, settings};
+use crate::scheduler::{DriverSettings, Timer, settings};
 use crate::wire::Link;
 use pharos_telemetry::metrics::Ring;
 
@@ -42,8 +42,9 @@ async fn world_of(config: &str) -> World {
     let draft = Draft::from_text(config, "config.pbtxt").unwrap();
     let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
     cache.model_decoupled(&series);
-    let settings = (settings::of(&config), None);
-    let driver = Driver::new(config, series, settings, Timer::start().unwrap(), None);
+    let scheduling = settings::of(&config);
+    let settings = DriverSettings { config, series, scheduling, limits: None, cache: None };
+    let driver = Driver::new(settings, Timer::start().unwrap());
     let (ours, worker) = StdStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     worker.set_nonblocking(true).unwrap();

@@ -180,9 +180,14 @@ fn batch_output(
     let output = match (block.placed, config.scattered_by(&spec.name)) {
         (true, _) => placed(parts, (block, shape), &spec.name),
         (false, Some(source)) => scattered(config, parts, (block, source), data),
-        (false, None) => cut_by_rows(config, parts, (block, shape), (&spec.name, data)),
+        (false, None) => cut_by_rows(config, parts, (block, shape), data),
     };
     Ok(BatchOutput { mismatch, ..output.map_err(wrong)? })
+}
+
+/// The configured name of an output.
+fn name_of(config: &ModelConfig, block: &OutputBlock) -> String {
+    config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default()
 }
 
 /// An output whose rows are those of the requests, one behind the other.
@@ -190,7 +195,7 @@ fn cut_by_rows(
     config: &ModelConfig,
     parts: &[Arc<Part>],
     (block, shape): (&OutputBlock, Vec<i64>),
-    (name, data): (&str, Bytes),
+    data: Bytes,
 ) -> Result<BatchOutput, String> {
     // One request has all of it, whatever its shape.
     let batching = config.max_batch_size > 0 && parts.len() != 1;
@@ -205,7 +210,7 @@ fn cut_by_rows(
         }
     };
     let shapes = Shapes::Batch { shape, rows_first: batching };
-    let (name, requests) = (name.to_owned(), block.requests.clone());
+    let (name, requests) = (name_of(config, block), block.requests.clone());
     Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests, mismatch: None })
 }
 
@@ -261,8 +266,7 @@ fn scattered(
             text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
     };
-    let name = config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default();
-    let requests = block.requests.clone();
+    let (name, requests) = (name_of(config, block), block.requests.clone());
     Ok(BatchOutput {
         name,
         datatype: block.datatype,

@@ -113,22 +113,27 @@ fn now(zone: &TimeZone) -> Stamp {
 /// What a log says where lines are missing.
 fn notice(lost: u64) -> String {
     let parts = Parts::message(missing(lost));
-    let line = line((Level::WARN, module_path!()), ("log", module_path!()), &parts, &now(&TimeZone::system()));
+    let source = Source { level: Level::WARN, target: module_path!(), thread: "log", logger: module_path!() };
+    let line = line(&source, &parts, &now(&TimeZone::system()));
     line.unwrap_or_default()
 }
 
-/// A line as the console has it: its level and target, thread and logger, the message, and its time.
-fn line(
-    (level, target): (Level, &str),
-    (thread, logger): (&str, &str),
-    parts: &Parts,
-    stamp: &Stamp,
-) -> Result<String, std::fmt::Error> {
+/// Where a line comes from.
+struct Source<'a> {
+    level: Level,
+    target: &'a str,
+    thread: &'a str,
+    logger: &'a str,
+}
+
+/// A line as the console has it.
+fn line(source: &Source<'_>, parts: &Parts, stamp: &Stamp) -> Result<String, std::fmt::Error> {
+    let Source { level, target, thread, logger } = source;
     let text = parts.text();
     let mut line = String::with_capacity(text.len() + 96);
     match super::format() {
         Format::Default => write!(line, "{} [{level:<5}] {thread} {logger} - {text}", stamp.local())?,
-        format => line.push_str(&formatted(format, (level, target), parts)?),
+        format => line.push_str(&formatted(format, (*level, target), parts)?),
     }
     line.push('\n');
     Ok(line)
@@ -149,7 +154,8 @@ impl<S: Subscriber> Layer<S> for Journal {
             }
             other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
         };
-        let Ok(console) = line((level, target), (&thread, logger), &parts, &stamp) else { return };
+        let source = Source { level, target, thread: &thread, logger };
+        let Ok(console) = line(&source, &parts, &stamp) else { return };
         match place {
             Place::Access => self.push(place, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
             _ => self.push(place, &console, &console),

@@ -37,7 +37,7 @@ impl Place {
     }
 
     fn open(&self, url: &str) -> Result<Archive, Refused> {
-        open(&self.settings, url, &Asked::default())
+        open(&self.settings, url, &RegistrationParameters::default())
     }
 
     /// What is left of unpacked archives.

@@ -21,7 +21,7 @@ impl Place {
         Self { folder }
     }
 
-    fn deployment(&self, properties: &str, gpus: u32, asked: &Asked) -> Result<Deployment, Refused> {
+    fn deployment(&self, properties: &str, gpus: u32, asked: &RegistrationParameters) -> Result<Deployment, Refused> {
         let mut properties = crate::properties::parse(properties).unwrap();
         properties.push(("model_store".to_owned(), self.folder.join("store").to_string_lossy().into_owned()));
         let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.clone()).unwrap();
@@ -44,8 +44,8 @@ impl Drop for Place {
     }
 }
 
-fn handled() -> Asked {
-    Asked { handler: Some("service:handle".to_owned()), ..Asked::default() }
+fn handled() -> RegistrationParameters {
+    RegistrationParameters { handler: Some("service:handle".to_owned()), ..RegistrationParameters::default() }
 }
 
 #[test]
@@ -57,18 +57,26 @@ fn who_asks_wins_over_the_archive_and_that_over_the_configuration() {
     assert_eq!((plain.batch_size, plain.max_batch_delay), (4, 5));
     assert_eq!((plain.min_workers, plain.max_workers), (3, 9));
     assert_eq!((plain.response_timeout, plain.startup_timeout, plain.queue), (7, 33, 11));
-    let asked = Asked { batch_size: Some(2), initial_workers: Some(1), response_timeout: Some(9), ..handled() };
+    let asked = RegistrationParameters {
+        batch_size: Some(2),
+        initial_workers: Some(1),
+        response_timeout: Some(9),
+        ..handled()
+    };
     let asked = place.deployment(properties, 0, &asked).unwrap();
     assert_eq!((asked.batch_size, asked.response_timeout, asked.min_workers, asked.max_workers), (2, 9, 1, 1));
-    assert!(place.deployment("", 0, &Asked::default()).unwrap_err().message.contains("names no handler"));
-    let default = place.deployment("default_service_handler=image_classifier", 0, &Asked::default()).unwrap();
+    assert!(
+        place.deployment("", 0, &RegistrationParameters::default()).unwrap_err().message.contains("names no handler")
+    );
+    let default =
+        place.deployment("default_service_handler=image_classifier", 0, &RegistrationParameters::default()).unwrap();
     assert_eq!(default.handler, "image_classifier");
 }
 
 #[test]
 fn workers_are_as_many_as_there_are_gpus_at_the_start_and_none_by_request() {
     let place = Place::new("workers", "");
-    let start = Asked { at_start: true, ..handled() };
+    let start = RegistrationParameters { at_start: true, ..handled() };
     assert_eq!(place.deployment("", 2, &start).unwrap().min_workers, 2);
     assert_eq!(place.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers, 5);
     assert_eq!(place.deployment("", 2, &handled()).unwrap().min_workers, 0);

@@ -10,31 +10,6 @@ use pharos::timeline::Instant;
 use super::{Registry, Version};
 use pharos_os::clock;
 
-/// What is known of the workers of a version.
-#[derive(Debug, Default)]
-pub(super) struct Health {
-    /// Loading the model is not tried any more.
-    given_up: bool,
-    /// The last attempt to load it succeeded.
-    loaded: bool,
-}
-
-impl Health {
-    /// It is tried again.
-    pub(super) fn begin(&mut self) {
-        *self = Self::default();
-    }
-
-    /// Its workers are there.
-    pub(super) fn loaded(&mut self) {
-        self.loaded = true;
-    }
-
-    pub(super) fn give_up(&mut self) {
-        self.given_up = true;
-    }
-}
-
 impl<S: Management> Registry<S> {
     /// TorchServe's rule: the default version of each model has as many workers as it should.
     pub fn is_healthy(&self) -> bool {
@@ -51,8 +26,7 @@ impl<S: Management> Registry<S> {
         let workers = self.service.worker_health(&version.called);
         if workers.is_empty() {
             // A model that was loaded and has no workers was unloaded behind the registry's back, by the v2 protocol.
-            let health = version.health();
-            return wanted == 0 || !(health.given_up || health.loaded);
+            return wanted == 0 || !version.is_load_ended();
         }
         let patience = Duration::from_secs(deployment.max_retry_timeout.into());
         // While their number grows, those to come are no loss.

@@ -4,7 +4,7 @@
 use pharos::service::Management;
 use std::sync::Arc;
 
-use super::{Asked, Registry};
+use super::{RegistrationParameters, Registry};
 use crate::{LoadModels, ModelProperties, snapshot};
 
 /// What an archive's file may end with.
@@ -43,9 +43,13 @@ impl<S: Management> Registry<S> {
     }
 
     /// URLs, what is said about them, and whether a default version is named so.
-    fn at_start(&self) -> Vec<(String, Asked, bool)> {
+    fn at_start(&self) -> Vec<(String, RegistrationParameters, bool)> {
         let settings = &self.settings;
-        let asked = |name: Option<String>| Asked { model_name: name, at_start: true, ..Asked::default() };
+        let asked = |name: Option<String>| RegistrationParameters {
+            model_name: name,
+            at_start: true,
+            ..RegistrationParameters::default()
+        };
         if self.restores() {
             return settings.snapshot.iter().filter_map(of_snapshot).collect();
         }
@@ -79,9 +83,9 @@ impl<S: Management> Registry<S> {
     }
 }
 
-fn of_snapshot(said: &ModelProperties) -> Option<(String, Asked, bool)> {
+fn of_snapshot(said: &ModelProperties) -> Option<(String, RegistrationParameters, bool)> {
     let url = said.mar_name.clone()?;
-    let asked = Asked {
+    let asked = RegistrationParameters {
         model_name: Some(said.name.clone()),
         handler: None,
         runtime: said.runtime_type.clone(),

@@ -2,11 +2,10 @@
 
 use pharos::service::Management;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use super::health::Health;
 use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
 use pharos_os::clock;
@@ -24,7 +23,8 @@ pub struct Version {
     pub called: String,
     // Replaced as a whole.
     deployment: RwLock<Arc<Deployment>>,
-    pub(super) health: Mutex<Health>,
+    /// The model was loaded, or loading it is not tried again.
+    load_ended: AtomicBool,
     progress: Progress,
     /// When its workers were last told to start, in milliseconds since 1970.
     asked_ms: AtomicU64,
@@ -56,7 +56,7 @@ impl Version {
             text,
             called: deployment.name.clone(),
             deployment: RwLock::new(Arc::new(deployment)),
-            health: Mutex::default(),
+            load_ended: AtomicBool::new(false),
             progress,
             asked_ms: AtomicU64::new(clock::wall_ms()),
             turn: tokio::sync::Mutex::new(()),
@@ -139,7 +139,7 @@ impl Version {
                 let (name, text) = (&version.name, &version.text);
                 if clock::now() - began >= patience {
                     tracing::error!("model {name} version {text} is not started again: {}", reason.trim());
-                    version.health().give_up();
+                    version.load_ended.store(true, Ordering::Relaxed);
                     return version.given_up(&registry);
                 }
                 tracing::warn!("model {name} version {text} is started again in {pause} s: {}", reason.trim());
@@ -154,7 +154,7 @@ impl Version {
         if self.wishes.load(Ordering::Acquire) != wish {
             return None;
         }
-        self.health().begin();
+        self.load_ended.store(false, Ordering::Relaxed);
         let deployment = self.deployment();
         if deployment.min_workers == 0 {
             let unloaded = unload(registry, &self.called).await;
@@ -174,7 +174,7 @@ impl Version {
         let loaded = registry.service.load_model(&self.called, Vec::new()).await;
         if loaded.is_ok() {
             self.progress.set(Phase::Loaded);
-            self.health().loaded();
+            self.load_ended.store(true, Ordering::Relaxed);
         }
         Some(loaded.map_err(|error| error.message))
     }
@@ -212,8 +212,9 @@ impl Version {
         self.wishes.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the model was loaded, or is not tried again.
+    pub(super) fn is_load_ended(&self) -> bool {
+        self.load_ended.load(Ordering::Relaxed)
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{Asked, Shared, answer};
 use crate::failure::{self, End};
 use crate::registry::Scale;
-use crate::{Asked as Wanted, Refused};
+use crate::{Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 
 /// The most bytes of a request's JSON.
@@ -69,7 +69,7 @@ impl Registration {
     ///
     /// # Errors
     /// There is no archive, or something that is not built.
-    pub(crate) fn wanted(self) -> Result<(String, Wanted), Refused> {
+    pub(crate) fn wanted(self) -> Result<(String, RegistrationParameters), Refused> {
         let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
         if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
@@ -82,7 +82,7 @@ impl Registration {
             said.filter(|number| *number >= least).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
         };
         let text = |said: Option<String>| said.filter(|text| !text.is_empty());
-        let wanted = Wanted {
+        let wanted = RegistrationParameters {
             model_name: text(self.model_name),
             handler: text(self.handler),
             runtime,
@@ -95,7 +95,7 @@ impl Registration {
                 self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
                 0,
             ),
-            ..Wanted::default()
+            ..RegistrationParameters::default()
         };
         Ok((url, wanted))
     }

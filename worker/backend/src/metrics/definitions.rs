@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, Section, WorkerLabel};
@@ -94,7 +93,7 @@ impl Definitions {
             None if self.auto_detect => {
                 let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
                 let definition = (name.to_owned(), unit.to_owned(), kind);
-                Named::new(definition, given, defaults, AtomicBool::new(true))
+                Named::new(definition, given, defaults)
             }
             None => {
                 let labels = given.into_iter().map(|dimension| (dimension, String::new())).collect();
@@ -132,7 +131,7 @@ impl Definitions {
             return Err(SampleError::WrongLabels { metric, expected, given: dimensions.clone() }.into());
         }
         let none = vec![None; dimensions.len()];
-        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none, AtomicBool::new(true));
+        let own = Named::new((name.clone(), String::new(), *kind), dimensions.clone(), none);
         let own = Arc::new(own);
         self.added.entry(key).or_insert_with(|| Arc::clone(&own));
         self.own.entry(name.clone()).or_default().push(Arc::clone(&own));
@@ -247,7 +246,9 @@ impl Definitions {
         given.extend(missing);
         let defaults = given.iter().map(|name| self.defaults.of(name).map(str::to_owned)).collect();
         let definition = (spec.name.clone(), spec.unit.clone(), spec.kind);
-        Ok(Named::new(definition, given, defaults, AtomicBool::new(on)))
+        let named = Named::new(definition, given, defaults);
+        named.switch(on);
+        Ok(named)
     }
 }
 

@@ -28,13 +28,13 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// With the value of each dimension that has a default; switched on.
     pub(super) fn new(
         (name, unit, kind): (String, String, Kind),
         names: Vec<String>,
         defaults: Vec<Option<String>>,
-        on: AtomicBool,
     ) -> Self {
-        Self { name, unit, kind, names, defaults, on, series: Mutex::default() }
+        Self { name, unit, kind, names, defaults, on: AtomicBool::new(true), series: Mutex::default() }
     }
 
     pub(super) fn names(&self) -> &[String] {

@@ -1,4 +1,4 @@
-//! TorchServe's endpoints beside the others: models are registered first, then a snapshot is written, then the ports open. Each
+//! Joins TorchServe's endpoints to the server: models are registered first, then a snapshot is written, then the ports open. Each
 //! later change is written to a snapshot too.
 
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use pharos_torchserve::{
     self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
 
-/// What the endpoints show.
-pub(super) struct Home {
+/// The endpoints of a plan, and the models that they show.
+pub(super) struct Endpoints {
     registry: Arc<Registry<Engine>>,
     settings: Arc<Settings>,
-    /// What [`Home::start`] opens the ports with; `None` once they are open.
+    /// What [`Endpoints::start`] opens the ports with; `None` once they are open.
     start: Option<Start<Engine, grpc::Services<Engine>>>,
 }
 
-impl Home {
+impl Endpoints {
     /// Prepares the endpoints. No port is open yet; addresses that are in use are reported now, before models load.
     ///
     /// # Errors

@@ -10,32 +10,32 @@ use pharos::timeline::Timeline;
 use pharos::wire::{Done, Response, ToWorker};
 
 use super::reschedule::stand_in;
-use super::{Answer, Driver, InFlight, Request, State, traced};
+use super::{Answer, Driver, InFlight, Request, State, request_trace};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 
 /// Those of one instance, by the batch that they were in and their positions there.
-pub(super) type Open = HashMap<(u64, u32), (RequestId, Request)>;
+pub(super) type Deferred = HashMap<(u64, u32), (RequestId, Request)>;
 
 impl InFlight {
-    /// Takes the requests out that go on; padding takes their places.
-    pub(super) fn keep_open(&mut self, done: &mut Done, open: &mut Open) {
+    /// Takes out the requests that are answered after their batch; padding takes their places.
+    pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
             let Some(place) = place.filter(|(_, request)| !request.part.padding && !request.reply.has_ended()) else {
                 continue;
             };
             let stand_in = Request::padding(stand_in(&place.1.part));
-            open.insert((done.batch, position), std::mem::replace(place, stand_in));
+            deferred.insert((done.batch, position), std::mem::replace(place, stand_in));
         }
     }
 }
 
 impl State {
-    /// Whether an instance has been given up a request that goes on; then it is to be told so.
-    pub(super) fn open_place(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
+    /// The frame that tells an instance that a deferred request is cancelled, if it has this one.
+    pub(super) fn cancellation_frame(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
         self.members.values().find_map(|member| {
-            let (&(batch, position), _) = member.open.iter().find(|(_, (request, _))| *request == id)?;
+            let (&(batch, position), _) = member.deferred.iter().find(|(_, (request, _))| *request == id)?;
             Some((member.link.clone(), ToWorker::GivenUp(batch, position)))
         })
     }
@@ -46,7 +46,7 @@ impl Driver {
     pub(crate) fn part_at(&self, (batch, position): (u64, u32)) -> Option<Arc<Part>> {
         let state = self.lock();
         let part = |member: &super::Member| {
-            if let Some((_, request)) = member.open.get(&(batch, position)) {
+            if let Some((_, request)) = member.deferred.get(&(batch, position)) {
                 return Some(request.part.clone());
             }
             let flying = member.in_flight.iter().find(|flying| flying.batch == batch)?;
@@ -56,7 +56,7 @@ impl Driver {
     }
 
     /// A request of a model that answers once has its answer, after its batch.
-    pub(super) fn answer_open(&self, (id, mut request): (RequestId, Request), link: &SharedLink, frame: Response) {
+    pub(super) fn answer_deferred(&self, (id, mut request): (RequestId, Request), link: &SharedLink, frame: Response) {
         let part = request.part.clone();
         let mut answer = self.answer_of(&part, link, &frame.outputs);
         if let Some(error) = frame.error {
@@ -69,7 +69,7 @@ impl Driver {
             response.timeline = timeline;
             response.parameters = frame.parameters;
         }
-        traced::answered(&part.request, &answer, Some(&timeline));
+        request_trace::answered(&part.request, &answer, Some(&timeline));
         self.store(request.miss.take(), &mut answer);
         timeline = answer.as_ref().map_or(timeline, |response| response.timeline);
         self.record_one(&part, &answer, &timeline);
