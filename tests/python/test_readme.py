@@ -1,4 +1,4 @@
-"""The commands that the READMEs show work as they are shown, but for the ports."""
+"""The curl commands in README.md, in the book and in the examples work as they are shown, except for the ports."""
 
 import re
 import shutil
@@ -8,16 +8,18 @@ import pytest
 
 from server import ROOT
 
-READMES = [path for path in (ROOT / "README.md", ROOT / "examples/README.md") if path.exists()]
+BOOK = sorted((ROOT / "docs/src").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *BOOK, ROOT / "examples/README.md"]
 
 
 def commands() -> list:
-    """Every curl command in a shell block of the READMEs, with lines that end in a backslash joined."""
+    """Every curl command in a shell block of a document, with lines that end in a backslash joined."""
     found = []
-    for path in READMES:
+    for path in DOCUMENTS:
         for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(), re.S):
             lines = block.replace("\\\n", " ").splitlines()
-            found += [(path.name, line.removeprefix("$ ")) for line in lines if re.match(r"(\$ )?curl ", line)]
+            lines = [line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?curl ", line)]
+            found += [(str(path.relative_to(ROOT)), line) for line in lines]
     return found
 
 
@@ -37,12 +39,16 @@ def test_curl_command(server, command):
 
 def test_commands_were_found():
     """The pattern finds the commands of the examples; otherwise nothing would be tested."""
-    assert len([name for name, _ in commands()]) >= 6
+    names = [name for name, _ in commands()]
+    assert names.count("README.md") >= 4
+    assert names.count("examples/README.md") >= 6
+    assert sum(name.startswith("docs/src/") for name in names) >= 8
 
 
-def test_pictures_are_classified_by_curl(server):
+@pytest.mark.parametrize("document", ["README.md", "docs/src/start/first-model.md", "examples/README.md"])
+def test_pictures_are_classified_by_curl(server, document):
     """The command that classifies a seven answers seven."""
-    line = next(line for _, line in commands() if "digit_7.pgm" in line)
+    line = next(line for name, line in commands() if name == document and "digit_7.pgm" in line)
     line = line.replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert re.search(r'"name":"label","datatype":"INT64","shape":\[1,1\],"data":\[7\]', result.stdout), result.stdout
