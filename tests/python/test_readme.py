@@ -52,3 +52,23 @@ def test_pictures_are_classified_by_curl(server, document):
     line = line.replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert re.search(r'"name":"label","datatype":"INT64","shape":\[1,1\],"data":\[7\]', result.stdout), result.stdout
+
+
+def answers() -> list:
+    """Every curl command that is alone in its block and is followed by a block with its answer."""
+    pairs = [re.findall(r"```sh\n(curl [^\n]*)\n```\n\n```json\n(.*?)```", path.read_text(), re.S) for path in DOCUMENTS]
+    return sum(pairs, [])
+
+
+@pytest.mark.parametrize("command, shown", answers())
+def test_answers_are_as_shown(server, command, shown):
+    """The whole answer; the engines may differ in the last digits of a number."""
+    line = command.replace("curl ", "curl -s -S ", 1).replace("localhost:8000", server.http)
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    got, expected = (re.sub(r"(\.\d{4})\d+", r"\1", text.strip()) for text in (result.stdout, shown))
+    assert got == expected
+
+
+def test_answers_were_found():
+    """The pattern finds the answers of the reference."""
+    assert len(answers()) >= 3
