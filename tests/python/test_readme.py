@@ -1,8 +1,9 @@
-"""The curl commands in README.md, in the book and in the examples work as they are shown, except for the ports."""
+"""The commands of clients in README.md, in the book and in the examples work as they are shown, except for the ports."""
 
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -52,6 +53,31 @@ def test_pictures_are_classified_by_curl(server, document):
     line = line.replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert re.search(r'"name":"label","datatype":"INT64","shape":\[1,1\],"data":\[7\]', result.stdout), result.stdout
+
+
+def classifications() -> list:
+    """Every command of the client examples/classify.py that a document shows."""
+    found = [re.findall(r"^python3 (examples/classify\.py .*)$", path.read_text(), re.M) for path in DOCUMENTS]
+    return sorted(set(sum(found, [])))
+
+
+@pytest.mark.parametrize("command", classifications())
+def test_classify_command(server, command):
+    """It prints the digit that is in the name of each picture."""
+    url = f"127.0.0.1:{server.grpc_port}" if "--grpc" in command else server.http
+    line = f"{sys.executable} {command} --url {url}"
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"digit_(\d)\.pgm: (\d)", result.stdout)
+    assert found and all(name == digit for name, digit in found), result.stdout
+
+
+def test_python_client_of_the_first_model(server):
+    """The client of the page works as it is shown, except for the port."""
+    text = (ROOT / "docs/src/start/first-model.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("localhost:8000", server.http)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.split() == ["[[", *map(str, range(1, 16)), "16]]"], result.stdout + result.stderr
 
 
 def answers() -> list:

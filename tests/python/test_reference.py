@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 import access_table
+import reference
 from server import ROOT, binary
 
 BOOK = ROOT / "docs/src"
@@ -63,6 +64,21 @@ def test_metrics_exist(page, metrics):
         if not known and re.sub(r"_(bucket|sum|count)$", "", name) not in metrics:
             unknown.append(name)
     assert unknown == []
+
+
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_generated_pages_are_current(page):
+    """The page is what the generator writes for this server."""
+    current = (reference.FOLDER / page).read_text() == reference.PAGES[page]()
+    assert current, f"docs/src/reference/{page} is stale: write it with `python tests/python/reference.py`"
+
+
+def test_every_flag_is_listed():
+    """The generator omits no flag of `pharos --help`."""
+    listed = {row[0].strip("`").split()[0] for row in rows("reference/flags.md") if row[0].startswith("`")}
+    help_text = subprocess.run([binary(), "--help"], capture_output=True, text=True).stdout
+    assert {f"--{name}" for name in re.findall(r"^ {6}--([\w-]+)", help_text, re.M)} == listed
+    assert len(listed) > 100
 
 
 def spelled_out(path: str) -> list:
