@@ -247,7 +247,7 @@ def test_the_example_is_its_steps_one_by_one(server, module):
 
 
 def test_the_examples_command(server):
-    """What the README tells users to run."""
+    """The command of docs/src/guides/ensembles.md."""
     command = [sys.executable, "examples/classify.py", "--pipeline", "--url", server.http]
     pictures = [f"examples/images/digit_{n}.pgm" for n in range(10)]
     done = subprocess.run(command + pictures, capture_output=True, text=True, cwd=ROOT, timeout=60)

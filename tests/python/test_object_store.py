@@ -519,7 +519,7 @@ def peak_mib(server) -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def test_readme_says_how(store, between, serve):
+def test_endpoint_of_the_environment(store, between, serve):
     """The environment's endpoint in place of one in the address."""
     store.model("m")
     server = serve(["s3://models/m"], environment={"AWS_ENDPOINT_URL": between.endpoint})

@@ -68,7 +68,7 @@ def test_interleaved_streams_are_the_streams_run_offline(example, streams, tmp_p
 
 
 def test_the_example_draws_what_it_heard(example, tmp_path):
-    """The command of the README, with a server of its own."""
+    """The command of examples/README.md, with a server started for it."""
     picture = tmp_path / "speech.svg"
     command = [sys.executable, SPEECH / "detect.py", example / "fetched/speech.wav", "--server", binary()]
     command += ["--models", example / "models", "--seconds", "3", "--plot", picture]

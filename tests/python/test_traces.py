@@ -262,7 +262,7 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
         cut.write_bytes(text[: chance.randrange(1000, len(text) - 3)])
         result = subprocess.run([str(binary()), "trace", "summary", str(cut)], capture_output=True, text=True)
         assert result.returncode == 0 and "the file is cut" in result.stderr
-        # What README says of other readers.
+        # The repair for other readers in docs/src/guides/traces.md.
         lines = cut.read_bytes().decode(errors="replace")
         repaired = json.loads(lines[: lines.rfind(",\n")] + "]")
         assert repaired == json.loads(text)[: len(repaired)] and len(repaired) > lines.count("\n") - 1

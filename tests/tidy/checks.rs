@@ -25,6 +25,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
             found.extend(rust(file));
         }
     }
+    found.extend(documents::links(files));
     found.extend(stale_unsafe(files));
     found.extend(metrics::check(files));
     found.extend(cycles::check(files));

@@ -1,36 +1,145 @@
-//! The documents: what a merge leaves behind when two branches have written at the same place. A table's row that stands
-//! alone, a row or a folder that is explained twice, a paragraph that has grown onto the one before.
+//! The documents: links and anchors lead somewhere, pages stay short and are in the table of contents, and merges leave
+//! no remains (a table's row without a head, a row or a folder that is explained twice, a paragraph without an empty line).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checks::violation;
+use crate::rules::{BOOK, PAGE_LINES, README_LINES};
 use crate::tree::File;
 
 const MERGED: &str = "two branches may have written here: read the place as a whole";
 
-/// Every violation in a document; nothing in a file that is none.
+/// A line and its number.
+type Line<'a> = (usize, &'a str);
+
+/// Every violation within one document; nothing in a file that is not Markdown.
 pub(crate) fn check(file: &File) -> Vec<String> {
     if !file.path.ends_with(".md") {
         return Vec::new();
     }
-    let (mut found, mut text, mut fence) = (Vec::new(), Vec::new(), None);
-    for (number, line) in (1..).zip(file.text.lines()) {
+    let (text, blocks) = split(&file.text);
+    let mut found: Vec<_> = blocks.iter().flat_map(|lines| tree(file, lines)).collect();
+    found.extend(tables(file, &text));
+    found.extend(paragraphs(file, &text));
+    found.extend(size(file));
+    found
+}
+
+/// The lines of a document, and those of its code blocks. Each line of a code block is "`" in the former.
+fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
+    let (mut lines, mut blocks, mut fence) = (Vec::new(), Vec::new(), None);
+    for (number, line) in (1..).zip(text.lines()) {
         let mark = line.trim_start().starts_with("```");
         match &mut fence {
             None if mark => fence = Some(Vec::new()),
-            Some(lines) if mark => {
-                found.extend(tree(file, lines));
-                fence = None;
-            }
-            Some(lines) => lines.push((number, line)),
+            Some(_) if mark => blocks.extend(fence.take()),
+            Some(block) => block.push((number, line)),
             None => {}
         }
-        // A block of code counts as a line that is neither a row nor empty.
-        text.push((number, if mark || fence.is_some() { "`" } else { line }));
+        lines.push((number, if mark || fence.is_some() { "`" } else { line }));
     }
-    found.extend(tables(file, &text));
-    found.extend(paragraphs(file, &text));
+    (lines, blocks)
+}
+
+/// A page of the book and README have a maximum length.
+fn size(file: &File) -> Vec<String> {
+    let most = match file.path.as_str() {
+        "README.md" => README_LINES,
+        path if path.starts_with(BOOK) => PAGE_LINES,
+        _ => return Vec::new(),
+    };
+    let count = file.text.lines().count();
+    let rule = format!("{count} lines, at most {most} are allowed here");
+    let found = violation(&file.path, most + 1, &rule, "move a part to another page of the book");
+    if count > most { vec![found] } else { Vec::new() }
+}
+
+/// Every violation between documents: links to files and headings that do not exist, and pages that SUMMARY.md omits.
+pub(crate) fn links(files: &[File]) -> Vec<String> {
+    let documents: Vec<_> = files.iter().filter(|file| file.path.ends_with(".md")).collect();
+    let anchors: BTreeMap<_, _> = documents.iter().map(|file| (file.path.as_str(), headings(&file.text))).collect();
+    let exists = |path: &str| {
+        path.is_empty()
+            || files
+                .iter()
+                .any(|file| file.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    };
+    let (mut found, mut listed) = (Vec::new(), BTreeSet::new());
+    let summary = format!("{BOOK}SUMMARY.md");
+    for file in &documents {
+        for (line, target) in targets(&file.text) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let Some(path) = resolve(&file.path, path).filter(|path| exists(path)) else {
+                let rule = format!("the link `{target}` leads to no file");
+                found.push(violation(&file.path, line, &rule, "write the path relative to this document"));
+                continue;
+            };
+            if !anchor.is_empty() && anchors.get(path.as_str()).is_some_and(|anchors| !anchors.contains(anchor)) {
+                let rule = format!("the link `{target}` leads to no heading");
+                found.push(violation(&file.path, line, &rule, "use the anchor of a heading of that document"));
+            }
+            if file.path == summary {
+                listed.insert(path);
+            }
+        }
+    }
+    let pages = documents.iter().filter(|file| file.path.starts_with(BOOK) && file.path != summary);
+    let omitted = pages.filter(|page| !listed.contains(&page.path));
+    let advice = format!("add the page to {summary}");
+    found.extend(omitted.map(|page| violation(&page.path, 1, "the table of contents omits this page", &advice)));
     found
+}
+
+/// The targets of a document's inline links that are not addresses.
+fn targets(text: &str) -> Vec<Line<'_>> {
+    let mut found = Vec::new();
+    for (number, line) in split(text).0 {
+        // A link's text may have code, its target has none.
+        for prose in line.split('`').step_by(2) {
+            let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            found.extend(targets.filter(|target| !target.contains(':')).map(|target| (number, target)));
+        }
+    }
+    found
+}
+
+/// A link's path from the root; `None` if it leaves the repository. An empty one is the document itself.
+fn resolve(document: &str, path: &str) -> Option<String> {
+    if path.is_empty() {
+        return Some(document.to_owned());
+    }
+    let mut segments: Vec<_> = document.split('/').collect();
+    segments.pop();
+    for segment in path.trim_end_matches('/').split('/') {
+        match segment {
+            "." => {}
+            ".." => {
+                segments.pop()?;
+            }
+            name => segments.push(name),
+        }
+    }
+    Some(segments.join("/"))
+}
+
+/// The anchors of a document's headings, as code hosts and mdBook form them; the second of equal ones ends with `-1`.
+fn headings(text: &str) -> BTreeSet<String> {
+    let mut anchors = BTreeSet::new();
+    for (_, line) in split(text).0 {
+        let title = line.trim_start_matches('#');
+        if title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        let kept = title.trim().chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+        let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
+        let mut count = 0;
+        let mut unique = anchor.clone();
+        while !anchors.insert(unique) {
+            count += 1;
+            unique = format!("{anchor}-{count}");
+        }
+    }
+    anchors
 }
 
 /// A table has a head, and no two rows with the same beginning.

@@ -261,6 +261,57 @@ fn documents_keep_no_remains_of_merges() {
     check("```\n  x 1\n  x 2\n```\n", &[]);
 }
 
+#[test]
+fn pages_have_a_maximum_length() {
+    passes("README.md", &"a\n".repeat(150));
+    fails("README.md", &"a\n".repeat(151), 151, "151 lines, at most 150");
+    passes("docs/src/SUMMARY.md", &"a\n".repeat(300));
+    fails("docs/src/SUMMARY.md", &"a\n".repeat(301), 301, "301 lines, at most 300");
+    passes("CHANGELOG.md", &"a\n".repeat(301));
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let check = |text: &str, expected: &[&str]| {
+        let page = "# A page's `title`: 1\n\n## Twice\n\n## Twice\n\n```sh\n# comment\n```\n";
+        let summary = "[a](a.md)\n[b](b/b.md)\n";
+        let found = all(&[
+            file("README.md", "[book](docs/src)\n"),
+            file("docs/src/SUMMARY.md", summary),
+            file("docs/src/a.md", page),
+            file("docs/src/b/b.md", text),
+        ]);
+        assert_eq!(found.len(), expected.len(), "{text}: {found:#?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with(&format!("docs/src/b/b.md:{expected}: ")), "{found} is not {expected}");
+        }
+    };
+    check("[a](../a.md) [`a`](../a.md#a-pages-title-1), [b](../a.md#twice-1) and [c](../../../README.md)\n", &[]);
+    check("# B\n\n[b](#b) [c](https://example.org/x#y) `[d](d.md)`\n\n```\n[e](e.md)\n```\n", &[]);
+    check("b\n[a](a.md)\n", &["2: the link `a.md` leads to no file"]);
+    check(
+        "[a](../a.m) [b](../../../../README.md)\n",
+        &["1: the link `../a.m` leads to no file", "1: the link `../../../../README.md` leads to no file"],
+    );
+    check(
+        "[a](../a.md#other) [`b`](#b)\n",
+        &["1: the link `../a.md#other` leads to no heading", "1: the link `#b` leads to no heading"],
+    );
+    check(
+        "[a](../a.md#comment) [b](../a.md#twice-2)\n",
+        &["1: the link `../a.md#comment` leads to no heading", "1: the link `../a.md#twice-2` leads to no heading"],
+    );
+}
+
+#[test]
+fn the_table_of_contents_has_every_page() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let (a, b) = (file("docs/src/a.md", "a"), file("docs/src/b/b.md", "[a](../a.md)"));
+    let found = all(&[file("docs/src/SUMMARY.md", "[b](b/b.md)"), a, b]);
+    assert_eq!(found, ["docs/src/a.md:1: the table of contents omits this page: add the page to docs/src/SUMMARY.md"]);
+}
+
 /// Files with a head, as a tree.
 fn tree(files: &[(&str, &str)]) -> Vec<File> {
     files.iter().map(|(path, text)| File { path: (*path).to_owned(), text: format!("//! x\n{text}") }).collect()

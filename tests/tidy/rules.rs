@@ -400,8 +400,18 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     ".cargo",
     ".ci",
     "deploy",
+    "docs",
     "examples",
 ];
+
+/// The pages of the book.
+pub(crate) const BOOK: &str = "docs/src/";
+
+/// The most lines of a page of the book.
+pub(crate) const PAGE_LINES: usize = 300;
+
+/// The most lines of README.md.
+pub(crate) const README_LINES: usize = 150;
 
 /// Folders that exist on one machine only; written in pieces, so that this file keeps its own rule.
 pub(crate) const PRIVATE_FOLDERS: &[&str] =
