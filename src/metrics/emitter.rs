@@ -11,8 +11,8 @@ use crate::timeline::Instant;
 /// The most characters of a refused line that are shown.
 const SHOWN: usize = 120;
 
-/// Upper bounds of a histogram of seconds, and of a unit that is not known here: those of TorchServe (and of Prometheus'
-/// Java client, from which it has them).
+/// Upper bounds of a histogram of seconds, and of a unit that is not known here: those of Prometheus' Java
+/// client.
 pub const SECOND_BUCKETS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 
 /// Of a histogram of milliseconds: a quarter of a millisecond to ten seconds.

@@ -86,17 +86,17 @@ pub enum Route {
     Reflection,
     /// The metrics endpoint.
     Metrics,
-    /// TorchServe's health.
+    /// Health, by `GET /ping`.
     Ping,
-    /// A prediction by TorchServe's ways.
+    /// A prediction by `/predictions/MODEL`, or by the gRPC call of that name.
     Predict,
-    /// A prediction in parts, by TorchServe's gRPC.
+    /// A prediction whose response has several parts, by gRPC.
     StreamPredict,
     /// An explanation.
     Explain,
-    /// TorchServe's list of models.
+    /// The list of models of the management API.
     ModelList,
-    /// What TorchServe tells of a model.
+    /// The description of a model in the management API.
     ModelDescribe,
     /// Registering a model.
     ModelRegister,

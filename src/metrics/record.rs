@@ -1,5 +1,5 @@
 //! One function for each event of the server, the only way to write its own metrics: an event and its effect on every
-//! view (Triton's and TorchServe's metrics, the statistics extension) are decided together, here.
+//! view (the metrics of all names, the statistics extension) are decided together, here.
 //!
 //! What counts where follows Triton's statistics: every request of a batch is charged the whole batch's compute durations,
 //! an execution is counted once, and a request refused before the queue touches no model's numbers, only
@@ -144,7 +144,7 @@ pub fn stream_open(cache: &Cache, protocol: Protocol, delta: i64) {
     cache.requests().streams(protocol).add(delta);
 }
 
-/// A batch went through a worker: TorchServe's `QueueTime`, in whole milliseconds, for each of its requests that succeeded,
+/// A batch went through a worker: the gauge `QueueTime`, in whole milliseconds, for each of its requests that succeeded,
 /// and `WorkerThreadTime`, in milliseconds to three digits, for the `dispatch_ns` that it was on its way to the worker and
 /// back beside its execution. The latencies of the same requests become log lines.
 ///
@@ -194,7 +194,7 @@ pub fn worker_name(cache: &Cache, series: &ModelSeries, instance: u32) -> Option
     cache.naming().map(|naming| (naming.worker)(instance, name, version))
 }
 
-/// An instance has loaded its model in `ms`: TorchServe's `WorkerLoadTime` of the worker of this number. Its series goes
+/// An instance has loaded its model in `ms`: the gauge `WorkerLoadTime` of the worker of this number. Its series goes
 /// with the model.
 pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64) {
     let worker = worker_name(cache, series, instance).unwrap_or_else(|| {

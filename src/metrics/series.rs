@@ -1,7 +1,7 @@
 //! The cells of one loaded model version and of the server's requests.
 //!
-//! Each number is kept once, in nanoseconds or as an exact count; Triton's and TorchServe's metrics and the statistics
-//! extension are renderings of it. Only `metrics::record` writes here. Recording takes no lock but for batch sizes; readers
+//! Each number is kept once, in nanoseconds or as an exact count; the metrics of all names and the statistics extension
+//! are renderings of it. Only `metrics::record` writes here. Recording takes no lock but for batch sizes; readers
 //! may see an event half recorded, and see it whole once nothing is in flight.
 
 use std::collections::{BTreeMap, HashMap};
@@ -71,7 +71,7 @@ pub struct ModelSeries {
 /// Where the times of executed batches go beside the cells, as far as the definition wants it.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    /// TorchServe's gauges of the host.
+    /// The gauges of the host that name no model.
     pub(super) queue: Option<Arc<Series>>,
     pub(super) worker_thread: Option<Arc<Series>>,
     /// The log lines of `success_ns`: each request's own.

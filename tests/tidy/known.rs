@@ -30,30 +30,4 @@ pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[
 pub(crate) const PRIVATE_NAMES_LEFT: &[&str] = &[];
 
 /// Files outside its own places that still name TorchServe, and how many of their lines without tests do.
-pub(crate) const TORCHSERVE_LEFT: &[(&str, usize)] = &[
-    ("frontend/src/cli.rs", 4),
-    ("frontend/src/cli/definition.rs", 9),
-    ("frontend/src/cli/environment.rs", 1),
-    ("frontend/telemetry/src/log.rs", 7),
-    ("frontend/telemetry/src/log/torchserve.rs", 1),
-    ("frontend/src/start.rs", 10),
-    ("frontend/src/start/clouds.rs", 5),
-    ("frontend/src/start/executable.rs", 3),
-    ("frontend/src/start/listen.rs", 1),
-    ("frontend/src/start/open_loading.rs", 9),
-    ("frontend/telemetry/src/tslog.rs", 1),
-    ("src/metrics/cache/batch_times.rs", 1),
-    ("src/metrics/catalog.rs", 3),
-    ("src/metrics/catalog/names.rs", 1),
-    ("src/metrics/catalog/parse.rs", 7),
-    ("src/metrics/catalog/worker_labels.rs", 3),
-    ("src/metrics/emitter.rs", 1),
-    ("src/metrics/labels.rs", 5),
-    ("src/metrics/record.rs", 3),
-    ("src/metrics/series.rs", 2),
-    ("src/metrics/tslog.rs", 6),
-    ("src/metrics/worker_lines.rs", 5),
-    ("src/model/autocomplete_code.rs", 6),
-    ("src/model/envelope.rs", 3),
-    ("src/model/normalize.rs", 4),
-];
+pub(crate) const TORCHSERVE_LEFT: &[(&str, usize)] = &[];

@@ -30,8 +30,17 @@ pub(crate) const PRIVATE_NAMES: &[&str] = &[
     "traced",
 ];
 
-/// Where words of TorchServe belong.
-pub(crate) const TORCHSERVE: &[&str] = &["frontend/torchserve/", "frontend/src/start/torchserve.rs", "worker/python/"];
+/// Where words of TorchServe belong: the beginnings of paths, and why.
+pub(crate) const TORCHSERVE: &[(&str, &str)] = &[
+    ("frontend/torchserve/", "its package"),
+    ("worker/python/", "its Python interface"),
+    ("frontend/src/", "the executable joins its package to the engine, and has its variables"),
+    ("frontend/telemetry/src/log", "the layouts of its log files"),
+    ("src/metrics/catalog", "its form of metrics.yaml, and its mode names"),
+    ("src/metrics/tslog.rs", "its form of metric log lines"),
+    ("src/metrics/worker_lines.rs", "its form of lines that workers print"),
+    ("src/model/", "the backend `torchserve`, its archives and its request documents"),
+];
 
 /// A package and its floors, from the roof down. A module may use what lies below it, never what lies above.
 pub(crate) struct House {

@@ -35,7 +35,7 @@ pub(crate) fn names(files: &[File], known: &[&str]) -> (Vec<String>, Vec<String>
 
 /// Files that name TorchServe more often than the list says, and entries of the list that say too much.
 pub(crate) fn torchserve(files: &[File], known: &[(&str, usize)]) -> (Vec<String>, Vec<String>) {
-    let has_place = |path: &str| TORCHSERVE.iter().any(|place| path.starts_with(place));
+    let has_place = |path: &str| TORCHSERVE.iter().any(|(place, _)| path.starts_with(place));
     let is_judged = |path: &str| path.ends_with(".rs") && path.contains("src/") && !is_test(path) && !has_place(path);
     let count = |file: &File| {
         let lines = file.text.lines().take(lines_without_tests(&file.text));

@@ -47,7 +47,7 @@ pub struct Settings {
     pub keep: usize,
     /// Whether lines go to standard output too.
     pub stdout: bool,
-    /// JSON objects instead of TorchServe's lines.
+    /// JSON objects instead of lines of text.
     pub json: bool,
     /// The most lines in a second; 0 for no bound.
     pub lines_per_second: u32,

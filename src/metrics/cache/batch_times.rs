@@ -10,7 +10,7 @@ use super::super::series::{ModelSeries, Times};
 use super::super::source::LabelSet;
 use super::{Cache, Series};
 
-/// Nanoseconds in a microsecond: TorchServe's latencies have a unit of a thousand of what cells count.
+/// Nanoseconds in a microsecond: latencies named `ts_*` are in microseconds, cells in nanoseconds.
 const NS_OF_MICROSECOND: f64 = 1000.0;
 
 impl Cache {
