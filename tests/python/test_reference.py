@@ -146,3 +146,38 @@ def test_the_definition_of_metrics_is_valid(tmp_path):
     file.write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
     output = subprocess.run([binary(), "metrics", "check", file], capture_output=True, text=True)
     assert output.returncode == 0, output.stdout + output.stderr
+
+
+def fields(messages: dict, message: str, path: str = "") -> set:
+    """The paths of the fields of a message of the schema that hold values."""
+    found = set()
+    for kind, name in messages[message]:
+        inner = kind if kind in messages else f"{message}.{kind}"
+        below = fields(messages, inner, f"{path}{name}.") if inner in messages else set()
+        found |= below or {path + name}
+    return found
+
+
+def test_every_field_of_the_configuration_is_listed():
+    """The reference has each field of the schema once; a row of a message without effect stands for its fields."""
+    messages, open_ones = {}, []
+    source = re.sub(r"//.*", "", (ROOT / "proto/model_config.proto").read_text())
+    for opened, name, kind, field, _ in re.findall(
+        r"(?:(message|enum|oneof) (\w+) \{)|(?:(?:repeated |optional )?([\w.]+|map<\w+, [\w.]+>) (\w+) = \d+;)|(\})", source
+    ):
+        if opened:
+            open_ones.append((opened, name))
+        elif not field:
+            open_ones.pop()
+        path = ".".join(name for opened, name in open_ones if opened == "message")
+        if opened == "message":
+            messages[path] = []
+        elif field:
+            messages[path].append((re.sub(r"map<\w+, ([\w.]+)>", r"\1", kind), field))
+    schema = fields(messages, "ModelConfig")
+    assert {"name", "input.dims", "optimization.cuda.graphs", "version_policy.all", "parameters.string_value"} <= schema
+    listed = [field for row in rows("reference/config.md") for field in re.findall(r"`([\w.]+)`", row[0])]
+    assert len(listed) == len(set(listed))
+    covered = {field for field in schema for name in listed if field == name or field.startswith(f"{name}.")}
+    assert schema - covered == set()
+    assert [name for name in listed if not any(f"{field}.".startswith(f"{name}.") for field in schema)] == []
