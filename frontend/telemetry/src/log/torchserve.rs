@@ -30,16 +30,16 @@ const COLLECTED: Duration = Duration::from_millis(25);
 const MOST_BYTES: u64 = 100 << 20;
 const KEPT: u32 = 5;
 
-/// Where a line belongs.
+/// Where a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Destination {
     Access = 0,
     Model = 1,
     Server = 2,
     Console = 3,
 }
 
-/// The name of each place in metrics; a file's also is its name in the directory, with the ending `.log`.
+/// The name of each destination in metrics; a file's also is its name in the directory, with the ending `.log`.
 const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 
 /// The log; clones of it are the same one.
@@ -47,7 +47,7 @@ const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 pub(super) struct Journal(Arc<Inner>);
 
 struct Inner {
-    /// By [`Place`].
+    /// By [`Destination`].
     outlets: [Arc<Outlet>; 4],
     zone: TimeZone,
 }
@@ -58,18 +58,19 @@ impl Journal {
     /// # Errors
     /// No thread is left.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
-        let form = |place: Place, notice: fn(u64) -> String| {
-            let name = NAMES.get(place as usize).copied().unwrap_or_default();
+        let form = |destination: Destination, notice: fn(u64) -> String| {
+            let name = NAMES.get(destination as usize).copied().unwrap_or_default();
             Form { name, collected: COLLECTED, notice }
         };
-        let file = |place, notice: fn(u64) -> String| {
-            let form = form(place, notice);
+        let file = |destination, notice: fn(u64) -> String| {
+            let form = form(destination, notice);
             let sink = LogFile::new(directory.join(form.name).with_extension("log"));
             Outlet::start(form, sink).map(Arc::new)
         };
-        let access = file(Place::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
-        let (model, server) = (file(Place::Model, notice)?, file(Place::Server, notice)?);
-        let console = Arc::new(Outlet::start(form(Place::Console, notice), Console)?);
+        let access =
+            file(Destination::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
+        let (model, server) = (file(Destination::Model, notice)?, file(Destination::Server, notice)?);
+        let console = Arc::new(Outlet::start(form(Destination::Console, notice), Console)?);
         Ok(Self(Arc::new(Inner { outlets: [access, model, server, console], zone: TimeZone::system() })))
     }
 
@@ -79,25 +80,25 @@ impl Journal {
 
     /// A line for standard output alone.
     pub(super) fn announce(&self, line: &str) {
-        self.append(Place::Console, line);
+        self.append(Destination::Console, line);
     }
 
     /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
     pub(super) fn push_metrics(&self, lines: &str) {
-        self.append(Place::Server, lines);
+        self.append(Destination::Server, lines);
     }
 
-    /// A line for the file of `place`, and as the console has it. `ts_log.log` has every line.
-    fn push(&self, place: Place, file: &str, console: &str) {
-        self.append(place, file);
-        self.append(Place::Console, console);
-        if place != Place::Server {
-            self.append(Place::Server, console);
+    /// A line for the file of `destination`, and as the console has it. `ts_log.log` has every line.
+    fn push(&self, destination: Destination, file: &str, console: &str) {
+        self.append(destination, file);
+        self.append(Destination::Console, console);
+        if destination != Destination::Server {
+            self.append(Destination::Server, console);
         }
     }
 
-    fn append(&self, place: Place, lines: &str) {
-        if let Some(outlet) = self.0.outlets.get(place as usize) {
+    fn append(&self, destination: Destination, lines: &str) {
+        if let Some(outlet) = self.0.outlets.get(destination as usize) {
             outlet.push(lines);
         }
     }
@@ -146,19 +147,19 @@ impl<S: Subscriber> Layer<S> for Journal {
         let (level, target) = (*event.metadata().level(), event.metadata().target());
         let stamp = now(&self.0.zone);
         let current = thread::current();
-        let (place, thread, logger) = match target {
-            REQUEST_LOG_TARGET => (Place::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
+        let (destination, thread, logger) = match target {
+            REQUEST_LOG_TARGET => (Destination::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
             "worker" => {
                 let stream = parts.take(STREAM).unwrap_or_else(|| "stdout".to_owned());
-                (Place::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
+                (Destination::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
             }
-            other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
+            other => (Destination::Server, current.name().unwrap_or("-").to_owned(), other),
         };
         let source = Source { level, target, thread: &thread, logger };
         let Ok(console) = line(&source, &parts, &stamp) else { return };
-        match place {
-            Place::Access => self.push(place, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
-            _ => self.push(place, &console, &console),
+        match destination {
+            Destination::Access => self.push(destination, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
+            _ => self.push(destination, &console, &console),
         }
     }
 }
