@@ -270,8 +270,8 @@ mod tests {
 
     #[test]
     fn lines_end_in_their_files_in_torchserves_layouts() {
-        let folder = std::env::temp_dir().join(format!("pharos-torchserve-log-{}", std::process::id()));
-        let journal = Journal::start(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::start(folder.path()).unwrap();
         let subscriber = tracing_subscriber::registry().with(journal.clone());
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "access", "/127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
@@ -280,7 +280,7 @@ mod tests {
         });
         journal.outlets().iter().for_each(|outlet| outlet.stop());
         journal.outlets().iter().for_each(|outlet| outlet.finish(Duration::from_secs(60)));
-        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
         let line = |name: &str| {
             let text = read(name);
             assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
@@ -297,24 +297,22 @@ mod tests {
             assert!(line.contains(part), "{line}");
         }
         let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
-        assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_frontend::log::torchserve::tests"), "{head}");
+        assert!(head.starts_with(" [ERROR] ") && head.ends_with(module_path!()), "{head}");
         assert_eq!(text, "it failed count=3");
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_file_that_is_moved_or_too_large_is_begun_anew() {
-        let folder = std::env::temp_dir().join(format!("pharos-torchserve-files-{}", std::process::id()));
-        let path = folder.join("ts_log.log");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ts_log.log");
         let mut file = LogFile::new(path.clone());
         file.write("one\n");
-        fs::rename(&path, folder.join("away")).unwrap();
+        fs::rename(&path, folder.path().join("away")).unwrap();
         file.write("two\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
         OpenOptions::new().write(true).open(&path).unwrap().set_len(MOST_BYTES).unwrap();
         file.write("three\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        assert_eq!(fs::metadata(folder.join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
-        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(fs::metadata(folder.path().join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
     }
 }
