@@ -23,12 +23,12 @@ pub struct Feed {
 #[derive(Debug)]
 struct Told {
     definition: Definition,
-    place: Place,
+    destination: Destination,
 }
 
 /// Where samples go.
 #[derive(Debug)]
-enum Place {
+enum Destination {
     Series(Arc<Series>),
     /// The metric is switched off: nowhere, and nobody misses them.
     Off,
@@ -81,35 +81,35 @@ impl Feed {
         let find = |definition: &Definition| match cache.resolve(definition) {
             Ok(series) => {
                 model.own(&series);
-                Place::Series(series)
+                Destination::Series(series)
             }
-            Err(SampleError::Disabled(_)) => Place::Off,
-            Err(error) => Place::Refused(error),
+            Err(SampleError::Disabled(_)) => Destination::Off,
+            Err(error) => Destination::Refused(error),
         };
         let generation = cache.generation();
         if self.generation != generation {
             self.generation = generation;
-            self.series.iter_mut().for_each(|told| told.place = find(&told.definition));
+            self.series.iter_mut().for_each(|told| told.destination = find(&told.definition));
         }
         let Self { reader, series, dropped, .. } = self;
         drained.dropped = step(dropped, reader.dropped());
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
-                let place = find(&definition);
-                series.push(Told { definition, place });
+                let destination = find(&definition);
+                series.push(Told { definition, destination });
             }
             // One that cannot be is met again in its series, which say so for each sample.
             Event::Metric(metric) => drop(cache.describe(&metric)),
-            Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.place) {
-                Some(Place::Off) => {}
-                Some(Place::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
+            Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.destination) {
+                Some(Destination::Off) => {}
+                Some(Destination::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
                     Ok(()) => drained.samples += 1,
                     Err(error) => {
                         drained.refused += 1;
                         drained.refusal.get_or_insert(error);
                     }
                 },
-                Some(Place::Refused(error)) => {
+                Some(Destination::Refused(error)) => {
                     drained.refused += 1;
                     drained.refusal.get_or_insert_with(|| error.clone());
                 }

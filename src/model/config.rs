@@ -56,8 +56,8 @@ pub struct ModelConfig {
     /// Whether a request fails when an output has another datatype or batch dimension than configured, instead of
     /// passing on what the model gave. From the parameter `strict_output_types`.
     pub strict_output_types: bool,
-    /// What it says and hardly means, a sentence each; for the log.
-    pub doubtful: Vec<String>,
+    /// Warnings about valid but probably unintended settings, a sentence each; for the log.
+    pub warnings: Vec<String>,
     /// The same in the schema's form, for the model configuration extension.
     pub(super) proto: proto::ModelConfig,
     /// Keys the hash of shapes, so that no client can make two different shapes look equal.

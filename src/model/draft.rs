@@ -5,14 +5,14 @@ use prost::Message;
 use super::lexer::TextError;
 use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
-use super::{agents, autocomplete, doubtful, json, normalize, proto, text, validate};
+use super::{agents, autocomplete, json, normalize, proto, text, validate, warnings};
 
 /// A configuration that has the right form and may lack or contradict anything else.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub(super) proto: proto::ModelConfig,
-    /// What its text says and hardly means, each with its place.
-    doubtful: Vec<String>,
+    /// Warnings about the text, each with its position.
+    warnings: Vec<String>,
 }
 
 impl Draft {
@@ -27,9 +27,9 @@ impl Draft {
     /// One line, `FILE:LINE:COLUMN: what was wrong`, with the allowed names for an unknown field or enum value.
     pub fn from_text(source: &str, file_name: &str) -> Result<Self, ConfigError> {
         let located = |error: TextError| ConfigError::new(error.locate(source, file_name));
-        let (message, doubtful) = text::parse(source, &proto::descriptor()).map_err(located)?;
-        let doubtful = doubtful.into_iter().map(|doubt| doubt.locate(source, file_name)).collect();
-        Ok(Self { proto: proto::from_dynamic(&message)?, doubtful })
+        let (message, warnings) = text::parse(source, &proto::descriptor()).map_err(located)?;
+        let warnings = warnings.into_iter().map(|warning| warning.locate(source, file_name)).collect();
+        Ok(Self { proto: proto::from_dynamic(&message)?, warnings })
     }
 
     /// Reads the JSON mapping of protobuf, as leniently as protobuf does.
@@ -40,7 +40,7 @@ impl Draft {
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
         let located = |error: TextError| ConfigError::new(error.locate(json, "model configuration JSON"));
         let message = json::parse(json, &proto::descriptor()).map_err(located)?;
-        Ok(Self { proto: proto::from_dynamic(&message)?, doubtful: Vec::new() })
+        Ok(Self { proto: proto::from_dynamic(&message)?, warnings: Vec::new() })
     }
 
     /// The model's name as the configuration says it; empty if it does not.
@@ -76,7 +76,7 @@ impl Draft {
     pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
         let proto = proto::ModelConfig::decode(bytes)
             .map_err(|error| ConfigError::new(format!("model configuration bytes: {error}")))?;
-        Ok(Self { proto, doubtful: Vec::new() })
+        Ok(Self { proto, warnings: Vec::new() })
     }
 
     /// The sums that files of the model must have, in the order of their names.
@@ -109,13 +109,13 @@ impl Draft {
             }
             autocomplete::compare(&self.proto, signature)?;
         }
-        self.doubtful.extend(normalize::defaults(&mut self.proto, completion));
+        self.warnings.extend(normalize::defaults(&mut self.proto, completion));
         agents::of(&self.proto)?;
         let mut config = validate::config(self.proto)?;
         validate::placement(&config, completion)?;
         normalize::check_name(&config.proto, completion.directory)?;
-        config.doubtful = self.doubtful;
-        config.doubtful.extend(doubtful::of(&config));
+        config.warnings = self.warnings;
+        config.warnings.extend(warnings::of(&config));
         Ok(config)
     }
 }
@@ -136,7 +136,7 @@ impl ModelConfig {
     pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
         validate::check_cache(&self.proto, self.response_cache, decoupled)?;
         let mut config = self.clone();
-        config.doubtful.extend(self.says_decoupled_in_vain(decoupled));
+        config.warnings.extend(self.says_decoupled_in_vain(decoupled));
         config.decoupled = decoupled;
         config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
         Ok(config)

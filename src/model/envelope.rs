@@ -20,9 +20,9 @@ pub const INPUT: &str = "data";
 /// The output: a body.
 pub const OUTPUT: &str = "prediction";
 
-/// What a client asked for before its request became a document.
+/// The outputs that a client requested before its request became a document.
 #[derive(Clone, Debug, Default)]
-pub struct Asked(Vec<RequestedOutput>);
+pub struct RequestedOutputs(Vec<RequestedOutput>);
 
 /// One element as a BYTES tensor of a model that batches.
 pub fn body(bytes: &[u8]) -> Option<Tensor> {
@@ -38,7 +38,7 @@ pub fn body(bytes: &[u8]) -> Option<Tensor> {
 ///
 /// # Errors
 /// The tensors are in shared memory, or are not what their datatypes say.
-pub fn to_document(request: &mut InferRequest) -> Result<Option<Asked>, InferError> {
+pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs>, InferError> {
     let is_body = matches!(request.inputs.as_slice(), [input] if input.name == INPUT);
     if is_body || request.raw_body.is_some() || request.inputs.is_empty() {
         return Ok(None);
@@ -69,14 +69,14 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<Asked>, InferErr
         .ok_or_else(|| InferError::invalid(format!("the tensors make a document of {} bytes", text.len())))?;
     request.inputs = vec![InferInput { name: INPUT.to_owned(), tensor }];
     request.parameters.push((PARAMETER.to_owned(), Parameter::String(beside.to_string())));
-    Ok(Some(Asked(std::mem::take(&mut request.outputs))))
+    Ok(Some(RequestedOutputs(std::mem::take(&mut request.outputs))))
 }
 
 /// Makes tensors of the document that a model has answered with. An answer that is no such document stays as it is.
 ///
 /// # Errors
 /// The document has `outputs`, and something about them is wrong; or an output that was asked for is not there.
-pub fn from_document(response: &mut InferResponse, asked: &Asked) -> Result<(), InferError> {
+pub fn from_document(response: &mut InferResponse, asked: &RequestedOutputs) -> Result<(), InferError> {
     let Some(document) = document(response) else { return Ok(()) };
     let Some(Value::Array(outputs)) = document.get("outputs") else { return Ok(()) };
     let mut tensors = outputs.iter().map(output_tensor).collect::<Result<Vec<_>, _>>()?;
@@ -352,7 +352,7 @@ mod tests {
                {"name": "y", "shape": [1], "datatype": "BYTES", "data": ["s"]},
                {"name": "z", "shape": [2], "datatype": "FP32", "data": [0.5, "NaN"]}]}"#,
         );
-        from_document(&mut response, &Asked::default()).unwrap();
+        from_document(&mut response, &RequestedOutputs::default()).unwrap();
         let [x, y, z] = response.outputs.as_slice() else { unreachable!() };
         assert_eq!(
             x.tensor,
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(z.tensor.data.len(), 8);
         for other in ["[1]", "{\"a\": 1}", "text", "{broken", ""] {
             let mut response = answer(other);
-            from_document(&mut response, &Asked::default()).unwrap();
+            from_document(&mut response, &RequestedOutputs::default()).unwrap();
             assert_eq!(response.outputs, answer(other).outputs, "{other}");
         }
     }
@@ -376,10 +376,10 @@ mod tests {
             (r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#, "has 1 elements, and the shape [2]"),
         ] {
             let mut response = answer(&format!("{{\"outputs\": [{outputs}]}}"));
-            let error = from_document(&mut response, &Asked::default()).unwrap_err();
+            let error = from_document(&mut response, &RequestedOutputs::default()).unwrap_err();
             assert!(error.message.contains(text), "{error}");
         }
-        let asked = Asked(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
+        let asked = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
         let mut response = answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
         let error = from_document(&mut response, &asked).unwrap_err();
         assert_eq!(error.message, "output 'q' is not among those of the model's answer: x");

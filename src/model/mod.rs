@@ -8,17 +8,15 @@
 mod agents;
 mod autocomplete;
 mod autocomplete_code;
+mod autocomplete_detection;
 mod backend_io;
 mod check;
-mod completing_code;
 mod completion;
 mod config;
 mod controls;
-mod doubtful;
 mod draft;
 pub mod envelope;
 mod error;
-mod foreign;
 mod json;
 mod lexer;
 mod normalize;
@@ -32,13 +30,15 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod text;
+mod unsupported_backends;
 mod validate;
 mod warmup;
+mod warnings;
 
 pub use agents::Checksum;
 pub use autocomplete_code::CodeLocation;
+pub use autocomplete_detection::may_auto_complete;
 pub use check::Checked;
-pub use completing_code::may_complete;
 pub use completion::Completion;
 pub use config::{
     InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData, WarmupInput,
@@ -46,7 +46,6 @@ pub use config::{
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
 pub use draft::Draft;
 pub use error::ConfigError;
-pub use foreign::advice;
 pub use normalize::usual_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};
 pub use ragged::{BatchInput, BatchInputKind, BatchOutput};
@@ -56,4 +55,5 @@ pub use scheduling::{
 };
 pub use session::{GraphLevel, SessionOptions};
 pub use state::{InitialState, StateSpec, StateValue};
+pub use unsupported_backends::backend_advice;
 pub use warmup::WarmupBatch;

@@ -4,7 +4,7 @@
 use super::proto::model_instance_group::Kind;
 use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
-use super::{Completion, ConfigError, ModelConfig, foreign};
+use super::{Completion, ConfigError, ModelConfig, unsupported_backends};
 
 /// A backend, the platform of its models (Triton's pairs), and the files that they are in, the usual one first.
 struct Known {
@@ -108,7 +108,7 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
             config.backend,
             config.name,
             completion.backends.join(", "),
-            foreign::end(&config.backend)
+            unsupported_backends::advice_clause(&config.backend)
         )));
     }
     let Some(known) = BACKENDS.iter().find(|row| row.backend == config.backend) else { return Ok(()) };
@@ -141,7 +141,7 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     if !config.platform.is_empty() {
         let row = BACKENDS.iter().find(|row| row.platform == config.platform);
         let unexpected = || {
-            let (platform, advice) = (&config.platform, foreign::end(&config.platform));
+            let (platform, advice) = (&config.platform, unsupported_backends::advice_clause(&config.platform));
             format!("unexpected platform type '{platform}' for {}{advice}", config.name)
         };
         return row.map(|row| row.backend.to_owned()).ok_or_else(|| ConfigError::new(unexpected()));

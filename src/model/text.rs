@@ -11,10 +11,10 @@ use super::lexer::{Lexer, TextError, Token};
 /// Parses `source` as a message of type `root`. Gives in addition what is right and probably not meant: keys of maps that
 /// come again.
 pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<(DynamicMessage, Vec<TextError>), TextError> {
-    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, doubtful: Vec::new() };
+    let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, warnings: Vec::new() };
     parser.bump()?;
     let message = parser.fields(root, None)?;
-    Ok((message, parser.doubtful))
+    Ok((message, parser.warnings))
 }
 
 struct Parser<'a> {
@@ -24,7 +24,7 @@ struct Parser<'a> {
     /// Where it starts.
     offset: usize,
     /// What is allowed and hardly meant.
-    doubtful: Vec<TextError>,
+    warnings: Vec<TextError>,
 }
 
 impl<'a> Parser<'a> {
@@ -117,7 +117,7 @@ impl<'a> Parser<'a> {
         let value = self.value(field)?;
         if let Some(key) = store(message, field, value) {
             let text = format!("'{}' has the key {key} twice; the last one counts", field.name());
-            self.doubtful.push(TextError::new(at, text));
+            self.warnings.push(TextError::new(at, text));
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
         response_cache: cache,
         warmups: proto.model_warmup.iter().map(|raw| warmup(raw, name)).collect::<Result<_, _>>()?,
         strict_output_types: flag(&proto, "strict_output_types")?,
-        doubtful: Vec::new(),
+        warnings: Vec::new(),
         proto,
         shape_hash: RandomState::new(),
     };

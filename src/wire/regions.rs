@@ -21,12 +21,12 @@ pub struct Announced {
     /// Bytes.
     pub byte_size: u64,
     /// Where it is.
-    pub place: Place,
+    pub location: RegionLocation,
 }
 
 /// Where a region is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RegionLocation {
     /// In the file whose descriptor comes with the packet.
     System {
         /// Where it begins there, bytes.
@@ -46,12 +46,12 @@ impl Wire for Announced {
         self.id.put(out);
         self.name.put(out);
         self.byte_size.put(out);
-        match &self.place {
-            Place::System { offset } => {
+        match &self.location {
+            RegionLocation::System { offset } => {
                 out.push(0);
                 offset.put(out);
             }
-            Place::Cuda { device, handle } => {
+            RegionLocation::Cuda { device, handle } => {
                 out.push(1);
                 device.put(out);
                 out.extend_from_slice(&**handle);
@@ -60,16 +60,16 @@ impl Wire for Announced {
     }
     fn get(input: &mut &[u8]) -> Result<Self> {
         let (id, name, byte_size) = (Wire::get(input)?, Wire::get(input)?, Wire::get(input)?);
-        let place = match u8::get(input)? {
-            0 => Place::System { offset: Wire::get(input)? },
+        let location = match u8::get(input)? {
+            0 => RegionLocation::System { offset: Wire::get(input)? },
             1 => {
                 let device = Wire::get(input)?;
                 let handle = take(input, CUDA_HANDLE)?.try_into().map_err(|_| DecodeError::new("handle", 0))?;
-                Place::Cuda { device, handle: Box::new(handle) }
+                RegionLocation::Cuda { device, handle: Box::new(handle) }
             }
             other => return Err(DecodeError::new("kind of region", other.into())),
         };
-        Ok(Self { id, name, byte_size, place })
+        Ok(Self { id, name, byte_size, location })
     }
 }
 
@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn packets_come_back() {
-        let region = |id, place| Announced { id, name: "n".into(), byte_size: 7, place };
+        let region = |id, location| Announced { id, name: "n".into(), byte_size: 7, location };
         let all = vec![
-            region(1, Place::System { offset: 4096 }),
-            region(u64::MAX, Place::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) }),
+            region(1, RegionLocation::System { offset: 4096 }),
+            region(u64::MAX, RegionLocation::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) }),
         ];
         let packet = encode(&all);
         assert_eq!(decode(&packet).unwrap(), all);
@@ -156,8 +156,8 @@ mod tests {
             assert!(decode(&packet[..cut]).is_err(), "{cut}");
         }
         let name = "n".repeat(MAX_NAME);
-        let place = Place::Cuda { device: 0, handle: Box::new([0; CUDA_HANDLE]) };
-        let largest = Announced { id: 1, name, byte_size: 1, place };
+        let location = RegionLocation::Cuda { device: 0, handle: Box::new([0; CUDA_HANDLE]) };
+        let largest = Announced { id: 1, name, byte_size: 1, location };
         assert!(encode(&vec![largest; MOST]).len() <= MAX_PACKET);
     }
 }

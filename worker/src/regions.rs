@@ -22,7 +22,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
-use pharos::wire::regions::{Announced, Place};
+use pharos::wire::regions::{Announced, RegionLocation};
 use pharos_backend::runtime::{Devices, RegionRange, Regions};
 use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
 
@@ -229,7 +229,9 @@ impl Regions for RegionTable {
 impl Known {
     /// Whether the object is as large as it was registered.
     fn check_size(&self) -> Result<(), InferError> {
-        let (Some(file), Place::System { offset }) = (&self.file, &self.region.place) else { return Ok(()) };
+        let (Some(file), RegionLocation::System { offset }) = (&self.file, &self.region.location) else {
+            return Ok(());
+        };
         let size = rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         if offset.checked_add(self.region.byte_size).is_some_and(|end| end <= size) {
             return Ok(());
@@ -243,13 +245,13 @@ impl Known {
     }
 
     fn map(&self, cuda: &Arc<Cuda>) -> Result<Memory, InferError> {
-        match (&self.region.place, &self.file) {
-            (Place::System { offset }, Some(file)) => {
+        match (&self.region.location, &self.file) {
+            (RegionLocation::System { offset }, Some(file)) => {
                 let mapping = Mapping::new(file, *offset, self.region.byte_size);
                 mapping.map(Memory::System).map_err(|error| self.failed(&format!("it cannot be mapped: {error}")))
             }
-            (Place::System { .. }, None) => Err(self.failed("the worker has no descriptor for it")),
-            (Place::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
+            (RegionLocation::System { .. }, None) => Err(self.failed("the worker has no descriptor for it")),
+            (RegionLocation::Cuda { device, handle }, _) => self.open_on_device(cuda, (*device, handle)),
         }
     }
 

@@ -46,8 +46,8 @@ pub(crate) struct Printed {
     pub(crate) series: Arc<ModelSeries>,
 }
 
-/// What an instance's process is called, and where it runs.
-pub(crate) struct Place<'a> {
+/// The name of an instance's process, and the processors and GPU that it runs on.
+pub(crate) struct ProcessPlacement<'a> {
     pub(crate) instance: &'a str,
     /// Threads that one execution may use.
     pub(crate) threads: u32,
@@ -61,8 +61,8 @@ pub(crate) struct Place<'a> {
 ///
 /// # Errors
 /// No memory, descriptors or processes are left, or the executable does not exist.
-pub(crate) fn start(launch: &Launch, place: &Place<'_>, printed: Printed) -> io::Result<Worker> {
-    let Place { instance, threads, gpu, processors } = *place;
+pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: Printed) -> io::Result<Worker> {
+    let ProcessPlacement { instance, threads, gpu, processors } = *placement;
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
     let (ring, metrics, bell) = Ring::create(instance)?;

@@ -37,7 +37,7 @@ use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::Taken;
 use health::Health;
-pub(crate) use instances::{Doing, Instances};
+pub(crate) use instances::{InstanceStatus, Instances};
 use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
 use warmup::{Warming, warm_up_failed};
@@ -143,7 +143,7 @@ impl Instance {
                 Ok(()) = metrics.changed() => redefine(&running, &metrics.borrow_and_update()),
                 // A dropped sender stops the instance too.
                 changed = stop.changed(), if wanted == Stop::No || stop.has_changed().is_ok() => {
-                    wanted = changed.map_or(Stop::Asked, |()| *stop.borrow_and_update());
+                    wanted = changed.map_or(Stop::Drain, |()| *stop.borrow_and_update());
                     machine.stop(clock::now());
                 }
             }
@@ -190,8 +190,8 @@ impl Instance {
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
         let name = self.name();
-        let place = self.place(&name, taken.as_ref());
-        let worker = process::start(&self.plan.launch, &place, printed)?;
+        let placement = self.process_placement(&name, taken.as_ref());
+        let worker = process::start(&self.plan.launch, &placement, printed)?;
         let link = Arc::new(worker.link);
         let device = taken.as_ref().map(Taken::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
@@ -203,7 +203,7 @@ impl Instance {
             directory: self.plan.directory.to_string_lossy().into_owned(),
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
-            threads: place.threads,
+            threads: placement.threads,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
             device,

@@ -237,14 +237,10 @@ model_metrics:
         Arc::new(Cache::new(Catalog::parse(OWN, "m.yaml").unwrap(), Settings::new("here")))
     }
 
-    /// A path of this test's own; short, because a socket's path may have no more than 108 bytes.
-    fn path(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("pharos-{}-{name}.sock", std::process::id()))
-    }
-
     #[tokio::test]
     async fn what_was_sent_before_the_end_is_taken_and_the_file_goes() {
-        let (path, cache) = (path("end"), cache());
+        let (folder, cache) = (tempfile::tempdir().unwrap(), cache());
+        let path = folder.path().join("socket");
         let socket = bind(&StatsdAddress::Unix(path.clone())).await.unwrap();
         let sender = std::os::unix::net::UnixDatagram::unbound().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -260,7 +256,8 @@ model_metrics:
 
     #[tokio::test]
     async fn only_a_socket_that_nobody_reads_is_removed() {
-        let path = path("stale");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
         let at = StatsdAddress::Unix(path.clone());
         drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
         let socket = bind(&at).await.unwrap();

@@ -143,17 +143,10 @@ fn variable(key: &str) -> String {
 mod tests {
     use super::*;
 
-    fn folder(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("pharos-configuration-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
-
     #[test]
     fn variables_override_the_command_line_and_that_overrides_the_file() {
-        let folder = folder("order");
-        let file = folder.join("config.properties");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.properties");
         fs::write(
             &file,
             "enable_envvars_config=true\njob_queue_size=1\nmodel_store=$$HERE$$/store\nmetric_time_interval=7\n",
@@ -191,26 +184,25 @@ mod tests {
         fs::write(&file, "inference_address=http://$$NOWHERE$$\n").unwrap();
         let error = Configuration::read(&arguments, &variables).unwrap_err();
         assert!(error.ends_with("inference_address: Invalid Environment Variable NOWHERE"), "{error}");
-        fs::remove_dir_all(&folder).unwrap();
+        folder.close().unwrap();
         let error = Configuration::read(&arguments, &variables).unwrap_err();
         assert_eq!(error, format!("--ts-config file not found: {}", file.display()));
     }
 
     #[test]
     fn without_a_file_the_newest_snapshot_is_the_configuration() {
-        let folder = folder("snapshot");
-        let config = folder.join("config");
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config");
         fs::create_dir_all(&config).unwrap();
         for (name, size) in [("20260102030405006-startup.cfg", 1), ("20260102030405007-shutdown.cfg", 2), ("x.cfg", 3)]
         {
             fs::write(config.join(name), format!("job_queue_size={size}\n")).unwrap();
         }
-        let variables = |name: &str| (name == "LOG_LOCATION").then(|| folder.clone().into_os_string());
+        let variables = |name: &str| (name == "LOG_LOCATION").then(|| folder.path().as_os_str().to_owned());
         let mut arguments = Arguments::default();
         let read = Configuration::read(&arguments, &variables).unwrap();
         assert_eq!(read.get("job_queue_size"), Some("2"));
         arguments.no_config_snapshots = true;
         assert_eq!(Configuration::read(&arguments, &variables).unwrap().get("job_queue_size"), None);
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_read_as_it_was_written() {
-        let folder = std::env::temp_dir().join(format!("pharos-snapshot-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path().to_owned();
         let said = [("inference_address", "http://127.0.0.1:1"), ("model_store", " a=b#\\c "), ("load_models", "all")];
         let said: Vec<_> = said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let (settings, _) = Settings::new(said.clone(), Vec::new(), folder.clone()).unwrap();
@@ -205,6 +205,5 @@ mod tests {
         assert_eq!(again.inference, settings.inference);
         assert_eq!(again.model_store, settings.model_store);
         assert_eq!(again.load_models, super::super::LoadModels::None);
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

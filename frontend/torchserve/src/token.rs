@@ -166,12 +166,15 @@ fn expiring(expiration: Duration) -> io::Result<Expiring> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use tempfile::TempDir;
+
     use super::*;
 
-    fn tokens(name: &str, minutes: u64) -> (Tokens, std::path::PathBuf) {
-        let file = std::env::temp_dir().join(format!("pharos-key-{name}-{}.json", std::process::id()));
+    fn tokens(minutes: u64) -> (TempDir, Tokens, std::path::PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key_file.json");
         let settings = Token { expiration: Duration::from_secs(minutes * 60), file: file.clone() };
-        (Tokens::new(settings).unwrap(), file)
+        (folder, Tokens::new(settings).unwrap(), file)
     }
 
     fn read(file: &Path) -> serde_json::Value {
@@ -184,7 +187,7 @@ mod tests {
 
     #[test]
     fn each_key_opens_what_it_is_for() {
-        let (tokens, file) = tokens("open", 60);
+        let (_folder, tokens, file) = tokens(60);
         let keys = read(&file);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         for (name, purpose) in
@@ -207,15 +210,13 @@ mod tests {
         assert!(tokens.check(Purpose::Inference, Some(&header(&keys, "inference"))).is_err());
         assert!(tokens.check(Purpose::Inference, Some(&header(&renewed, "inference"))).is_ok());
         assert_eq!(renewed["management"], keys["management"]);
-        std::fs::remove_file(file).unwrap();
     }
 
     #[test]
     fn keys_expire() {
-        let (tokens, file) = tokens("expire", 0);
+        let (_folder, tokens, file) = tokens(0);
         let keys = read(&file);
         assert!(tokens.check(Purpose::Inference, Some(&header(&keys, "inference"))).is_err());
         assert!(tokens.check(Purpose::Renewal, Some(&header(&keys, "API"))).is_ok());
-        std::fs::remove_file(file).unwrap();
     }
 }

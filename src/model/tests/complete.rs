@@ -442,14 +442,14 @@ fn what_is_hardly_meant_is_told_and_taken() {
     let step = |more: &str| format!("step {{ model_name: 'simple' model_version: -1 {maps} {more} }}");
     let ensemble = |more: &str| format!("{io}\nensemble_scheduling {{ {} }}", step(more));
     let twice = config("e", &ensemble(""));
-    assert_eq!(twice.doubtful, ["config.pbtxt:2:148: 'input_map' has the key 'x' twice; the last one counts"]);
+    assert_eq!(twice.warnings, ["config.pbtxt:2:148: 'input_map' has the key 'x' twice; the last one counts"]);
     let Scheduling::Ensemble { steps, .. } = &twice.scheduling else { panic!("no ensemble") };
     assert_eq!(steps[0].input_map["x"], "a");
     let decoupled = config("e", &(ensemble("") + " model_transaction_policy { decoupled: true }"));
-    assert_eq!(decoupled.with_decoupled(true).unwrap().doubtful.len(), 1);
+    assert_eq!(decoupled.with_decoupled(true).unwrap().warnings.len(), 1);
     let vain = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
-    assert_eq!(decoupled.with_decoupled(false).unwrap().doubtful[1], vain);
-    assert_eq!(twice.with_decoupled(false).unwrap().doubtful.len(), 1);
+    assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], vain);
+    assert_eq!(twice.with_decoupled(false).unwrap().warnings.len(), 1);
 }
 
 #[test]

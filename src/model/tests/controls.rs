@@ -52,7 +52,7 @@ fn controls_that_cannot_be_are_refused_as_triton_does() {
         refused(&control("A", "CORRID", datatype), &format!("{TYPES}: {is}"));
     }
     let silent = complete("m", &with("control_input { name: 'A' }")).unwrap();
-    assert_eq!(silent.doubtful, ["the control input 'A' has no 'control': the model is not given this input"]);
+    assert_eq!(silent.warnings, ["the control input 'A' has no 'control': the model is not given this input"]);
 }
 
 /// Triton loads these two, and the model sees one of the two tensors of the name.

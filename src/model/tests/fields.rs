@@ -161,19 +161,19 @@ fn every_field_has_an_effect_or_a_warning() {
 #[test]
 fn fields_without_effect_are_named() {
     for (backend, rows) in [("python", &WARNED[..]), ("tract", &WARNED_OF_OTHER_BACKENDS[..])] {
-        let silent = config("m", &format!("backend: '{backend}' {IO}")).doubtful;
+        let silent = config("m", &format!("backend: '{backend}' {IO}")).warnings;
         assert_eq!(silent, Vec::<String>::new(), "{backend}");
         for (field, text) in rows {
-            let doubts = config("m", &format!("backend: '{backend}' {IO} {text}")).doubtful;
-            let named = doubts.iter().filter(|doubt| {
-                doubt.strip_prefix(&format!("'{field}' has no effect: ")).is_some_and(|why| !why.is_empty())
+            let warnings = config("m", &format!("backend: '{backend}' {IO} {text}")).warnings;
+            let named = warnings.iter().filter(|warning| {
+                warning.strip_prefix(&format!("'{field}' has no effect: ")).is_some_and(|why| !why.is_empty())
             });
-            assert_eq!(named.count(), 1, "{field}: {doubts:?}");
+            assert_eq!(named.count(), 1, "{field}: {warnings:?}");
         }
     }
     let own =
         config("m", &format!("backend: 'custom' {IO} optimization {{ eager_batching: true graph {{ level: 7 }} }}"));
-    assert_eq!(own.doubtful, Vec::<String>::new(), "a backend of the user's own reads the configuration itself");
+    assert_eq!(own.warnings, Vec::<String>::new(), "a backend of the user's own reads the configuration itself");
 }
 
 #[test]
@@ -299,13 +299,13 @@ fn groups_of_kind_gpu_fall_back_where_there_is_none() {
         let group = &config.instance_groups[0];
         assert_eq!((group.kind, group.gpus.len()), (InstanceKind::Cpu, 0), "{backend}");
         let told = "instance group g runs on processors, as allow_cpu_fallback allows: no GPUs are available";
-        assert!(config.doubtful.iter().any(|doubt| doubt == told), "{:?}", config.doubtful);
+        assert!(config.warnings.iter().any(|warning| warning == told), "{:?}", config.warnings);
     }
     let tract = format!("backend: 'tract' {IO} instance_group {{ name: 'g' kind: KIND_GPU }} {fallback}");
     let completion = Completion { directory: "m", gpus: &[0], ..Completion::default() };
     let config = Draft::from_text(&tract, "config.pbtxt").unwrap().complete(&completion).unwrap();
     assert_eq!(config.instance_groups[0].kind, InstanceKind::Cpu);
-    assert!(config.doubtful[0].ends_with("its backend 'tract' computes on processors alone"), "{:?}", config.doubtful);
+    assert!(config.warnings[0].ends_with("its backend 'tract' computes on processors alone"), "{:?}", config.warnings);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 use std::time::Duration;
 
-use super::table::{Current, Number, Place, Step};
+use super::table::{Assignment, Current, Number, Step};
 use super::{Action, SequenceBatcher, SequenceSettings, SequenceStrategy, Settings, SlotStep, Ticket};
 use crate::id::{InstanceId, RequestId};
 use crate::scheduler::Scheduler;
@@ -14,7 +14,7 @@ use crate::timeline::{Instant, SendReason};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resources {
     None,
-    Asked,
+    Requested,
     Granted,
 }
 
@@ -62,13 +62,13 @@ impl Instance {
             _ if !self.rate_limited => None,
             _ if !self.executing.is_empty() => Some(Action::Release { instance: id }),
             Resources::None => None,
-            Resources::Asked | Resources::Granted => Some(Action::Withdraw { instance: id }),
+            Resources::Requested | Resources::Granted => Some(Action::Withdraw { instance: id }),
         }
     }
 
     /// It has its resources, if it waits for them.
     pub(super) fn granted(&mut self) {
-        if self.resources == Resources::Asked {
+        if self.resources == Resources::Requested {
             self.resources = Resources::Granted;
         }
     }
@@ -129,9 +129,9 @@ impl SequenceBatcher {
         let resources = self.instances.get(&id)?.resources;
         let ready = self.could_send(id, now);
         let (after, action) = match (resources, ready) {
-            (Resources::None, true) => (Resources::Asked, Action::Acquire { instance: id }),
-            (Resources::Asked | Resources::Granted, false) => (Resources::None, Action::Withdraw { instance: id }),
-            (Resources::None, false) | (Resources::Asked, true) => return None,
+            (Resources::None, true) => (Resources::Requested, Action::Acquire { instance: id }),
+            (Resources::Requested | Resources::Granted, false) => (Resources::None, Action::Withdraw { instance: id }),
+            (Resources::None, false) | (Resources::Requested, true) => return None,
             (Resources::Granted, true) => {
                 self.instances.get_mut(&id)?.resources = Resources::None;
                 return self.batch(id, now);
@@ -210,7 +210,7 @@ impl SequenceBatcher {
     /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there.
     pub(super) fn issue(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
-        let (Place::Slot(instance, _) | Place::Continued(instance)) = sequence.place else { return };
+        let (Assignment::Slot(instance, _) | Assignment::Continued(instance)) = sequence.assignment else { return };
         let Some(instance) = self.instances.get_mut(&instance) else { return };
         if sequence.current.is_some() || sequence.held || instance.batcher.is_none() {
             return;

@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use self::batches::Instance;
 pub use self::settings::{InSequence, SequenceCounts, SequenceSettings, SequenceStrategy, SlotStep};
-use self::table::{Number, Place, Sequence, Step, Table};
+use self::table::{Assignment, Number, Sequence, Step, Table};
 use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{CorrelationId, InstanceId, RequestId};
 use crate::timeline::Instant;
@@ -101,9 +101,9 @@ impl SequenceBatcher {
         let full = |limit: usize, count: usize| limit != 0 && count >= limit;
         if let Some(number) = self.table.find(&wanted.id) {
             let known = self.table.get(number);
-            match known.map(|sequence| sequence.place) {
-                Some(Place::Lost) if !starts => return Err(RejectReason::SequenceLost),
-                Some(Place::Lost) | None => self.table.remove(number),
+            match known.map(|sequence| sequence.assignment) {
+                Some(Assignment::Lost) if !starts => return Err(RejectReason::SequenceLost),
+                Some(Assignment::Lost) | None => self.table.remove(number),
                 Some(_) => {
                     let waiting = known.map_or(0, Sequence::waiting);
                     let too_many = full(self.sequences.max_queue, waiting);
@@ -130,7 +130,7 @@ impl SequenceBatcher {
     fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
         let Some(sequence) = self.table.get_mut(number) else { return };
         let begun = !sequence.is_idle() || sequence.running.is_some();
-        let backlogged = sequence.place == Place::Backlog;
+        let backlogged = sequence.assignment == Assignment::Backlog;
         // Whether an iterative request is the last step is for the backend to say.
         let end = wanted.end && !self.sequences.iterative;
         let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
@@ -185,7 +185,7 @@ impl SequenceBatcher {
     /// idle time.
     fn settle(&mut self, number: Number, now: Instant) {
         let Some(sequence) = self.table.get(number) else { return };
-        if sequence.current.is_some() || sequence.place == Place::Lost {
+        if sequence.current.is_some() || sequence.assignment == Assignment::Lost {
             return;
         }
         let (waits, origin, continues) = (!sequence.queue.is_empty(), sequence.origin, sequence.continued > 0);
@@ -225,10 +225,10 @@ impl SequenceBatcher {
     /// Gives up the sequences whose time has come.
     fn expire(&mut self, now: Instant) {
         while let Some(number) = self.table.pop_alarm(now) {
-            match self.table.get(number).map(|sequence| sequence.place) {
-                Some(Place::Backlog) => self.give_back(number, None, RejectReason::SequenceTimeout),
-                Some(Place::Slot(..)) => self.idle_evicted += 1,
-                Some(Place::Leaving(_) | Place::Continued(_) | Place::Lost) | None => {}
+            match self.table.get(number).map(|sequence| sequence.assignment) {
+                Some(Assignment::Backlog) => self.give_back(number, None, RejectReason::SequenceTimeout),
+                Some(Assignment::Slot(..)) => self.idle_evicted += 1,
+                Some(Assignment::Leaving(_) | Assignment::Continued(_) | Assignment::Lost) | None => {}
             }
             self.table.close(number);
             self.finish(number);
@@ -384,8 +384,8 @@ impl Scheduler for SequenceBatcher {
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
-            match self.table.get(number).map(|sequence| sequence.place) {
-                Some(Place::Lost) => self.table.remove(number),
+            match self.table.get(number).map(|sequence| sequence.assignment) {
+                Some(Assignment::Lost) => self.table.remove(number),
                 _ => self.settle(number, now),
             }
         }
@@ -437,7 +437,7 @@ impl Scheduler for SequenceBatcher {
 
     fn has_sequence(&self, id: &CorrelationId) -> bool {
         let known = self.table.find(id).and_then(|number| self.table.get(number));
-        known.is_some_and(|sequence| !matches!(sequence.place, Place::Lost))
+        known.is_some_and(|sequence| !matches!(sequence.assignment, Assignment::Lost))
     }
 
     fn end_sequence(&mut self, id: &CorrelationId, now: Instant) {
@@ -449,9 +449,9 @@ impl Scheduler for SequenceBatcher {
 
     fn sequences(&self) -> Option<SequenceCounts> {
         let (slots_used, slots) = self.table.slots();
-        let active = |place: Place| matches!(place, Place::Slot(..) | Place::Leaving(_));
+        let active = |assignment: Assignment| matches!(assignment, Assignment::Slot(..) | Assignment::Leaving(_));
         Some(SequenceCounts {
-            active: self.table.all().filter(|(_, sequence)| active(sequence.place)).count(),
+            active: self.table.all().filter(|(_, sequence)| active(sequence.assignment)).count(),
             backlogged: self.table.backlogged(),
             slots_used,
             slots,

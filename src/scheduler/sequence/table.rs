@@ -20,9 +20,9 @@ pub(super) struct Step {
     pub(super) end: bool,
 }
 
-/// Where a sequence is.
+/// Which slot a sequence has, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Assignment {
     /// It waits for a slot.
     Backlog,
     /// It has this slot.
@@ -50,7 +50,7 @@ pub(super) struct Current {
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) id: CorrelationId,
-    pub(super) place: Place,
+    pub(super) assignment: Assignment,
     pub(super) queue: VecDeque<Step>,
     pub(super) current: Option<Current>,
     /// The key of requests that come now.
@@ -61,19 +61,19 @@ pub(super) struct Sequence {
     pub(super) closed: bool,
     /// What waits in it must not go yet.
     pub(super) held: bool,
-    /// The sequence that its request belongs to, if it is [`Place::Continued`].
+    /// The sequence that its request belongs to, if it is [`Assignment::Continued`].
     pub(super) origin: Option<Number>,
-    /// Its requests that are [`Place::Continued`].
+    /// Its requests that are [`Assignment::Continued`].
     pub(super) continued: usize,
     /// When it is given up: the timeout in the backlog, else the end of its idle time.
     alarm: Option<Instant>,
 }
 
 impl Sequence {
-    fn new(id: CorrelationId, place: Place, key: u64) -> Self {
+    fn new(id: CorrelationId, assignment: Assignment, key: u64) -> Self {
         let (queue, current, running) = (VecDeque::new(), None, None);
         let (closed, held, origin, continued, alarm) = (false, false, None, 0, None);
-        Self { id, place, queue, current, key, running, closed, held, origin, continued, alarm }
+        Self { id, assignment, queue, current, key, running, closed, held, origin, continued, alarm }
     }
 
     /// Whether nothing of it waits or executes.
@@ -83,9 +83,11 @@ impl Sequence {
 
     /// The instance that executes it.
     pub(super) fn instance(&self) -> Option<InstanceId> {
-        match self.place {
-            Place::Slot(instance, _) | Place::Leaving(instance) | Place::Continued(instance) => Some(instance),
-            Place::Backlog | Place::Lost => None,
+        match self.assignment {
+            Assignment::Slot(instance, _) | Assignment::Leaving(instance) | Assignment::Continued(instance) => {
+                Some(instance)
+            }
+            Assignment::Backlog | Assignment::Lost => None,
         }
     }
 
@@ -229,7 +231,7 @@ impl Table {
 
     /// A new sequence, with a free slot if there is one, else at the end of the backlog.
     pub(super) fn open(&mut self, id: CorrelationId) -> Number {
-        let number = self.insert(id, Place::Backlog);
+        let number = self.insert(id, Assignment::Backlog);
         self.backlog.insert(number);
         self.seat();
         number
@@ -237,14 +239,14 @@ impl Table {
 
     /// Remembers until `at` that the sequence with this id was lost.
     pub(super) fn mark_lost(&mut self, id: CorrelationId, at: Instant) {
-        let number = self.insert(id, Place::Lost);
+        let number = self.insert(id, Assignment::Lost);
         self.set_alarm(number, Some(at));
     }
 
-    fn insert(&mut self, id: CorrelationId, place: Place) -> Number {
+    fn insert(&mut self, id: CorrelationId, assignment: Assignment) -> Number {
         let number = self.fresh();
         self.by_id.insert(id.clone(), number);
-        self.sequences.insert(number, Sequence::new(id, place, number));
+        self.sequences.insert(number, Sequence::new(id, assignment, number));
         number
     }
 
@@ -253,10 +255,10 @@ impl Table {
     pub(super) fn split(&mut self, number: Number) -> Option<Number> {
         let fresh = self.fresh();
         let origin = self.sequences.get_mut(&number)?;
-        let Place::Slot(instance, _) = origin.place else { return None };
+        let Assignment::Slot(instance, _) = origin.assignment else { return None };
         let key = origin.running.take()?;
         origin.continued += 1;
-        let sequence = Sequence::new(CorrelationId::default(), Place::Continued(instance), key);
+        let sequence = Sequence::new(CorrelationId::default(), Assignment::Continued(instance), key);
         let (closed, running, origin) = (true, Some(key), Some(number));
         self.sequences.insert(fresh, Sequence { closed, running, origin, ..sequence });
         Some(fresh)
@@ -275,7 +277,7 @@ impl Table {
         slots.owners[at] = Some(number);
         self.set_alarm(number, None);
         if let Some(sequence) = self.get_mut(number) {
-            sequence.place = Place::Slot(instance, slot);
+            sequence.assignment = Assignment::Slot(instance, slot);
         }
         Some(number)
     }
@@ -283,8 +285,8 @@ impl Table {
     /// Takes a sequence's slot away, if it has one.
     pub(super) fn vacate(&mut self, number: Number) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
-        let Place::Slot(instance, slot) = sequence.place else { return };
-        sequence.place = Place::Leaving(instance);
+        let Assignment::Slot(instance, slot) = sequence.assignment else { return };
+        sequence.assignment = Assignment::Leaving(instance);
         if let Some(slots) = self.instances.get_mut(&instance)
             && let Some(owner) = slots.owners.get_mut(slot as usize)
         {
@@ -420,9 +422,10 @@ impl Table {
         self.instances.remove(&instance);
         let mut lost = Vec::new();
         for (number, sequence) in &mut self.sequences {
-            let place = sequence.place;
-            if matches!(place, Place::Slot(at, _) | Place::Leaving(at) | Place::Continued(at) if at == instance) {
-                sequence.place = Place::Lost;
+            let assignment = sequence.assignment;
+            if matches!(assignment, Assignment::Slot(at, _) | Assignment::Leaving(at) | Assignment::Continued(at) if at == instance)
+            {
+                sequence.assignment = Assignment::Lost;
                 sequence.running = None;
                 sequence.continued = 0;
                 lost.push(*number);

@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use pharos::wire::regions::{Announced, MAX_PACKET, MOST, Place, decode};
+use pharos::wire::regions::{Announced, MAX_PACKET, MOST, RegionLocation, decode};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
@@ -33,7 +33,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
         }
     }
     let regions = decode(packet.get(..received.bytes).unwrap_or_default()).map_err(io::Error::other)?;
-    let wanted = regions.iter().filter(|region| matches!(region.place, Place::System { .. })).count();
+    let wanted = regions.iter().filter(|region| matches!(region.location, RegionLocation::System { .. })).count();
     if received.flags.intersects(ReturnFlags::TRUNC)
         || (wanted != files.len() && !received.flags.intersects(ReturnFlags::CTRUNC))
     {
@@ -42,7 +42,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
     // Those for which this process has no room are missing at the end.
     let mut files = files.into_iter();
     let with_files = regions.into_iter().map(|region| {
-        let file = if matches!(region.place, Place::System { .. }) { files.next() } else { None };
+        let file = if matches!(region.location, RegionLocation::System { .. }) { files.next() } else { None };
         (region, file)
     });
     Ok(Some(with_files.collect()))

@@ -52,7 +52,8 @@ impl World {
     fn system(&self, id: u64, offset: u64, len: u64) -> OwnedFd {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, offset + len).unwrap();
-        let region = Announced { id, name: format!("r{id}"), byte_size: len, place: Place::System { offset } };
+        let region =
+            Announced { id, name: format!("r{id}"), byte_size: len, location: RegionLocation::System { offset } };
         self.send(&[region], &[file.as_fd()]);
         file
     }
@@ -199,7 +200,7 @@ fn packets_that_are_none_are_refused() {
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
     assert!(text(world.regions.open(1)).starts_with("shared memory regions cannot be received"));
-    let region = Announced { id: 1, name: "r".into(), byte_size: 8, place: Place::System { offset: 0 } };
+    let region = Announced { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[]);
     assert!(text(world.regions.open(1)).contains("a packet of 1 regions came with 0 descriptors"));
     world.system(2, 0, 8);
@@ -207,13 +208,19 @@ fn packets_that_are_none_are_refused() {
     // More than any address space has.
     let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 1 << 62).unwrap();
-    let region = Announced { id: 3, name: "huge".into(), byte_size: 1 << 62, place: Place::System { offset: 0 } };
+    let region =
+        Announced { id: 3, name: "huge".into(), byte_size: 1 << 62, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[file.as_fd()]);
     assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
 }
 
 fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> Announced {
-    Announced { id, name: format!("c{id}"), byte_size, place: Place::Cuda { device, handle: Box::new(handle) } }
+    Announced {
+        id,
+        name: format!("c{id}"),
+        byte_size,
+        location: RegionLocation::Cuda { device, handle: Box::new(handle) },
+    }
 }
 
 #[test]

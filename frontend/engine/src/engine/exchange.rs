@@ -29,8 +29,8 @@ pub(super) struct Exchange {
     called: Option<Called>,
     /// Where it is counted.
     named: Option<(Engine, Arc<AliasCounts>)>,
-    /// Its tensors became a document.
-    asked: Option<envelope::Asked>,
+    /// The requested outputs, if its tensors became a document.
+    requested: Option<envelope::RequestedOutputs>,
 }
 
 impl Exchange {
@@ -70,14 +70,14 @@ impl Exchange {
             self.named = Some((engine.clone(), named));
         }
         if serving.config.backend == envelope::BACKEND {
-            self.asked = envelope::to_document(request)?;
+            self.requested = envelope::to_document(request)?;
         }
         Ok(())
     }
 
     /// Whether answers pass as they are.
     pub(super) fn is_plain(&self) -> bool {
-        self.called.is_none() && self.named.is_none() && self.asked.is_none()
+        self.called.is_none() && self.named.is_none() && self.requested.is_none()
     }
 
     /// What the client is to see of the one answer.
@@ -107,8 +107,8 @@ impl Exchange {
             response.model_name.clone_from(name);
             response.model_version.clone_from(version);
         }
-        if let Some(asked) = &self.asked {
-            envelope::from_document(&mut response, asked)?;
+        if let Some(requested) = &self.requested {
+            envelope::from_document(&mut response, requested)?;
         }
         Ok(response)
     }

@@ -10,7 +10,7 @@ use pharos::service::{GpuUsage, Management, Naming, WorkerHealth, WorkerStatus};
 use pharos::timeline::Instant;
 
 use super::Engine;
-use crate::supervisor::Doing;
+use crate::supervisor::InstanceStatus;
 use pharos_os::clock;
 use pharos_telemetry::system::process_of;
 
@@ -22,7 +22,7 @@ impl Management for Engine {
     fn workers(&self, model: &str) -> Vec<WorkerStatus> {
         let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
         let Some(instances) = serving.instances() else { return Vec::new() };
-        let workers = instances.states().into_iter().map(|Doing { id, state, pid, gpu, .. }| {
+        let workers = instances.states().into_iter().map(|InstanceStatus { id, state, pid, gpu, .. }| {
             let process = pid.and_then(|pid| process_of(Path::new("/proc"), pid));
             let (resident_bytes, started) = process.unwrap_or_default();
             WorkerStatus { number: id.0, state, pid, resident_bytes, started, gpu }

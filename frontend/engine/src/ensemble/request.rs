@@ -21,7 +21,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
 use pharos::timeline::{ComputeStamps, Instant};
 
-use super::slots::{Place, Queued, STUCK};
+use super::slots::{Queued, STUCK, StepPermit};
 use super::steps::{InSequence, Passed, log_left_out, made, region, request_inputs, requested, response};
 use super::steps::{StepTensors, sequence_of, step_request};
 use super::streams::{Stream, Streams};
@@ -32,7 +32,7 @@ use pharos_os::clock;
 /// What a step does next that had to be waited for.
 enum Event<R> {
     /// It has answered.
-    Answered(CallId, Answer, Place),
+    Answered(CallId, Answer, StepPermit),
     /// A decoupled one has begun.
     Begun(usize, Stream<R>),
 }
@@ -75,8 +75,8 @@ pub(super) struct EnsembleRequest<M: Members> {
     streams: Vec<Streams<M::Responses>>,
     /// By stage, how many steps wait for their places.
     queued: Vec<Arc<AtomicUsize>>,
-    /// The place of the step that was answered last, until what follows is queued.
-    before: Place,
+    /// The permit of the step that was answered last, until what follows is queued.
+    before: StepPermit,
     times: Times,
 }
 
@@ -126,7 +126,7 @@ impl<M: Members> EnsembleRequest<M> {
                 return Poll::Ready(None);
             }
             match self.events.poll_next_unpin(cx) {
-                Poll::Ready(Some(Event::Answered(id, answer, place))) => self.answered(id, answer, place),
+                Poll::Ready(Some(Event::Answered(id, answer, permit))) => self.answered(id, answer, permit),
                 Poll::Ready(Some(Event::Begun(stage, stream))) => self.stream(stage, stream),
                 _ if self.poll_streams(cx) => {}
                 _ => return Poll::Pending,
@@ -207,8 +207,8 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// A step has answered, as it does once; or a decoupled one could not begin.
-    fn answered(&mut self, id: CallId, answer: Answer, place: Place) {
-        self.before = place;
+    fn answered(&mut self, id: CallId, answer: Answer, permit: StepPermit) {
+        self.before = permit;
         let Some(running) = self.stopped(id) else { return };
         let plan = self.plan.clone();
         let Some(step) = plan.steps().get(running.step) else { return };
@@ -227,14 +227,14 @@ impl<M: Members> EnsembleRequest<M> {
     /// The next response of a decoupled step, of the last stage first. Gives whether there was one.
     fn poll_streams(&mut self, cx: &mut Context<'_>) -> bool {
         for stage in (0..self.streams.len()).rev() {
-            // What comes behind these steps waits for its place.
+            // What comes behind these steps waits for its permit.
             let behind = self.queued.iter().skip(stage + 1);
             if behind.map(|count| count.load(Ordering::Relaxed)).sum::<usize>() > 0 {
                 continue;
             }
             let (flow, Some(streams)) = (&self.flow, self.streams.get_mut(stage)) else { continue };
-            if let Poll::Ready((id, streamed, place)) = streams.poll_next(cx, |id| flow.waiting(id)) {
-                self.before = place;
+            if let Poll::Ready((id, streamed, permit)) = streams.poll_next(cx, |id| flow.waiting(id)) {
+                self.before = permit;
                 self.responded((stage, id), streamed);
                 return true;
             }
@@ -297,31 +297,31 @@ struct Work<M: Members> {
 }
 
 impl<M: Members> Work<M> {
-    async fn answer(mut self, place: Place) -> Event<M::Responses> {
+    async fn answer(mut self, permit: StepPermit) -> Event<M::Responses> {
         self.request.timeline.request_start = clock::now();
         let answer = match self.member.check_ready() {
             Ok(()) => self.models.infer(&self.member, self.request).await,
             Err(error) => Err(error),
         };
-        Event::Answered(self.id, answer, place)
+        Event::Answered(self.id, answer, permit)
     }
 
     async fn answer_in_turn(self, queued: Queued, ensemble: ModelVersion) -> Event<M::Responses> {
-        let place = queued.place(&ensemble, STUCK).await;
-        self.answer(place).await
+        let permit = queued.acquire(&ensemble, STUCK).await;
+        self.answer(permit).await
     }
 
-    fn begin(mut self, place: Place) -> Result<Stream<M::Responses>, InferError> {
+    fn begin(mut self, permit: StepPermit) -> Result<Stream<M::Responses>, InferError> {
         self.request.timeline.request_start = clock::now();
         self.member.check_ready()?;
         let responses = self.models.stream(&self.member, self.request)?;
-        Ok(Stream { id: self.id, responses, place })
+        Ok(Stream { id: self.id, responses, permit })
     }
 
     async fn begin_in_turn(self, stage: usize, queued: Queued, ensemble: ModelVersion) -> Event<M::Responses> {
-        let place = queued.place(&ensemble, STUCK).await;
+        let permit = queued.acquire(&ensemble, STUCK).await;
         let id = self.id;
-        self.begin(place)
+        self.begin(permit)
             .map_or_else(|error| Event::Answered(id, Err(error), None), |stream| Event::Begun(stage, stream))
     }
 }

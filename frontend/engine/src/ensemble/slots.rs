@@ -8,14 +8,14 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A place is waited for so long, as in Triton: a model that is in a plan twice can hold its only instance with responses
+/// A permit is waited for so long, as in Triton: a model that is in a plan twice can hold its only instance with responses
 /// that wait for that instance, and the limit must not stop it for ever.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
 
-/// A place in a step; free again when nobody holds it any more. `None` without a limit.
-pub(super) type Place = Option<Arc<OwnedSemaphorePermit>>;
+/// The permit to run a step; released with the last clone. `None` without a limit.
+pub(super) type StepPermit = Option<Arc<OwnedSemaphorePermit>>;
 
-/// The places of an ensemble's steps.
+/// The permits of an ensemble's steps.
 #[derive(Debug)]
 pub(super) struct Slots {
     steps: Vec<Arc<Semaphore>>,
@@ -30,35 +30,35 @@ impl Slots {
         (limit > 0).then_some(Self { steps, limit })
     }
 
-    /// Queues for a place in a step of this number. `waiting` counts who does. `before` is the place of the step whose response
+    /// Queues for a permit for the step of this number. `waiting` counts who does. `before` is the permit of the step whose response
     /// this one is for: it is held until this one has its own, so that what is made is not made faster than it is taken.
-    pub(super) fn queue(&self, step: usize, waiting: &Arc<AtomicUsize>, before: Place) -> Option<Queued> {
+    pub(super) fn queue(&self, step: usize, waiting: &Arc<AtomicUsize>, before: StepPermit) -> Option<Queued> {
         let semaphore = self.steps.get(step)?.clone();
         waiting.fetch_add(1, Ordering::Relaxed);
         Some(Queued { semaphore, limit: self.limit, step, waiting: waiting.clone(), _before: before })
     }
 
-    /// The steps with how many of their places are taken.
+    /// The steps with how many of their permits are taken.
     pub(super) fn taken(&self) -> impl Iterator<Item = usize> {
         let limit = usize::try_from(self.limit).unwrap_or(Semaphore::MAX_PERMITS);
         self.steps.iter().map(move |step| limit.saturating_sub(step.available_permits()))
     }
 }
 
-/// A request that waits for its place.
+/// A request that waits for its permit.
 pub(super) struct Queued {
     semaphore: Arc<Semaphore>,
     limit: u32,
     step: usize,
     waiting: Arc<AtomicUsize>,
-    _before: Place,
+    _before: StepPermit,
 }
 
 impl Queued {
-    /// The place, once it is there; none after so long.
-    pub(super) async fn place(self, ensemble: &ModelVersion, patience: Duration) -> Place {
+    /// Waits for the permit; none after `patience`.
+    pub(super) async fn acquire(self, ensemble: &ModelVersion, patience: Duration) -> StepPermit {
         match tokio::time::timeout(patience, self.semaphore.clone().acquire_owned()).await {
-            Ok(place) => place.ok().map(Arc::new),
+            Ok(permit) => permit.ok().map(Arc::new),
             Err(_) => {
                 let Self { limit, step, .. } = self;
                 let seconds = patience.as_secs();
@@ -84,13 +84,13 @@ mod tests {
     async fn places_are_waited_for_in_turn_and_not_for_ever() {
         let (slots, waiting) = (Slots::new(2, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
         let (ensemble, patience) = (ModelVersion::new("e", 1), Duration::from_millis(20));
-        let first = slots.queue(1, &waiting, None).unwrap().place(&ensemble, STUCK).await;
+        let first = slots.queue(1, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
         assert_eq!((waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()), (0, vec![0, 1]));
         let second = slots.queue(1, &waiting, first.clone()).unwrap();
         assert_eq!(waiting.load(Ordering::Relaxed), 1);
         drop(first);
-        // Its own place is held for it: nobody would ever free it.
-        assert!(second.place(&ensemble, patience).await.is_none());
+        // Its own permit is held for it: nobody would ever free it.
+        assert!(second.acquire(&ensemble, patience).await.is_none());
         assert_eq!(waiting.load(Ordering::Relaxed), 0);
         assert_eq!(slots.taken().collect::<Vec<_>>(), [0, 0]);
         assert!(Slots::new(2, 0).is_none());

@@ -11,7 +11,7 @@ use pharos::ensemble::CallId;
 use pharos::error::InferError;
 use tokio::task::coop::{poll_proceed, unconstrained};
 
-use super::slots::Place;
+use super::slots::StepPermit;
 use crate::scheduler::Streamed;
 
 /// Responses that everything has been made of may wait for one before them, so many of a request; beyond it the request's
@@ -28,7 +28,7 @@ pub(crate) trait ResponseSource: Unpin {
 pub(super) struct Stream<S> {
     pub(super) id: CallId,
     pub(super) responses: S,
-    pub(super) place: Place,
+    pub(super) permit: StepPermit,
 }
 
 /// The next response of a step, with the step.
@@ -82,7 +82,7 @@ impl<S: ResponseSource> Streams<S> {
         }
     }
 
-    /// The next response, with its step; with the step's place if it was the last. `waiting` says how many responses of a step
+    /// The next response, with its step; with the step's permit if it was the last. `waiting` says how many responses of a step
     /// wait for one before them.
     ///
     /// Whether the task should let others run is asked once, here. A channel that asked by itself would say that it has
@@ -91,7 +91,7 @@ impl<S: ResponseSource> Streams<S> {
         &mut self,
         cx: &mut Context<'_>,
         waiting: impl Fn(CallId) -> usize,
-    ) -> Poll<(CallId, Streamed, Place)> {
+    ) -> Poll<(CallId, Streamed, StepPermit)> {
         let allowed = ready!(poll_proceed(cx));
         let next = pin!(unconstrained(poll_fn(|cx| self.poll_in_turn(cx, &waiting)))).poll(cx);
         if next.is_ready() {
@@ -104,7 +104,7 @@ impl<S: ResponseSource> Streams<S> {
         &mut self,
         cx: &mut Context<'_>,
         waiting: &impl Fn(CallId) -> usize,
-    ) -> Poll<(CallId, Streamed, Place)> {
+    ) -> Poll<(CallId, Streamed, StepPermit)> {
         let is_ahead = |stream: &mut Stream<S>| waiting(stream.id) >= BEHIND;
         for stream in self.parked.extract_if(.., |stream| !is_ahead(stream)) {
             self.others.push(Next(Some(stream)));
@@ -131,10 +131,10 @@ impl<S: ResponseSource> Streams<S> {
         }
     }
 
-    fn taken(&mut self, stream: Stream<S>, streamed: Streamed) -> (CallId, Streamed, Place) {
+    fn taken(&mut self, stream: Stream<S>, streamed: Streamed) -> (CallId, Streamed, StepPermit) {
         let id = stream.id;
         if streamed.last {
-            return (id, streamed, stream.place);
+            return (id, streamed, stream.permit);
         }
         self.current = Some(stream);
         (id, streamed, None)
@@ -209,7 +209,7 @@ mod tests {
             .iter()
             .map(|id| {
                 let (sender, responses) = unbounded_channel();
-                streams.push(Stream { id: *id, responses, place: None });
+                streams.push(Stream { id: *id, responses, permit: None });
                 sender
             })
             .collect();
@@ -235,7 +235,7 @@ mod tests {
         let mut senders = Vec::new();
         for (n, id) in ids(100).into_iter().enumerate() {
             let (sender, responses) = unbounded_channel();
-            streams.push(Stream { id, responses, place: None });
+            streams.push(Stream { id, responses, permit: None });
             senders.push(sender);
             // Some have been looked at, some have not.
             if n == 40 {
@@ -260,7 +260,7 @@ mod tests {
     fn what_is_given_up_is_dropped() {
         let (ids, mut streams) = (ids(1), Streams::default());
         let (sender, responses) = unbounded_channel();
-        streams.push(Stream { id: ids[0], responses, place: None });
+        streams.push(Stream { id: ids[0], responses, permit: None });
         respond(&sender, "a0", false);
         assert_eq!(taken(&mut streams, |_| 0), ["a0"]);
         streams.give_up(ids[0]);

@@ -204,13 +204,6 @@ mod tests {
 
     use super::*;
 
-    fn folder(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("pharos-archive-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
-
     type Piece<'a> = (EntryType, &'a str, &'a str);
 
     /// An archive whose names are written as they are, whatever they are.
@@ -238,25 +231,25 @@ mod tests {
 
     #[test]
     fn those_who_come_together_all_get_it_while_they_use_it() {
-        let folder = folder("together");
-        let one = folder.join("one.tar.gz");
+        let folder = tempfile::tempdir().unwrap();
+        let one = folder.path().join("one.tar.gz");
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
         for round in 0..50 {
             let (sender, came) = mpsc::channel();
             for _ in 0..4 {
-                let (sender, one, cache) = (sender.clone(), one.clone(), folder.join(round.to_string()));
+                let (sender, one, cache) = (sender.clone(), one.clone(), folder.path().join(round.to_string()));
                 thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
             }
             let used: Vec<_> = (0..4).map(|_| came.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
             assert_eq!(used.len(), 4);
         }
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn an_archive_is_unpacked_once_and_anew_when_it_has_changed() {
-        let folder = folder("once");
-        let (cache, one, copy) = (folder.join("a/cache"), folder.join("one.tar.gz"), folder.join("copy.tar.gz"));
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, one, copy) =
+            (folder.path().join("a/cache"), folder.path().join("one.tar.gz"), folder.path().join("copy.tar.gz"));
         archive(
             &one,
             &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n"), (EntryType::Symlink, "bin/python", "python3")],
@@ -281,15 +274,14 @@ mod tests {
         // What was cut off in the middle is done again.
         fs::write(cache.join(OWN).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "").unwrap();
         assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn what_is_unused_for_long_goes_and_what_is_used_stays() {
-        let folder = folder("unused");
-        let cache = folder.join("cache");
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache");
         let environment = |name: &str| {
-            let path = folder.join(name);
+            let path = folder.path().join(name);
             archive(&path, &[(EntryType::Regular, "bin/python3", name)]);
             unpacked(&cache, &path, python).unwrap()
         };
@@ -315,14 +307,13 @@ mod tests {
         assert!(of_others.iter().all(|path| path.is_dir() && path.with_extension("lock").exists()));
         assert!(held.is_dir() && kept.is_dir() && !gone.exists() && !gone.with_extension("lock").exists());
         drop(used);
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn nothing_leaves_the_environment() {
-        let folder = folder("leaves");
-        let (cache, path) = (folder.join("cache"), folder.join("bad.tar.gz"));
-        let outside = folder.join("outside");
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, path) = (folder.path().join("cache"), folder.path().join("bad.tar.gz"));
+        let outside = folder.path().join("outside");
         fs::create_dir(&outside).unwrap();
         let target = outside.to_str().unwrap();
         let (file, link, hard) = (EntryType::Regular, EntryType::Symlink, EntryType::Link);
@@ -345,19 +336,18 @@ mod tests {
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
         assert!(unpacked(&cache, &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn environments_are_bounded_and_told_where_they_are() {
-        let folder = folder("bounds");
-        let path = folder.join("e.tar.gz");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("e.tar.gz");
         archive(&path, &[(EntryType::Regular, "one", "12345"), (EntryType::Regular, "two", "12345")]);
         for (limits, expected) in [
             (Limits { bytes: 9, files: 9 }, "'two' makes it more than 9 bytes"),
             (Limits { bytes: 10, files: 1 }, "'two' makes it more than 1 files"),
         ] {
-            let target = folder.join("target");
+            let target = folder.path().join("target");
             let error = unpack(File::open(&path).unwrap(), &target, &limits).unwrap_err();
             assert_eq!(error.to_string(), expected);
             fs::remove_dir_all(&target).unwrap();
@@ -365,12 +355,11 @@ mod tests {
         let script = |text: &'static str| (EntryType::Regular, "bin/conda-unpack", text);
         let python3 = (EntryType::Regular, "bin/python3", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
         archive(&path, &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")]);
-        let home = unpacked(&folder.join("cache"), &path, python).unwrap();
+        let home = unpacked(&folder.path().join("cache"), &path, python).unwrap();
         let told = fs::read_to_string(home.path().join("where")).unwrap();
         assert_eq!(Path::new(told.trim()), home.path());
         archive(&path, &[python3, script("echo no room >&2; exit 3\n")]);
-        let error = unpacked(&folder.join("cache"), &path, python).unwrap_err();
+        let error = unpacked(&folder.path().join("cache"), &path, python).unwrap_err();
         assert!(error.contains("conda-unpack failed: exit status: 3: no room"), "{error}");
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

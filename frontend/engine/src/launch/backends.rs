@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pharos::model::advice;
+use pharos::model::backend_advice;
 
 use super::{ORDINARY, Program};
 
@@ -65,7 +65,7 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
         }
         None => "there is no backend directory, which --backend-directory names".to_owned(),
     };
-    let advice = match advice(name) {
+    let advice = match backend_advice(name) {
         "" => String::new(),
         advice => format!("; {advice}"),
     };

@@ -3,17 +3,19 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use tempfile::TempDir;
+
 use super::*;
 
-struct Place {
-    root: PathBuf,
+struct Fixture {
+    folder: TempDir,
     program: Program,
 }
 
-impl Place {
-    fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("pharos-launch-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
+impl Fixture {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         for directory in ["m/1", "backends"] {
             fs::create_dir_all(root.join(directory)).unwrap();
         }
@@ -26,12 +28,16 @@ impl Place {
             hidden: Vec::new(),
             deployment_backends: vec!["rows"],
         };
-        Self { root, program }
+        Self { folder, program }
+    }
+
+    fn root(&self) -> &Path {
+        self.folder.path()
     }
 
     /// A file, with the directories above it.
     fn file(&self, path: &str, mode: u32) -> PathBuf {
-        let path = self.root.join(path);
+        let path = self.root().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
@@ -39,11 +45,11 @@ impl Place {
     }
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
-        let (directory, version) = (self.root.join("m"), self.root.join("m/1"));
+        let (directory, version) = (self.root().join("m"), self.root().join("m/1"));
         choose(&self.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
     }
 
-    /// The program without the place's root, and what is set.
+    /// The program without the fixture's root, and what is set.
     fn chosen(&self, backend: &str, environment: Option<&str>) -> String {
         match self.choose(backend, environment) {
             Ok(launch) => {
@@ -55,16 +61,10 @@ impl Place {
                     let own = value.as_ref().filter(|_| !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH"].contains(name));
                     text += &own.map_or(String::new(), |value| format!(" {name}={}", value.display()));
                 }
-                text.replace(&self.root.display().to_string(), "")
+                text.replace(&self.root().display().to_string(), "")
             }
-            Err(error) => error.replace(&self.root.display().to_string(), ""),
+            Err(error) => error.replace(&self.root().display().to_string(), ""),
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 
@@ -75,21 +75,21 @@ fn variable(launch: &Launch, name: &str) -> Option<String> {
 
 #[test]
 fn backends_are_found_in_the_order_that_is_said() {
-    let place = Place::new("backends");
+    let mut fixture = Fixture::new();
     for backend in ORDINARY {
-        assert_eq!(place.chosen(backend, None), "/opt/pharos-worker");
+        assert_eq!(fixture.chosen(backend, None), "/opt/pharos-worker");
     }
     for backend in PYTHON {
-        assert_eq!(place.chosen(backend, None), "/bin/sh -m pharos_worker");
+        assert_eq!(fixture.chosen(backend, None), "/bin/sh -m pharos_worker");
     }
     assert_eq!(
-        place.chosen("mine", None),
+        fixture.chosen("mine", None),
         "backend 'mine' of model 'm' is not available here; available: builtin, onnxruntime, tract, python, pytorch, \
          rows, sklearn, xgboost; '/backends/mine' does not hold libpharos_mine.so, pharos-worker-mine or model.py"
     );
-    place.file("backends/other/pharos-worker-other", 0o755);
-    place.file("backends/nothing/readme", 0o644);
-    assert!(place.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
+    fixture.file("backends/other/pharos-worker-other", 0o755);
+    fixture.file("backends/nothing/readme", 0o644);
+    assert!(fixture.chosen("mine", None).contains("xgboost, other; '/backends/mine'"));
     for (file, expected) in [
         ("backends/mine/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
         ("m/1/model.py", "/bin/sh -m pharos_worker PHAROS_PYTHON_BACKEND=/backends/mine/model.py"),
@@ -101,66 +101,68 @@ fn backends_are_found_in_the_order_that_is_said() {
         ("m/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/libpharos_mine.so"),
         ("m/1/libpharos_mine.so", "/opt/pharos-worker PHAROS_BACKEND_LIBRARY=/m/1/libpharos_mine.so"),
     ] {
-        place.file(file, 0o755);
-        assert_eq!(place.chosen("mine", None), expected, "{file}");
+        fixture.file(file, 0o755);
+        assert_eq!(fixture.chosen("mine", None), expected, "{file}");
     }
     for name in ["../mine", "a/b", ".hidden", "", "a b"] {
-        let error = place.choose(name, None).unwrap_err();
+        let error = fixture.choose(name, None).unwrap_err();
         assert!(error.contains("is no name of a backend: allowed are letters"), "{error}");
     }
-    let without = Place { program: Program { backends: None, ..place.program.clone() }, root: place.root.join("none") };
-    assert!(without.chosen("foo", None).ends_with("there is no backend directory, which --backend-directory names"));
+    fixture.program.backends = None;
+    assert!(fixture.chosen("foo", None).ends_with("there is no backend directory, which --backend-directory names"));
 }
 
 #[test]
 fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
-    let mut place = Place::new("packages");
-    let library = place.file("site/onnxruntime/capi/libonnxruntime.so.1.31.1", 0o644);
-    place.program.onnxruntime = Some(library);
+    let mut fixture = Fixture::new();
+    let library = fixture.file("site/onnxruntime/capi/libonnxruntime.so.1.31.1", 0o644);
+    fixture.program.onnxruntime = Some(library);
     for file in ["cudnn/lib/libcudnn.so.9", "cu13/lib/libcudart.so.13", "cu13/include/cuda.h"] {
-        place.file(&format!("site/nvidia/{file}"), 0o644);
+        fixture.file(&format!("site/nvidia/{file}"), 0o644);
     }
-    fs::create_dir_all(place.root.join("site/nvidia/nothing")).unwrap();
+    fs::create_dir_all(fixture.root().join("site/nvidia/nothing")).unwrap();
     // A runtime for processors needs none of them.
-    assert_eq!(variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH), None);
-    place.file("site/onnxruntime/capi/libonnxruntime_providers_cuda.so", 0o644);
-    place.file("site/tensorrt_libs/libnvinfer.so.10", 0o644);
+    assert_eq!(variable(&fixture.choose("onnxruntime", None).unwrap(), LIBRARY_PATH), None);
+    fixture.file("site/onnxruntime/capi/libonnxruntime_providers_cuda.so", 0o644);
+    fixture.file("site/tensorrt_libs/libnvinfer.so.10", 0o644);
     // Other backends may have other versions of the same.
-    assert_eq!(variable(&place.choose("builtin", None).unwrap(), LIBRARY_PATH), None);
-    let path = variable(&place.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
+    assert_eq!(variable(&fixture.choose("builtin", None).unwrap(), LIBRARY_PATH), None);
+    let path = variable(&fixture.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
     let own = std::env::var(LIBRARY_PATH).unwrap_or_default();
-    let ours = path.strip_prefix(&own).unwrap().replace(&format!("{}/site/", place.root.display()), "");
+    let ours = path.strip_prefix(&own).unwrap().replace(&format!("{}/site/", fixture.root().display()), "");
     assert_eq!(ours.trim_start_matches(':'), "nvidia/cu13/lib:nvidia/cudnn/lib:tensorrt_libs");
 }
 
 #[test]
 fn interpreters_are_found_in_the_order_that_is_said() {
-    let place = Place::new("interpreters");
+    let fixture = Fixture::new();
     let home = " VIRTUAL_ENV=/m/.venv";
-    place.file("m/.venv/bin/python", 0o755);
-    assert_eq!(place.chosen("python", None), format!("/m/.venv/bin/python -m pharos_worker{home}"));
-    let python3 = place.file("m/.venv/bin/python3", 0o755);
-    assert_eq!(place.chosen("pytorch", None), format!("/m/.venv/bin/python3 -m pharos_worker{home}"));
-    place.file("m/venv/bin/python3", 0o755);
-    assert_eq!(place.chosen("python", None), "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv");
+    fixture.file("m/.venv/bin/python", 0o755);
+    assert_eq!(fixture.chosen("python", None), format!("/m/.venv/bin/python -m pharos_worker{home}"));
+    let python3 = fixture.file("m/.venv/bin/python3", 0o755);
+    assert_eq!(fixture.chosen("pytorch", None), format!("/m/.venv/bin/python3 -m pharos_worker{home}"));
+    fixture.file("m/venv/bin/python3", 0o755);
+    assert_eq!(fixture.chosen("python", None), "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv");
     // A link stays one: it is how an environment is known.
-    fs::create_dir_all(place.root.join("env/bin")).unwrap();
-    fs::create_dir_all(place.root.join("env/conda-meta")).unwrap();
-    symlink(python3, place.root.join("env/bin/python3")).unwrap();
+    fs::create_dir_all(fixture.root().join("env/bin")).unwrap();
+    fs::create_dir_all(fixture.root().join("env/conda-meta")).unwrap();
+    symlink(python3, fixture.root().join("env/bin/python3")).unwrap();
     let expected = "/env/bin/python3 -m pharos_worker CONDA_PREFIX=/env";
-    let absolute = place.root.join("env");
-    assert_eq!(place.chosen("python", absolute.to_str()), expected);
-    assert_eq!(place.chosen("python", Some("$$TRITON_MODEL_DIRECTORY/../env")).replace("/m/..", ""), expected);
-    let launch = place.choose("python", absolute.to_str()).unwrap();
-    let bin = format!("{}/env/bin:", place.root.display());
+    let absolute = fixture.root().join("env");
+    assert_eq!(fixture.chosen("python", absolute.to_str()), expected);
+    assert_eq!(fixture.chosen("python", Some("$$TRITON_MODEL_DIRECTORY/../env")).replace("/m/..", ""), expected);
+    let launch = fixture.choose("python", absolute.to_str()).unwrap();
+    let bin = format!("{}/env/bin:", fixture.root().display());
     assert!(variable(&launch, "PATH").unwrap().starts_with(&bin));
-    assert!(variable(&launch, "LD_LIBRARY_PATH").unwrap().starts_with(&format!("{}/env/lib", place.root.display())));
+    assert!(
+        variable(&launch, "LD_LIBRARY_PATH").unwrap().starts_with(&format!("{}/env/lib", fixture.root().display()))
+    );
     assert!(launch.variables.contains(&("PYTHONHOME", None)) && launch.variables.contains(&("VIRTUAL_ENV", None)));
 }
 
 #[test]
 fn interpreters_that_cannot_run_are_refused() {
-    let mut place = Place::new("refused");
+    let mut fixture = Fixture::new();
     for (environment, expected) in [
         (
             "$$TRITON_MODEL_DIRECTORY/nowhere",
@@ -174,24 +176,24 @@ fn interpreters_that_cannot_run_are_refused() {
              bin/python",
         ),
     ] {
-        let error = place.chosen("python", Some(environment));
+        let error = fixture.chosen("python", Some(environment));
         assert!(error.starts_with(expected), "{error}");
     }
-    let wrong = place.file("m/wrong.tar.gz", 0o644);
-    let error = place.chosen("python", wrong.to_str());
+    let wrong = fixture.file("m/wrong.tar.gz", 0o644);
+    let error = fixture.chosen("python", wrong.to_str());
     assert!(
         error.starts_with("model 'm': the environment '/m/wrong.tar.gz' cannot be used: it cannot be unpacked: "),
         "{error}"
     );
-    place.file("m/venv/bin/python3", 0o644);
+    fixture.file("m/venv/bin/python3", 0o644);
     assert_eq!(
-        place.chosen("python", None),
+        fixture.chosen("python", None),
         "model 'm': the Python interpreter '/m/venv/bin/python3' (in the model's directory) is not executable by this user"
     );
-    fs::remove_file(place.root.join("m/venv/bin/python3")).unwrap();
-    symlink("/nonexistent/python3", place.root.join("m/venv/bin/python3")).unwrap();
-    assert!(place.chosen("python", None).ends_with("is a link that leads nowhere"));
-    fs::remove_dir_all(place.root.join("m/venv")).unwrap();
+    fs::remove_file(fixture.root().join("m/venv/bin/python3")).unwrap();
+    symlink("/nonexistent/python3", fixture.root().join("m/venv/bin/python3")).unwrap();
+    assert!(fixture.chosen("python", None).ends_with("is a link that leads nowhere"));
+    fs::remove_dir_all(fixture.root().join("m/venv")).unwrap();
     for (python, expected) in [
         (
             "/nonexistent/python3",
@@ -203,30 +205,30 @@ fn interpreters_that_cannot_run_are_refused() {
             "model 'm' needs Python, and there is no 'no-such-python' on the PATH: --python names another",
         ),
     ] {
-        place.program.python = Some(python.into());
-        assert_eq!(place.chosen("python", None), expected);
+        fixture.program.python = Some(python.into());
+        assert_eq!(fixture.chosen("python", None), expected);
     }
 }
 
 #[test]
 fn onnx_models_need_the_part_for_cuda_beside_the_library() {
-    let mut place = Place::new("cuda");
-    let why = |place: &Place| no_cuda_provider(&place.program);
-    assert!(why(&place).unwrap().starts_with("ONNX Runtime is not here, "));
-    place.program.onnxruntime = Some(place.file("capi/libonnxruntime.so.1.31.1", 0o644));
-    let (told, advice) = (why(&place).unwrap(), "is missing; `pip install onnxruntime-gpu` brings it");
+    let mut fixture = Fixture::new();
+    let why = |fixture: &Fixture| no_cuda_provider(&fixture.program);
+    assert!(why(&fixture).unwrap().starts_with("ONNX Runtime is not here, "));
+    fixture.program.onnxruntime = Some(fixture.file("capi/libonnxruntime.so.1.31.1", 0o644));
+    let (told, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu` brings it");
     assert!(told.contains("capi/libonnxruntime_providers_cuda.so' ") && told.ends_with(advice), "{told}");
-    place.file("capi/libonnxruntime_providers_cuda.so", 0o644);
-    assert_eq!(why(&place), None);
+    fixture.file("capi/libonnxruntime_providers_cuda.so", 0o644);
+    assert_eq!(why(&fixture), None);
 }
 
 #[test]
 fn what_is_outside_the_model_is_known() {
-    let place = Place::new("outside");
-    let path = place.file("backends/mine/libpharos_mine.so", 0o644);
-    let (directory, version) = (place.root.join("m"), place.root.join("m/1"));
+    let fixture = Fixture::new();
+    let path = fixture.file("backends/mine/libpharos_mine.so", 0o644);
+    let (directory, version) = (fixture.root().join("m"), fixture.root().join("m/1"));
     let of = |backend, environment| {
-        outside(&place.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
+        outside(&fixture.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
     };
     assert_eq!(of("mine", None), [path]);
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);

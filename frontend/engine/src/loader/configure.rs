@@ -7,7 +7,7 @@ use pharos::model::{CodeLocation, ModelConfig};
 use pharos::supervisor::{self, Backoff, RestartPolicy};
 
 use super::Loader;
-use super::prepare::{Asked, Configuration, Prepared, Version};
+use super::prepare::{CodeCompletion, Configuration, Prepared, Version};
 use crate::launch::{self, Launch, Model};
 use crate::process;
 
@@ -43,28 +43,30 @@ impl Loader {
     ) -> Result<ModelConfig, String> {
         match &prepared.configuration {
             Configuration::Known(config) => Ok((**config).clone()),
-            Configuration::Asked(asked) => self.ask(prepared, (number, version), launch, asked).await,
+            Configuration::CompletedByCode(code) => {
+                self.complete_by_code(prepared, (number, version), launch, code).await
+            }
         }
     }
 
-    async fn ask(
+    async fn complete_by_code(
         &self,
         prepared: &Prepared,
         (number, version): (u64, &Version),
         launch: &Launch,
-        asked: &Asked,
+        completion: &CodeCompletion,
     ) -> Result<ModelConfig, String> {
-        let (reader, code) = (asked.clone(), version.directory.clone());
+        let (reader, code) = (completion.clone(), version.directory.clone());
         if !tokio::task::spawn_blocking(move || reader.may_answer(&code)).await.unwrap_or(true) {
-            return asked.unanswered().map_err(|error| error.to_string());
+            return completion.unanswered().map_err(|error| error.to_string());
         }
         let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (directory, above) = (whole(&version.directory), whole(prepared.model_files.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
         let question =
-            asked.draft.question(&CodeLocation { version: number, directory, model_directory }, asked.gpus());
+            completion.draft.question(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
         let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
-        asked.answered(&answer).map_err(|error| error.to_string())
+        completion.answered(&answer).map_err(|error| error.to_string())
     }
 
     /// The time limits and restarts of a model's workers.

@@ -11,7 +11,7 @@ use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::{DUPLICATE, States};
 
 use super::Loader;
-use super::load::{Unserved, labels, read_cache, warn_of_doubts};
+use super::load::{Unserved, labels, log_warnings, read_cache};
 use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache};
 use crate::ensemble::{Ensemble, Members};
@@ -54,7 +54,7 @@ impl Loader {
         record::ensemble_loaded(self.cache(), &series, steps);
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
-        warn_of_doubts(&model, config);
+        log_warnings(&model, config);
         tracing::info!(%model, steps = plan.steps().len(), "ensemble ready in {seconds:.3} s");
         if config.decoupled {
             self.cache().model_decoupled(&series);

@@ -158,7 +158,7 @@ impl Loader {
         let seconds = (clock::now() - began).as_secs_f64();
         record::model_load_duration(&series, seconds);
         record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
-        warn_of_doubts(&model, &config);
+        log_warnings(&model, &config);
         tracing::info!(%model, engine = loaded.engine, instances = placements.len(), "model ready in {seconds:.3} s");
         Ok(Serving {
             model,
@@ -351,10 +351,10 @@ fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), Stri
     from_file.try_for_each(|state| state.first_value(read).map(drop))
 }
 
-/// Tells what the configuration says and hardly means.
-pub(super) fn warn_of_doubts(model: &ModelVersion, config: &ModelConfig) {
-    for doubt in &config.doubtful {
-        tracing::warn!(%model, "{doubt}");
+/// Logs settings of the configuration that are valid but probably unintended.
+pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
+    for warning in &config.warnings {
+        tracing::warn!(%model, "{warning}");
     }
     let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(|metric| metric.kind() == Kind::Histogram);
     for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {

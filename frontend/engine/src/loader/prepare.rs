@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
-use pharos::model::{Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_complete, onnx};
+use pharos::model::{
+    Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_auto_complete, onnx,
+};
 use pharos::repository::{self, Made, Stamp};
 
 use super::checksums;
@@ -41,7 +43,7 @@ impl Prepared {
         let of_version = match &self.configuration {
             _ if self.plan.is_some() => 0,
             Configuration::Known(config) => placement::of(config, 1).len(),
-            Configuration::Asked(_) => 1,
+            Configuration::CompletedByCode(_) => 1,
         };
         of_version * self.versions.len()
     }
@@ -53,12 +55,12 @@ pub(super) enum Configuration {
     /// All of it.
     Known(Box<ModelConfig>),
     /// Its code completes it, for each version anew.
-    Asked(Box<Asked>),
+    CompletedByCode(Box<CodeCompletion>),
 }
 
 /// A configuration that the model's code completes.
 #[derive(Clone)]
-pub(super) struct Asked {
+pub(super) struct CodeCompletion {
     pub(super) draft: Draft,
     /// The model's name without its namespace.
     directory: String,
@@ -68,7 +70,7 @@ pub(super) struct Asked {
     devices: Arc<Devices>,
 }
 
-impl Asked {
+impl CodeCompletion {
     /// The GPUs that instances are put on where the configuration names none.
     pub(super) fn gpus(&self) -> &[u32] {
         self.devices.usable()
@@ -87,7 +89,7 @@ impl Asked {
     /// Whether the code of the version in this directory may add something. Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
         let code = || scan::read_text(&version.join(self.draft.model_file()));
-        self.draft.backend() != "python" || code().map_or(true, |code| may_complete(&code))
+        self.draft.backend() != "python" || code().map_or(true, |code| may_auto_complete(&code))
     }
 
     fn complete(&self, draft: Draft) -> Result<ModelConfig, ConfigError> {
@@ -108,35 +110,35 @@ impl Configuration {
     pub(super) fn known(&self) -> Option<&ModelConfig> {
         match self {
             Self::Known(config) => Some(config),
-            Self::Asked(_) => None,
+            Self::CompletedByCode(_) => None,
         }
     }
 
     pub(super) fn backend(&self) -> &str {
         match self {
             Self::Known(config) => &config.backend,
-            Self::Asked(asked) => asked.draft.backend(),
+            Self::CompletedByCode(code) => code.draft.backend(),
         }
     }
 
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         match self {
             Self::Known(config) => config.parameters.get(name).map(String::as_str),
-            Self::Asked(asked) => asked.draft.parameter(name),
+            Self::CompletedByCode(code) => code.draft.parameter(name),
         }
     }
 
     fn version_policy(&self) -> Result<VersionPolicy, ConfigError> {
         match self {
             Self::Known(config) => Ok(config.version_policy.clone()),
-            Self::Asked(asked) => asked.draft.version_policy(),
+            Self::CompletedByCode(code) => code.draft.version_policy(),
         }
     }
 
     fn encode_parts(&self) -> [Vec<u8>; 3] {
         match self {
             Self::Known(config) => config.encode_parts(),
-            Self::Asked(asked) => asked.draft.encode_parts(),
+            Self::CompletedByCode(code) => code.draft.encode_parts(),
         }
     }
 }
@@ -207,7 +209,7 @@ fn prepare(
         configuration(settings, stores.without_namespace(model), &contents, draft).map_err(unreadable)?;
     let mut plan = match &configuration {
         Configuration::Known(config) => EnsemblePlan::new(config).transpose().map_err(unreadable)?,
-        Configuration::Asked(_) => None,
+        Configuration::CompletedByCode(_) => None,
     };
     if let Some(plan) = &mut plan {
         plan.rename(|namespace, name| stores.member(model, namespace, name));
@@ -261,8 +263,8 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
         let (directory, files) = (model.to_owned(), contents.files.clone());
         let default_max_batch_size = settings.default_max_batch_size;
         let devices = settings.devices.clone();
-        let asked = Asked { draft, directory, files, default_max_batch_size, devices };
-        return Ok(Configuration::Asked(Box::new(asked)));
+        let code = CodeCompletion { draft, directory, files, default_max_batch_size, devices };
+        return Ok(Configuration::CompletedByCode(Box::new(code)));
     }
     let config = draft.complete(&completion).map_err(|error| error.to_string())?;
     Ok(Configuration::Known(Box::new(config)))

@@ -2,7 +2,7 @@
 
 use pharos::id::RequestId;
 
-use super::stream::Place;
+use super::stream::BatchPosition;
 use super::{Driver, State};
 use pharos_os::clock;
 
@@ -46,23 +46,23 @@ impl Driver {
         if let Some((link, frame)) = deferred {
             link.send(&frame);
         }
-        if let Some(place) = told.filter(|_| self.config.decoupled) {
+        if let Some(position) = told.filter(|_| self.config.decoupled) {
             // It may be waiting for this request's reader.
-            place.tell(0);
+            position.tell(0);
         }
     }
 }
 
 /// Tells the instance that executes a request, or soon will, that nobody waits for it any more. Gives the batch and the place
 /// in it.
-fn give_up(state: &mut State, id: RequestId) -> Option<Place> {
+fn give_up(state: &mut State, id: RequestId) -> Option<BatchPosition> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {
             if let Some(position) = batch.requests.iter().position(|(request, _)| *request == id) {
                 member.link.arenas.inputs.give_up(batch.flags, position);
                 batch.given_up = true;
                 let request = u32::try_from(position).unwrap_or(u32::MAX);
-                return Some(Place { link: member.link.clone(), batch: batch.batch, request });
+                return Some(BatchPosition { link: member.link.clone(), batch: batch.batch, request });
             }
         }
     }

@@ -37,12 +37,12 @@ pub(super) struct Flow {
     /// The request is held until its reader has caught up.
     held: AtomicBool,
     /// Who has to be told: the instance that executes the request or did so last. Held to look at it only.
-    place: Mutex<Option<Place>>,
+    position: Mutex<Option<BatchPosition>>,
 }
 
-/// A request in a batch of an instance.
+/// The position of a request in a batch of an instance.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct BatchPosition {
     pub(super) link: SharedLink,
     pub(super) batch: u64,
     pub(super) request: u32,
@@ -53,13 +53,13 @@ impl Flow {
         self.sent.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::SeqCst))
     }
 
-    /// Counts responses as taken, and tells the worker. Who reads the place after the sum has changed cannot miss a batch
+    /// Counts responses as taken, and tells the worker. Who reads the position after the sum has changed cannot miss a batch
     /// that did not know the new sum when it was made: see [`Flow::tell_since`].
     fn pay(&self, responses: u64) {
         let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
         self.paid_at.store(clock::now().0, Ordering::Relaxed);
-        if let Some(place) = &*self.place() {
-            place.tell(taken);
+        if let Some(position) = &*self.position() {
+            position.tell(taken);
         }
     }
 
@@ -72,17 +72,17 @@ impl Flow {
     /// batch, it has not listened. Sums may be told twice.
     pub(super) fn tell_since(&self, told: &Resumed) {
         let taken = self.taken.load(Ordering::SeqCst);
-        if let Some(place) = self.place().as_ref().filter(|_| taken != told.taken) {
-            place.tell(taken);
+        if let Some(position) = self.position().as_ref().filter(|_| taken != told.taken) {
+            position.tell(taken);
         }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Place>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn position(&self) -> MutexGuard<'_, Option<BatchPosition>> {
+        self.position.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Place {
+impl BatchPosition {
     /// Tells the worker how many responses have been taken; 0 only wakes it up.
     pub(super) fn tell(&self, taken: u64) {
         let &Self { ref link, batch, request } = self;
@@ -162,7 +162,7 @@ impl Reply {
     /// It is in a batch of this instance now. Gives its flow if it has had responses that cost credit.
     pub(super) fn placed(&self, link: &SharedLink, batch: u64, request: u32) -> Option<Arc<Flow>> {
         let Self::Many(sink) = self else { return None };
-        *sink.flow.place() = Some(Place { link: link.clone(), batch, request });
+        *sink.flow.position() = Some(BatchPosition { link: link.clone(), batch, request });
         (sink.flow.sent.load(Ordering::Relaxed) > 0).then(|| sink.flow.clone())
     }
 
@@ -351,7 +351,7 @@ impl Driver {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Whatever else it sends of this request will be taken as well.
-        Place { link: link.clone(), batch: frame.batch, request: frame.request }.tell(u64::MAX);
+        BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }.tell(u64::MAX);
     }
 
     /// Records a response, and sends it to its reader.

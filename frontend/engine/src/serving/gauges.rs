@@ -13,7 +13,7 @@ use pharos::scheduler::SequenceCounts;
 use super::{Executor, ModelTable, Serving};
 use crate::ensemble::Ensemble;
 use crate::scheduler::Driver;
-use crate::supervisor::{Doing, Instances};
+use crate::supervisor::{InstanceStatus, Instances};
 use pharos_os::clock;
 
 /// Rows of one gauge: label values and the value.
@@ -198,14 +198,14 @@ fn summed(rows: Rows<'_>) -> Rows<'_> {
 
 /// What the instances of one model version do, and what their memory holds.
 fn describe<'a>(
-    (driver, instances): (&'a Driver, &'a [Doing]),
+    (driver, instances): (&'a Driver, &'a [InstanceStatus]),
     version: &'a str,
     states: &mut Rows<'a>,
     arenas: &mut Rows<'a>,
 ) {
     let model = &*driver.model.name;
     let used = driver.arenas_used();
-    for Doing { id, name, state: now, .. } in instances {
+    for InstanceStatus { id, name, state: now, .. } in instances {
         for state in InstanceState::ALL {
             let value = if *now == Some(state) { 1.0 } else { 0.0 };
             states.push((vec![model, version, name, state.as_str()], value));

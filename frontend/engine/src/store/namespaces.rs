@@ -87,21 +87,13 @@ mod tests {
     use std::path::PathBuf;
 
     use pharos::repository::DUPLICATE;
+    use tempfile::TempDir;
 
     use super::*;
 
-    /// Goes with its folder.
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn stores(test: &str, namespaces: bool) -> (Folder, Stores, [String; 2]) {
-        let folder = Folder(std::env::temp_dir().join(format!("pharos-namespaces-{test}-{}", std::process::id())));
-        let [a, b] = ["a", "b"].map(|name| folder.0.join(name));
+    fn stores(namespaces: bool) -> (TempDir, Stores, [String; 2]) {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
         for path in [a.join("same"), b.join("same"), b.join("only")] {
             fs::create_dir_all(path).unwrap();
         }
@@ -112,7 +104,7 @@ mod tests {
 
     #[test]
     fn models_are_called_by_their_repositories() {
-        let (_folder, stores, [a, b]) = stores("called", true);
+        let (_folder, stores, [a, b]) = stores(true);
         assert_eq!(
             stores.list().unwrap().into_keys().collect::<Vec<_>>(),
             [format!("{a}/same"), format!("{b}/only"), format!("{b}/same")]
@@ -131,7 +123,7 @@ mod tests {
 
     #[test]
     fn members_are_looked_for_beside_the_ensemble_first() {
-        let (_folder, stores, [a, b]) = stores("members", true);
+        let (_folder, stores, [a, b]) = stores(true);
         let ensemble = format!("{a}/ensemble");
         for (namespace, name, expected) in [
             ("", "same", format!("{a}/same")),
@@ -147,7 +139,7 @@ mod tests {
 
     #[test]
     fn without_namespaces_names_are_names() {
-        let (_folder, stores, [a, b]) = stores("without", false);
+        let (_folder, stores, [a, b]) = stores(false);
         assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
         assert_eq!(stores.of_name("same").unwrap(), ["same"]);
         assert_eq!(stores.member("ensemble", &b, "same"), "same");

@@ -202,19 +202,17 @@ mod tests {
 
     #[test]
     fn only_files_of_some_length_are_read() {
-        let folder = std::env::temp_dir().join(format!("pharos-scan-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("file");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
         fs::write(&path, "text").unwrap();
         assert_eq!(read_text(&path).unwrap(), "text");
         assert_eq!(read_at_most(&path, 4).unwrap(), b"text");
         assert!(read_at_most(&path, 3).unwrap_err().to_string().contains("more than 3 bytes"));
         fs::write(&path, [0xff]).unwrap();
         assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        for other in [folder.as_path(), Path::new("/dev/zero")] {
+        for other in [folder.path(), Path::new("/dev/zero")] {
             assert!(read(other).unwrap_err().to_string().contains("no regular file"), "{}", other.display());
         }
-        assert_eq!(read(&folder.join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(read(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -199,47 +199,38 @@ fn name_of(place: &Path) -> String {
 mod tests {
     use std::fs;
 
+    use tempfile::TempDir;
+
     use super::*;
 
-    /// Goes with its folder.
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
+    /// A directory of this name with these files, in a temporary one.
+    fn directory(name: &str, files: &[&str]) -> (TempDir, PathBuf) {
+        let above = tempfile::tempdir().unwrap();
+        let directory = above.path().canonicalize().unwrap().join(name);
+        fs::create_dir(&directory).unwrap();
+        for file in files {
+            let path = directory.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, if file.ends_with(CONFIG) { "name: \"own\"" } else { "x" }).unwrap();
         }
-    }
-
-    impl Folder {
-        fn new(name: &str, files: &[&str]) -> Self {
-            let folder = std::env::temp_dir().join(format!("pharos-single-{name}-{}", std::process::id()));
-            fs::create_dir_all(&folder).unwrap();
-            let folder = Self(folder.canonicalize().unwrap());
-            for file in files {
-                let path = folder.0.join(file);
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, if file.ends_with(CONFIG) { "name: \"own\"" } else { "x" }).unwrap();
-            }
-            folder
-        }
+        (above, directory)
     }
 
     /// The name and the files, with their directories, that these files are served with.
     fn served(name: &str, files: &[&str], place: &str) -> Option<(String, Vec<String>)> {
-        let folder = Folder::new(name, files);
-        let single = Single::find(&folder.0.join(place), None).unwrap()?;
-        let before = names(&folder.0);
+        let (_above, folder) = directory(name, files);
+        let single = Single::find(&folder.join(place), None).unwrap()?;
+        let before = names(&folder);
         let temporary = TemporaryDirectories::default();
         let local = single.local(&temporary).unwrap();
         let mut all = names(local.path());
         all.extend(names(&local.path().join("1")).into_iter().map(|name| format!("1/{name}")));
         all.sort();
-        assert_eq!(names(&folder.0), before, "the place is only read");
+        assert_eq!(names(&folder), before, "the place is only read");
         let temporary = local.path().to_owned();
         drop(local);
-        assert!(temporary == folder.0 || !temporary.exists());
-        let called = single.name.replace(&format!("-{}", std::process::id()), "").replace("pharos-single-", "");
-        Some((called, all))
+        assert!(temporary == folder || !temporary.exists());
+        Some((single.name.clone(), all))
     }
 
     fn check(name: &str, files: &[&str], place: &str, expected: Option<(&str, &[&str])>) {
@@ -282,12 +273,12 @@ mod tests {
 
     #[test]
     fn a_name_that_is_said_counts() {
-        let folder = Folder::new("said", &["model.onnx"]);
-        assert_eq!(Single::find(&folder.0, Some("mine")).unwrap().unwrap().name, "mine");
-        let single = Single::find(&folder.0, None).unwrap().unwrap();
+        let (_above, folder) = directory("said", &["model.onnx"]);
+        assert_eq!(Single::find(&folder, Some("mine")).unwrap().unwrap().name, "mine");
+        let single = Single::find(&folder, None).unwrap().unwrap();
         let before = single.stamp();
-        fs::write(folder.0.join("model.onnx"), "longer").unwrap();
-        assert_ne!(Single::find(&folder.0, None).unwrap().unwrap().stamp(), before);
-        assert!(Single::find(&folder.0.join("nothing"), None).is_err());
+        fs::write(folder.join("model.onnx"), "longer").unwrap();
+        assert_ne!(Single::find(&folder, None).unwrap().unwrap().stamp(), before);
+        assert!(Single::find(&folder.join("nothing"), None).is_err());
     }
 }

@@ -5,7 +5,7 @@ use pharos::wire::{Device, Loaded};
 
 use super::{Instance, Running};
 use crate::memory::Share;
-use crate::process::Place;
+use crate::process::ProcessPlacement;
 use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
 use pharos_telemetry::system::{Chosen, Wanted};
@@ -32,8 +32,8 @@ impl Taken {
 }
 
 impl Instance {
-    /// Where the process of the instance `name` runs: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
-    pub(super) fn place<'a>(&'a self, name: &'a str, taken: Option<&'a Taken>) -> Place<'a> {
+    /// The placement of the process of the instance `name`: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
+    pub(super) fn process_placement<'a>(&'a self, name: &'a str, taken: Option<&'a Taken>) -> ProcessPlacement<'a> {
         let processors = match self.plan.policies.processors(&self.placement.policy) {
             [] => taken.map_or(&[][..], |taken| taken.chosen.cpus.as_slice()),
             of_policy => of_policy,
@@ -42,7 +42,7 @@ impl Instance {
             Ok(0) | Err(_) => self.plan.threads,
             Ok(few) => self.plan.threads.min(few),
         };
-        Place { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
+        ProcessPlacement { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
     }
 
     /// Starts a process; on a GPU if the instance is to run on one and that can be used now.

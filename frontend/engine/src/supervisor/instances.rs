@@ -74,7 +74,7 @@ struct Handle {
 pub(super) enum Stop {
     No,
     /// Its worker may finish what it does, for a limited time.
-    Asked,
+    Drain,
     /// Its worker is killed.
     Now,
 }
@@ -104,7 +104,7 @@ impl Handle {
         self.stop.send_if_modified(|stop| {
             let first = *stop == Stop::No;
             if first {
-                *stop = Stop::Asked;
+                *stop = Stop::Drain;
             }
             first
         });
@@ -134,9 +134,9 @@ struct Differences {
 /// An instance that is being started, and what comes of it.
 type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
 
-/// What an instance does, and where.
+/// The state of an instance, its process and its GPU.
 #[derive(Clone, Debug)]
-pub(crate) struct Doing {
+pub(crate) struct InstanceStatus {
     pub(crate) id: InstanceId,
     pub(crate) name: String,
     pub(crate) state: Option<InstanceState>,
@@ -304,11 +304,11 @@ impl Instances {
     }
 
     /// What each does.
-    pub(crate) fn states(&self) -> Vec<Doing> {
+    pub(crate) fn states(&self) -> Vec<InstanceStatus> {
         let doing = |handle: &Arc<Handle>| {
             let Placement { name, device, .. } = handle.placement();
             let gpu = device.map(|device| device.number);
-            Doing { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
+            InstanceStatus { id: handle.id, name, state: handle.health.state(), pid: handle.pid(), gpu }
         };
         self.all().iter().map(doing).collect()
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Memory, Region};
-use pharos::wire::regions::{Announced, MOST, Place, encode};
+use pharos::wire::regions::{Announced, MOST, RegionLocation, encode};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -81,11 +81,11 @@ fn used(part: &Part) -> impl Iterator<Item = &Arc<Region>> {
 }
 
 fn announced(region: &Region) -> Announced {
-    let place = match &region.memory {
-        Memory::System { offset, .. } => Place::System { offset: *offset },
-        Memory::Cuda { device, handle } => Place::Cuda { device: *device, handle: handle.clone() },
+    let location = match &region.memory {
+        Memory::System { offset, .. } => RegionLocation::System { offset: *offset },
+        Memory::Cuda { device, handle } => RegionLocation::Cuda { device: *device, handle: handle.clone() },
     };
-    Announced { id: region.id, name: region.name.clone(), byte_size: region.byte_size, place }
+    Announced { id: region.id, name: region.name.clone(), byte_size: region.byte_size, location }
 }
 
 fn file(region: &Region) -> Option<BorrowedFd<'_>> {

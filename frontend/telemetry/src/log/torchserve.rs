@@ -30,16 +30,16 @@ const COLLECTED: Duration = Duration::from_millis(25);
 const MOST_BYTES: u64 = 100 << 20;
 const KEPT: u32 = 5;
 
-/// Where a line belongs.
+/// Where a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Destination {
     Access = 0,
     Model = 1,
     Server = 2,
     Console = 3,
 }
 
-/// The name of each place in metrics; a file's also is its name in the directory, with the ending `.log`.
+/// The name of each destination in metrics; a file's also is its name in the directory, with the ending `.log`.
 const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 
 /// The log; clones of it are the same one.
@@ -47,7 +47,7 @@ const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 pub(super) struct Journal(Arc<Inner>);
 
 struct Inner {
-    /// By [`Place`].
+    /// By [`Destination`].
     outlets: [Arc<Outlet>; 4],
     zone: TimeZone,
 }
@@ -58,18 +58,19 @@ impl Journal {
     /// # Errors
     /// No thread is left.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
-        let form = |place: Place, notice: fn(u64) -> String| {
-            let name = NAMES.get(place as usize).copied().unwrap_or_default();
+        let form = |destination: Destination, notice: fn(u64) -> String| {
+            let name = NAMES.get(destination as usize).copied().unwrap_or_default();
             Form { name, collected: COLLECTED, notice }
         };
-        let file = |place, notice: fn(u64) -> String| {
-            let form = form(place, notice);
+        let file = |destination, notice: fn(u64) -> String| {
+            let form = form(destination, notice);
             let sink = LogFile::new(directory.join(form.name).with_extension("log"));
             Outlet::start(form, sink).map(Arc::new)
         };
-        let access = file(Place::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
-        let (model, server) = (file(Place::Model, notice)?, file(Place::Server, notice)?);
-        let console = Arc::new(Outlet::start(form(Place::Console, notice), Console)?);
+        let access =
+            file(Destination::Access, |lost| format!("{} - {}\n", now(&TimeZone::system()).local(), missing(lost)))?;
+        let (model, server) = (file(Destination::Model, notice)?, file(Destination::Server, notice)?);
+        let console = Arc::new(Outlet::start(form(Destination::Console, notice), Console)?);
         Ok(Self(Arc::new(Inner { outlets: [access, model, server, console], zone: TimeZone::system() })))
     }
 
@@ -79,25 +80,25 @@ impl Journal {
 
     /// A line for standard output alone.
     pub(super) fn announce(&self, line: &str) {
-        self.append(Place::Console, line);
+        self.append(Destination::Console, line);
     }
 
     /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
     pub(super) fn push_metrics(&self, lines: &str) {
-        self.append(Place::Server, lines);
+        self.append(Destination::Server, lines);
     }
 
-    /// A line for the file of `place`, and as the console has it. `ts_log.log` has every line.
-    fn push(&self, place: Place, file: &str, console: &str) {
-        self.append(place, file);
-        self.append(Place::Console, console);
-        if place != Place::Server {
-            self.append(Place::Server, console);
+    /// A line for the file of `destination`, and as the console has it. `ts_log.log` has every line.
+    fn push(&self, destination: Destination, file: &str, console: &str) {
+        self.append(destination, file);
+        self.append(Destination::Console, console);
+        if destination != Destination::Server {
+            self.append(Destination::Server, console);
         }
     }
 
-    fn append(&self, place: Place, lines: &str) {
-        if let Some(outlet) = self.0.outlets.get(place as usize) {
+    fn append(&self, destination: Destination, lines: &str) {
+        if let Some(outlet) = self.0.outlets.get(destination as usize) {
             outlet.push(lines);
         }
     }
@@ -146,19 +147,19 @@ impl<S: Subscriber> Layer<S> for Journal {
         let (level, target) = (*event.metadata().level(), event.metadata().target());
         let stamp = now(&self.0.zone);
         let current = thread::current();
-        let (place, thread, logger) = match target {
-            REQUEST_LOG_TARGET => (Place::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
+        let (destination, thread, logger) = match target {
+            REQUEST_LOG_TARGET => (Destination::Access, current.name().unwrap_or("-").to_owned(), "ACCESS_LOG"),
             "worker" => {
                 let stream = parts.take(STREAM).unwrap_or_else(|| "stdout".to_owned());
-                (Place::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
+                (Destination::Model, format!("{}-{stream}", parts.take("instance").unwrap_or_default()), "MODEL_LOG")
             }
-            other => (Place::Server, current.name().unwrap_or("-").to_owned(), other),
+            other => (Destination::Server, current.name().unwrap_or("-").to_owned(), other),
         };
         let source = Source { level, target, thread: &thread, logger };
         let Ok(console) = line(&source, &parts, &stamp) else { return };
-        match place {
-            Place::Access => self.push(place, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
-            _ => self.push(place, &console, &console),
+        match destination {
+            Destination::Access => self.push(destination, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
+            _ => self.push(destination, &console, &console),
         }
     }
 }
@@ -269,8 +270,8 @@ mod tests {
 
     #[test]
     fn lines_end_in_their_files_in_torchserves_layouts() {
-        let folder = std::env::temp_dir().join(format!("pharos-torchserve-log-{}", std::process::id()));
-        let journal = Journal::start(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::start(folder.path()).unwrap();
         let subscriber = tracing_subscriber::registry().with(journal.clone());
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(target: "access", "/127.0.0.1:1 \"GET /ping HTTP/1.1\" 200 3");
@@ -279,7 +280,7 @@ mod tests {
         });
         journal.outlets().iter().for_each(|outlet| outlet.stop());
         journal.outlets().iter().for_each(|outlet| outlet.finish(Duration::from_secs(60)));
-        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
         let line = |name: &str| {
             let text = read(name);
             assert!(text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
@@ -296,24 +297,22 @@ mod tests {
             assert!(line.contains(part), "{line}");
         }
         let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
-        assert!(head.starts_with(" [ERROR] ") && head.ends_with("pharos_telemetry::log::torchserve::tests"), "{head}");
+        assert!(head.starts_with(" [ERROR] ") && head.ends_with(module_path!()), "{head}");
         assert_eq!(text, "it failed count=3");
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_file_that_is_moved_or_too_large_is_begun_anew() {
-        let folder = std::env::temp_dir().join(format!("pharos-torchserve-files-{}", std::process::id()));
-        let path = folder.join("ts_log.log");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ts_log.log");
         let mut file = LogFile::new(path.clone());
         file.write("one\n");
-        fs::rename(&path, folder.join("away")).unwrap();
+        fs::rename(&path, folder.path().join("away")).unwrap();
         file.write("two\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
         OpenOptions::new().write(true).open(&path).unwrap().set_len(MOST_BYTES).unwrap();
         file.write("three\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        assert_eq!(fs::metadata(folder.join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
-        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(fs::metadata(folder.path().join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
     }
 }

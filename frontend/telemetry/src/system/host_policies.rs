@@ -95,9 +95,9 @@ mod tests {
     fn a_policy_has_its_cores_or_those_of_its_node() {
         let first =
             sched_getaffinity(None).map(|set| (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).unwrap()).unwrap();
-        let nodes = std::env::temp_dir().join(format!("pharos-policies-{}", std::process::id()));
-        fs::create_dir_all(nodes.join("node0")).unwrap();
-        fs::write(nodes.join("node0/cpulist"), format!("{first},1023\n")).unwrap();
+        let nodes = tempfile::tempdir().unwrap();
+        fs::create_dir_all(nodes.path().join("node0")).unwrap();
+        fs::write(nodes.path().join("node0/cpulist"), format!("{first},1023\n")).unwrap();
         let policy = |name: &str, processors| HostPolicy { name: name.to_owned(), processors };
         let given = [
             policy("both", Processors::Cores(vec![first])),
@@ -105,8 +105,7 @@ mod tests {
             policy("node", Processors::Node(0)),
             policy("none", Processors::Cores(vec![1023])),
         ];
-        let (policies, warnings) = HostPolicies::new(&given, &nodes);
-        fs::remove_dir_all(&nodes).unwrap();
+        let (policies, warnings) = HostPolicies::new(&given, nodes.path());
         assert_eq!((policies.processors("both"), policies.processors("node")), (&[first][..], &[first][..]));
         assert_eq!((policies.has("none"), policies.processors("other")), (false, &[][..]));
         assert_eq!(warnings.len(), 2, "{warnings:?}");

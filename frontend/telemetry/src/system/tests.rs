@@ -5,35 +5,27 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tempfile::TempDir;
+
 use super::gpu::GpuMemory;
 use super::*;
 
-/// A folder with files of a test's making, removed with it.
-pub(super) struct Tree(PathBuf);
+/// Files of a test in a temporary directory.
+pub(super) struct Tree(TempDir);
 
 impl Tree {
     pub(super) fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("pharos-system-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        Self(folder)
+        Self(tempfile::tempdir().unwrap())
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     pub(super) fn write(&self, name: &str, text: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -24,8 +24,8 @@ pub(super) struct Archive {
     running: Option<JoinHandle<()>>,
 }
 
-/// A file's place: its date and number.
-type Place = (String, u32);
+/// The date and number of a rotated file.
+type RotationKey = (String, u32);
 
 impl Archive {
     /// The archive of `NAME.log` in `directory`, where `keep` files are kept.
@@ -81,16 +81,17 @@ impl Archive {
 }
 
 /// The archived files with this ending, oldest first.
-fn list(directory: &Path, name: &str, ending: &str) -> Vec<(Place, PathBuf)> {
+fn list(directory: &Path, name: &str, ending: &str) -> Vec<(RotationKey, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut found: Vec<_> =
-        entries.filter_map(|entry| Some((place(entry.file_name().to_str()?, name, ending)?, entry.path()))).collect();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| Some((rotation_key(entry.file_name().to_str()?, name, ending)?, entry.path())))
+        .collect();
     found.sort();
     found
 }
 
-/// The place that a file's name tells: `NAME.DATE.N` and the ending.
-fn place(file: &str, name: &str, ending: &str) -> Option<Place> {
+/// The date and number that a file's name tells: `NAME.DATE.N` and the ending.
+fn rotation_key(file: &str, name: &str, ending: &str) -> Option<RotationKey> {
     let middle = file.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(ending)?;
     let (date, number) = middle.split_once('.')?;
     let is_date = date.len() == 10 && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');

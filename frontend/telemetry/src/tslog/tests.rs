@@ -6,40 +6,37 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use flate2::read::GzDecoder;
+use tempfile::TempDir;
 
 use super::*;
 
 const DATE: &str = "2026-11-20";
 
-/// A directory of its own for each test, gone with the test.
-struct Folder(PathBuf);
+/// The directory of a log in a temporary one; it does not exist yet.
+struct Logs(TempDir);
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("pharos-tslog-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        Self(path)
+impl Logs {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("logs")
     }
 
     fn open(&self, max_bytes: u64, keep: usize) -> LogFile {
-        LogFile::open(File::Ts, &self.0, (max_bytes, keep))
+        LogFile::open(File::Ts, &self.path(), (max_bytes, keep))
     }
 
     fn log(&self) -> PathBuf {
-        self.0.join("ts_metrics.log")
+        self.path().join("ts_metrics.log")
     }
 
     fn names(&self) -> Vec<String> {
-        let names = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<_> = names.collect();
         names.sort();
         names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -56,28 +53,28 @@ fn gunzip(path: &Path) -> String {
 
 #[test]
 fn a_large_file_is_archived_and_the_newest_are_kept() {
-    let folder = Folder::new("large");
-    fs::create_dir_all(&folder.0).unwrap();
+    let folder = Logs::new();
+    fs::create_dir_all(folder.path()).unwrap();
     // An earlier server was ended while it compressed.
-    fs::write(folder.0.join("ts_metrics.2026-11-19.7.log"), "old\n").unwrap();
-    fs::write(folder.0.join("ts_metrics.2026-11-19.7.log.gz.part"), "half").unwrap();
+    fs::write(folder.path().join("ts_metrics.2026-11-19.7.log"), "old\n").unwrap();
+    fs::write(folder.path().join("ts_metrics.2026-11-19.7.log.gz.part"), "half").unwrap();
     let mut log = folder.open(20, 2);
     log.finish();
-    assert_eq!(gunzip(&folder.0.join("ts_metrics.2026-11-19.7.log.gz")), "old\n");
+    assert_eq!(gunzip(&folder.path().join("ts_metrics.2026-11-19.7.log.gz")), "old\n");
     for line in 0..12 {
         write(&mut log, &format!("line {line:2}\n"), line);
         log.finish();
     }
     let archived = ["ts_metrics.2026-11-20.4.log.gz", "ts_metrics.2026-11-20.5.log.gz"];
     assert_eq!(folder.names(), [archived[0], archived[1], "ts_metrics.log"]);
-    assert_eq!(gunzip(&folder.0.join(archived[1])), "line  8\nline  9\n");
+    assert_eq!(gunzip(&folder.path().join(archived[1])), "line  8\nline  9\n");
     assert_eq!(fs::read_to_string(folder.log()).unwrap(), "line 10\nline 11\n");
     assert_eq!(log.take_counts(), (12, 0));
 }
 
 #[test]
 fn numbers_of_a_day_go_on() {
-    let folder = Folder::new("numbers");
+    let folder = Logs::new();
     let mut log = folder.open(1, 20);
     for line in 0..12 {
         write(&mut log, "x\n", line);
@@ -90,13 +87,13 @@ fn numbers_of_a_day_go_on() {
 
 #[test]
 fn a_file_that_is_moved_or_deleted_is_made_anew() {
-    let folder = Folder::new("moved");
+    let folder = Logs::new();
     let mut log = folder.open(0, 2);
     write(&mut log, "1\n", 0);
-    fs::rename(folder.log(), folder.0.join("elsewhere")).unwrap();
+    fs::rename(folder.log(), folder.path().join("elsewhere")).unwrap();
     write(&mut log, "2\n", 1);
-    assert_eq!(fs::read_to_string(folder.0.join("elsewhere")).unwrap(), "1\n");
-    fs::remove_dir_all(&folder.0).unwrap();
+    assert_eq!(fs::read_to_string(folder.path().join("elsewhere")).unwrap(), "1\n");
+    fs::remove_dir_all(folder.path()).unwrap();
     write(&mut log, "3\n", 2);
     assert_eq!(fs::read_to_string(folder.log()).unwrap(), "3\n");
     assert_eq!(log.take_counts(), (3, 0));
@@ -104,8 +101,8 @@ fn a_file_that_is_moved_or_deleted_is_made_anew() {
 
 #[test]
 fn a_full_disk_is_counted_and_tried_again_each_second() {
-    let folder = Folder::new("full");
-    fs::create_dir_all(&folder.0).unwrap();
+    let folder = Logs::new();
+    fs::create_dir_all(folder.path()).unwrap();
     symlink("/dev/full", folder.log()).unwrap();
     let mut log = folder.open(0, 2);
     write(&mut log, "1\n", 10);
@@ -123,12 +120,12 @@ fn a_full_disk_is_counted_and_tried_again_each_second() {
 
 #[test]
 fn a_directory_that_cannot_be_is_tried_again() {
-    let folder = Folder::new("nowhere");
-    fs::write(&folder.0, "a file").unwrap();
+    let folder = Logs::new();
+    fs::write(folder.path(), "a file").unwrap();
     let mut log = folder.open(0, 2);
     write(&mut log, "1\n", 1);
     assert_eq!(log.take_counts(), (0, 2));
-    fs::remove_file(&folder.0).unwrap();
+    fs::remove_file(folder.path()).unwrap();
     write(&mut log, "2\n", 3);
     assert_eq!(fs::read_to_string(folder.log()).unwrap(), "1\n2\n");
 }

@@ -6,6 +6,7 @@ use std::io::{Cursor, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
+use tempfile::TempDir;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
@@ -14,26 +15,25 @@ use super::*;
 const MANIFEST: &str = r#"{"createdOn": "today", "runtime": "python", "model": {"modelName": "noop", "modelVersion": "1.11",
     "handler": "service.py:handle", "configFile": "model-config.yaml"}, "archiverVersion": "0.12.0"}"#;
 
-/// A folder of a test, with settings whose model store and work directory are in it.
-struct Place {
-    folder: PathBuf,
+/// A directory of a test, with settings whose model store and work directory are in it.
+struct Fixture {
+    folder: TempDir,
     settings: Settings,
 }
 
-impl Place {
-    fn new(name: &str, properties: &[(&str, &str)]) -> Self {
-        let folder = std::env::temp_dir().join(format!("pharos-mar-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("store")).unwrap();
-        let store = folder.join("store").to_string_lossy().into_owned();
+impl Fixture {
+    fn new(properties: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("store")).unwrap();
+        let store = folder.path().join("store").to_string_lossy().into_owned();
         let mut all = vec![("model_store".to_owned(), store)];
         all.extend(properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-        let (settings, _) = Settings::new(all, Vec::new(), folder.clone()).unwrap();
+        let (settings, _) = Settings::new(all, Vec::new(), folder.path().to_owned()).unwrap();
         Self { folder, settings }
     }
 
     fn store(&self, name: &str) -> PathBuf {
-        self.folder.join("store").join(name)
+        self.folder.path().join("store").join(name)
     }
 
     fn open(&self, url: &str) -> Result<Archive, Refused> {
@@ -42,13 +42,7 @@ impl Place {
 
     /// What is left of unpacked archives.
     fn left(&self) -> usize {
-        fs::read_dir(self.folder.join("models")).map_or(0, Iterator::count)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
+        fs::read_dir(self.folder.path().join("models")).map_or(0, Iterator::count)
     }
 }
 
@@ -87,25 +81,25 @@ const FILES: [(&str, &str); 3] = [
 
 #[test]
 fn archives_of_all_forms_are_opened() {
-    let place = Place::new("forms", &[]);
-    mar(&place.store("noop.mar"), &FILES);
+    let fixture = Fixture::new(&[]);
+    mar(&fixture.store("noop.mar"), &FILES);
     let files = FILES.map(|(name, content)| (EntryType::Regular, name, content));
-    tar_gz(&place.store("noop.tar.gz"), &files);
+    tar_gz(&fixture.store("noop.tar.gz"), &files);
     // As SageMaker packs them: everything in one directory.
     let nested = FILES.map(|(name, content)| (format!("top/{name}"), content));
     tar_gz(
-        &place.store("nested.tar.gz"),
+        &fixture.store("nested.tar.gz"),
         &nested.each_ref().map(|(name, content)| (EntryType::Regular, name.as_str(), *content)),
     );
     for (name, content) in FILES {
-        let path = place.store("directory").join(name);
+        let path = fixture.store("directory").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    let directory = place.store("directory");
-    let url = format!("file://{}", place.store("noop.mar").display());
+    let directory = fixture.store("directory");
+    let url = format!("file://{}", fixture.store("noop.mar").display());
     for url in ["noop.mar", "noop.tar.gz", "nested.tar.gz", "directory", directory.to_str().unwrap(), &url] {
-        let archive = place.open(url).unwrap();
+        let archive = fixture.open(url).unwrap();
         assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("noop", "1.11"), "{url}");
         assert_eq!((archive.handler.as_deref(), archive.url.as_str()), (Some("service.py:handle"), url));
         assert_eq!((archive.yaml.batch_size, archive.yaml.response_timeout), (Some(4), None));
@@ -113,25 +107,25 @@ fn archives_of_all_forms_are_opened() {
         let source = fs::read_to_string(archive.directory.path().join("service.py")).unwrap();
         assert_eq!(source, FILES[1].1);
     }
-    assert_eq!(place.left(), 0, "what was unpacked goes with its last owner");
+    assert_eq!(fixture.left(), 0, "what was unpacked goes with its last owner");
     assert!(directory.join("service.py").is_file(), "a directory of the user stays");
 }
 
 #[test]
 fn an_archive_without_a_manifest_is_named_by_its_file() {
-    let place = Place::new("bare", &[]);
-    mar(&place.store("my.model.mar"), &[("service.py", "")]);
-    let archive = place.open("my.model.mar").unwrap();
+    let fixture = Fixture::new(&[]);
+    mar(&fixture.store("my.model.mar"), &[("service.py", "")]);
+    let archive = fixture.open("my.model.mar").unwrap();
     assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("my.model", "1.0"));
     assert_eq!((archive.handler, archive.yaml.whole), (None, serde_json::json!({})));
 }
 
 #[test]
 fn what_cannot_be_served_is_refused_with_the_reason() {
-    let place = Place::new("refused", &[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
-    let manifest = |text: &str| mar(&place.store("m.mar"), &[("MAR-INF/MANIFEST.json", text)]);
+    let fixture = Fixture::new(&[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
+    let manifest = |text: &str| mar(&fixture.store("m.mar"), &[("MAR-INF/MANIFEST.json", text)]);
     let check = |url: &str, status: u16, part: &str| {
-        let refused = place.open(url).unwrap_err();
+        let refused = fixture.open(url).unwrap_err();
         assert!(refused.status == status && refused.message.contains(part), "{url}: {refused:?}");
     };
     check("none.mar", 404, "Model not found at: none.mar");
@@ -146,11 +140,11 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     check("https://models.example.org/m.mar", 400, "does not match any allowed");
     check("/etc", 400, "Given URL /etc does not match");
     check("file:///nowhere/m.mar", 400, "Failed to download archive from: file:///nowhere/m.mar");
-    fs::write(place.store("m.mar"), "text").unwrap();
+    fs::write(fixture.store("m.mar"), "text").unwrap();
     check("m.mar", 400, "Model name is not defined.");
-    fs::write(place.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();
+    fs::write(fixture.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();
     check("m.mar", 400, "broken zip file");
-    mar(&place.store("m.mar"), &[]);
+    mar(&fixture.store("m.mar"), &[]);
     check("m.mar", 400, "nothing in it");
     for (text, part) in [
         ("{", "its manifest cannot be read"),
@@ -171,48 +165,48 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         manifest(text);
         check("m.mar", 400, part);
     }
-    mar(&place.store("m.mar"), &[("model-config.yaml", "a: [")]);
+    mar(&fixture.store("m.mar"), &[("model-config.yaml", "a: [")]);
     check("m.mar", 400, "model-config.yaml cannot be used");
-    assert_eq!(place.left(), 0, "nothing stays of what failed");
+    assert_eq!(fixture.left(), 0, "nothing stays of what failed");
 }
 
 #[test]
 fn nothing_is_written_outside_the_archives_directory() {
-    let place = Place::new("hostile", &[]);
-    let outside = place.folder.join("outside");
+    let fixture = Fixture::new(&[]);
+    let outside = fixture.folder.path().join("outside");
     fs::create_dir(&outside).unwrap();
     for name in ["../evil", "a/../../evil", "/tmp/pharos-evil", "a\\..\\evil"] {
-        mar(&place.store("m.mar"), &[(name, "x")]);
-        let refused = place.open("m.mar").unwrap_err();
+        mar(&fixture.store("m.mar"), &[(name, "x")]);
+        let refused = fixture.open("m.mar").unwrap_err();
         assert!(refused.message.contains("is outside the archive"), "{name}: {refused}");
     }
     let target = outside.to_str().unwrap();
-    let mut writer = ZipWriter::new(File::create(place.store("m.mar")).unwrap());
+    let mut writer = ZipWriter::new(File::create(fixture.store("m.mar")).unwrap());
     writer.add_symlink("out", target, SimpleFileOptions::default()).unwrap();
     writer.finish().unwrap();
-    assert!(place.open("m.mar").unwrap_err().message.contains("'out' is a link or a device"));
+    assert!(fixture.open("m.mar").unwrap_err().message.contains("'out' is a link or a device"));
     for (kind, name, link) in [
         (EntryType::Symlink, "out", target),
         (EntryType::Link, "out", "../../../etc/passwd"),
         (EntryType::Fifo, "out", ""),
         (EntryType::Char, "out", ""),
     ] {
-        tar_gz(&place.store("m.tar.gz"), &[(kind, name, link), (EntryType::Regular, "out/evil", "x")]);
-        let refused = place.open("m.tar.gz").unwrap_err();
+        tar_gz(&fixture.store("m.tar.gz"), &[(kind, name, link), (EntryType::Regular, "out/evil", "x")]);
+        let refused = fixture.open("m.tar.gz").unwrap_err();
         assert!(refused.message.contains("'out' is a link or a device"), "{kind:?}: {refused}");
     }
-    tar_gz(&place.store("m.tar.gz"), &[(EntryType::Regular, "../evil", "x")]);
-    assert!(place.open("m.tar.gz").unwrap_err().message.contains("'../evil' is outside"));
+    tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "../evil", "x")]);
+    assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("'../evil' is outside"));
     // The second file of a name would be written over the first after that was looked at.
-    tar_gz(&place.store("m.tar.gz"), &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")]);
-    assert!(place.open("m.tar.gz").unwrap_err().message.contains("'a' is in it twice"));
-    assert_eq!((fs::read_dir(&outside).unwrap().count(), place.left()), (0, 0));
+    tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")]);
+    assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("'a' is in it twice"));
+    assert_eq!((fs::read_dir(&outside).unwrap().count(), fixture.left()), (0, 0));
 }
 
 #[test]
 fn archives_are_bounded_whatever_they_say() {
-    let place = Place::new("bounds", &[]);
-    let path = place.store("zeros.mar");
+    let fixture = Fixture::new(&[]);
+    let path = fixture.store("zeros.mar");
     let mut writer = ZipWriter::new(File::create(&path).unwrap());
     writer.start_file("zeros", SimpleFileOptions::default()).unwrap();
     let zeros = vec![0; 1 << 20];
@@ -221,7 +215,7 @@ fn archives_are_bounded_whatever_they_say() {
     let size = fs::metadata(&path).unwrap().len();
     assert!(size < 1 << 20, "a bomb: {size} bytes");
     let unpack = |path: &Path, bytes: u64, pieces: u64| {
-        let target = place.folder.join("target");
+        let target = fixture.folder.path().join("target");
         let _ = fs::remove_dir_all(&target);
         fs::create_dir(&target).unwrap();
         unpack::unpack(path, &target, &unpack::Limits { bytes, pieces })
@@ -239,7 +233,7 @@ fn archives_are_bounded_whatever_they_say() {
     fs::write(&path, bytes).unwrap();
     let error = unpack(&path, 1 << 20, 1).unwrap_err();
     assert!(error.contains("zeros"), "{error}");
-    let written = fs::metadata(place.folder.join("target/zeros")).map_or(0, |metadata| metadata.len());
+    let written = fs::metadata(fixture.folder.path().join("target/zeros")).map_or(0, |metadata| metadata.len());
     assert!(written <= (1 << 20) + 1, "{written} bytes were written");
     mar(&path, &[("a", ""), ("b", "")]);
     assert_eq!(unpack(&path, 1, 1).unwrap_err(), "it has more than 1 files and directories");
@@ -248,7 +242,7 @@ fn archives_are_bounded_whatever_they_say() {
 
 #[test]
 fn archives_that_are_cut_off_or_stored_are_told() {
-    let place = Place::new("cut", &[]);
+    let fixture = Fixture::new(&[]);
     let mut bytes = Cursor::new(Vec::new());
     let mut writer = ZipWriter::new(&mut bytes);
     let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -256,19 +250,19 @@ fn archives_that_are_cut_off_or_stored_are_told() {
     writer.write_all(b"x = 1\n").unwrap();
     writer.finish().unwrap();
     let bytes = bytes.into_inner();
-    fs::write(place.store("m.mar"), &bytes).unwrap();
-    assert_eq!(place.open("m.mar").unwrap().model_name, "m");
+    fs::write(fixture.store("m.mar"), &bytes).unwrap();
+    assert_eq!(fixture.open("m.mar").unwrap().model_name, "m");
     for cut in (4..bytes.len()).step_by(7) {
-        fs::write(place.store("m.mar"), &bytes[..cut]).unwrap();
-        let refused = place.open("m.mar").unwrap_err();
+        fs::write(fixture.store("m.mar"), &bytes[..cut]).unwrap();
+        let refused = fixture.open("m.mar").unwrap_err();
         assert_eq!(refused.status, 400, "cut at {cut}: {refused}");
     }
     // Bytes that are not those of its checksum.
     let mut other = bytes.clone();
     let at = other.windows(5).position(|piece| piece == b"x = 1").unwrap();
     other[at] = b'y';
-    fs::write(place.store("m.mar"), &other).unwrap();
-    assert!(place.open("m.mar").unwrap_err().message.contains("'service.py' cannot be unpacked"));
-    fs::write(place.store("m.tar.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
-    assert!(place.open("m.tar.gz").unwrap_err().message.contains("broken tar file"));
+    fs::write(fixture.store("m.mar"), &other).unwrap();
+    assert!(fixture.open("m.mar").unwrap_err().message.contains("'service.py' cannot be unpacked"));
+    fs::write(fixture.store("m.tar.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
+    assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("broken tar file"));
 }

@@ -4,43 +4,37 @@ use std::fs;
 use std::path::PathBuf;
 
 use pharos::model::Draft;
+use tempfile::TempDir;
 
 use super::*;
 use crate::open;
 
-struct Place {
-    folder: PathBuf,
+struct Fixture {
+    folder: TempDir,
 }
 
-impl Place {
-    fn new(name: &str, yaml: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("pharos-deployment-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("store/m")).unwrap();
-        fs::write(folder.join("store/m/model-config.yaml"), yaml).unwrap();
+impl Fixture {
+    fn new(yaml: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("store/m")).unwrap();
+        fs::write(folder.path().join("store/m/model-config.yaml"), yaml).unwrap();
         Self { folder }
     }
 
     fn deployment(&self, properties: &str, gpus: u32, asked: &RegistrationParameters) -> Result<Deployment, Refused> {
         let mut properties = crate::properties::parse(properties).unwrap();
-        properties.push(("model_store".to_owned(), self.folder.join("store").to_string_lossy().into_owned()));
-        let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.clone()).unwrap();
+        properties.push(("model_store".to_owned(), self.folder.path().join("store").to_string_lossy().into_owned()));
+        let (settings, _) = Settings::new(properties, (0..gpus).collect(), self.folder.path().to_owned()).unwrap();
         Deployment::new(&settings, Arc::new(open(&settings, "m", asked).unwrap()), asked, "m".to_owned())
     }
 
     /// What is written, as the engine reads it.
     fn written(&self, deployment: &Deployment) -> (String, PathBuf) {
-        let repository = self.folder.join("repository");
+        let repository = self.folder.path().join("repository");
         deployment.write(&repository).unwrap();
         let text = fs::read_to_string(repository.join("m/config.pbtxt")).unwrap();
         Draft::from_text(&text, "config.pbtxt").unwrap();
         (text, repository.join("m/1"))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -50,10 +44,10 @@ fn handled() -> RegistrationParameters {
 
 #[test]
 fn who_asks_wins_over_the_archive_and_that_over_the_configuration() {
-    let place = Place::new("order", "batchSize: 4\nminWorkers: 3\nresponseTimeout: 7\n");
+    let fixture = Fixture::new("batchSize: 4\nminWorkers: 3\nresponseTimeout: 7\n");
     let properties = "models={\"m\": {\"1.0\": {\"batchSize\": 8, \"maxBatchDelay\": 5, \"maxWorkers\": 9}}}\n\
                       default_workers_per_model=2\ndefault_startup_timeout=33\njob_queue_size=11\n";
-    let plain = place.deployment(properties, 0, &handled()).unwrap();
+    let plain = fixture.deployment(properties, 0, &handled()).unwrap();
     assert_eq!((plain.batch_size, plain.max_batch_delay), (4, 5));
     assert_eq!((plain.min_workers, plain.max_workers), (3, 9));
     assert_eq!((plain.response_timeout, plain.startup_timeout, plain.queue), (7, 33, 11));
@@ -63,24 +57,24 @@ fn who_asks_wins_over_the_archive_and_that_over_the_configuration() {
         response_timeout: Some(9),
         ..handled()
     };
-    let asked = place.deployment(properties, 0, &asked).unwrap();
+    let asked = fixture.deployment(properties, 0, &asked).unwrap();
     assert_eq!((asked.batch_size, asked.response_timeout, asked.min_workers, asked.max_workers), (2, 9, 1, 1));
     assert!(
-        place.deployment("", 0, &RegistrationParameters::default()).unwrap_err().message.contains("names no handler")
+        fixture.deployment("", 0, &RegistrationParameters::default()).unwrap_err().message.contains("names no handler")
     );
     let default =
-        place.deployment("default_service_handler=image_classifier", 0, &RegistrationParameters::default()).unwrap();
+        fixture.deployment("default_service_handler=image_classifier", 0, &RegistrationParameters::default()).unwrap();
     assert_eq!(default.handler, "image_classifier");
 }
 
 #[test]
 fn workers_are_as_many_as_there_are_gpus_at_the_start_and_none_by_request() {
-    let place = Place::new("workers", "");
+    let fixture = Fixture::new("");
     let start = RegistrationParameters { at_start: true, ..handled() };
-    assert_eq!(place.deployment("", 2, &start).unwrap().min_workers, 2);
-    assert_eq!(place.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers, 5);
-    assert_eq!(place.deployment("", 2, &handled()).unwrap().min_workers, 0);
-    assert_eq!(place.deployment("default_workers_per_model=5", 2, &handled()).unwrap().min_workers, 5);
+    assert_eq!(fixture.deployment("", 2, &start).unwrap().min_workers, 2);
+    assert_eq!(fixture.deployment("default_workers_per_model=5", 2, &start).unwrap().min_workers, 5);
+    assert_eq!(fixture.deployment("", 2, &handled()).unwrap().min_workers, 0);
+    assert_eq!(fixture.deployment("default_workers_per_model=5", 2, &handled()).unwrap().min_workers, 5);
 }
 
 #[test]
@@ -94,20 +88,20 @@ fn workers_are_on_the_gpus_that_the_archive_names_if_all_of_them_are_there() {
         ("deviceIds: [2, 3]\n", "", Device::Gpu(vec![0, 1, 2])),
         ("deviceIds: [2]\n", "number_of_gpu=2", Device::Gpu(vec![0, 1])),
     ] {
-        let place = Place::new("devices", yaml);
-        let deployment = place.deployment(properties, 3, &handled()).unwrap();
+        let fixture = Fixture::new(yaml);
+        let deployment = fixture.deployment(properties, 3, &handled()).unwrap();
         assert_eq!(deployment.device, expected, "{yaml} {properties}");
-        assert_eq!(place.deployment(properties, 0, &handled()).unwrap().device, Device::Cpu);
+        assert_eq!(fixture.deployment(properties, 0, &handled()).unwrap().device, Device::Cpu);
     }
 }
 
 #[test]
 fn the_engine_is_told_what_the_archive_means() {
-    let place =
-        Place::new("text", "maxBatchDelay: 20\nbatchSize: 3\nclientTimeoutInMills: 250\nword: \"a\\\"\\n\u{e9}\"\n");
-    let mut deployment = place.deployment("job_queue_size=7", 0, &handled()).unwrap();
+    let fixture =
+        Fixture::new("maxBatchDelay: 20\nbatchSize: 3\nclientTimeoutInMills: 250\nword: \"a\\\"\\n\u{e9}\"\n");
+    let mut deployment = fixture.deployment("job_queue_size=7", 0, &handled()).unwrap();
     deployment.min_workers = 4;
-    let (text, version) = place.written(&deployment);
+    let (text, version) = fixture.written(&deployment);
     for part in [
         "backend: \"torchserve\"",
         "max_batch_size: 3",
@@ -123,39 +117,42 @@ fn the_engine_is_told_what_the_archive_means() {
     assert!(!text.contains("decoupled"));
     assert!(version.join("model-config.yaml").is_file());
     // Written again it is as it was; without files of its own it follows the archive.
-    assert_eq!(place.written(&deployment).0, text);
+    assert_eq!(fixture.written(&deployment).0, text);
     deployment.device = Device::Gpu(vec![0, 2]);
     deployment.min_workers = 3;
-    let (text, _) = place.written(&deployment);
+    let (text, _) = fixture.written(&deployment);
     assert!(text.contains("instance_group { count: 2 kind: KIND_GPU gpus: 0 }"), "{text}");
     assert!(text.contains("instance_group { count: 1 kind: KIND_GPU gpus: 2 }"), "{text}");
 }
 
 #[test]
 fn sequences_and_streams_are_what_the_yaml_and_the_handler_say() {
-    let place = Place::new(
-        "sequences",
+    let fixture = Fixture::new(
         "sequenceBatching: true\nmaxNumSequence: 5\nsequenceMaxIdleMSec: 1000\nbatchSize: 2\nmaxBatchDelay: 1\n",
     );
-    let (text, _) = place.written(&place.deployment("", 0, &handled()).unwrap());
+    let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
     assert!(
         text.contains(
             "sequence_batching { max_sequence_idle_microseconds: 1000000 oldest { max_candidate_sequences: 5"
         ),
         "{text}"
     );
-    fs::write(place.folder.join("store/m/service.py"), "send_intermediate_predict_response([], {}, '', 200, ctx)")
+    fs::write(
+        fixture.folder.path().join("store/m/service.py"),
+        "send_intermediate_predict_response([], {}, '', 200, ctx)",
+    )
+    .unwrap();
+    assert!(fixture.written(&fixture.deployment("", 0, &handled()).unwrap()).0.contains("decoupled: true"));
+    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), "streaming: false\n").unwrap();
+    assert!(!fixture.written(&fixture.deployment("", 0, &handled()).unwrap()).0.contains("decoupled"));
+    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), "continuousBatching: true\nbatchSize: 4\n")
         .unwrap();
-    assert!(place.written(&place.deployment("", 0, &handled()).unwrap()).0.contains("decoupled: true"));
-    fs::write(place.folder.join("store/m/model-config.yaml"), "streaming: false\n").unwrap();
-    assert!(!place.written(&place.deployment("", 0, &handled()).unwrap()).0.contains("decoupled"));
-    fs::write(place.folder.join("store/m/model-config.yaml"), "continuousBatching: true\nbatchSize: 4\n").unwrap();
-    let (text, _) = place.written(&place.deployment("", 0, &handled()).unwrap());
+    let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
     assert!(text.contains("iterative_sequence: true") && text.contains("decoupled: true"), "{text}");
     assert!(text.contains("max_batch_size: 4") && !text.contains("overlapping_sequences"), "{text}");
     let both = "sequenceBatching: true\ncontinuousBatching: true\nbatchSize: 4\nmaxNumSequence: 6\n";
-    fs::write(place.folder.join("store/m/model-config.yaml"), both).unwrap();
-    let (text, _) = place.written(&place.deployment("", 0, &handled()).unwrap());
+    fs::write(fixture.folder.path().join("store/m/model-config.yaml"), both).unwrap();
+    let (text, _) = fixture.written(&fixture.deployment("", 0, &handled()).unwrap());
     for part in [
         "max_batch_size: 8\n",
         "iterative_sequence: true max_sequence_idle_microseconds",

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::table::Place;
+use super::table::Assignment;
 use super::*;
 use crate::scheduler::tests::random::Random;
 
@@ -108,7 +108,7 @@ impl World {
         if start {
             // START while active goes on in the same life, with another key.
             let goes_on = self.batcher.table.find(&CorrelationId::Uint(client + 1)).is_some_and(|number| {
-                self.batcher.table.get(number).is_some_and(|sequence| sequence.place != Place::Lost)
+                self.batcher.table.get(number).is_some_and(|sequence| sequence.assignment != Assignment::Lost)
             });
             if !goes_on {
                 self.lives.push(Life::default());
@@ -235,8 +235,8 @@ impl World {
     fn check(&self) {
         let table = &self.batcher.table;
         let seated: Vec<u64> =
-            table.all().filter(|(_, s)| matches!(s.place, Place::Slot(..))).map(|(n, _)| n).collect();
-        let waiting = table.all().filter(|(_, s)| s.place == Place::Backlog).map(|(n, _)| n).min();
+            table.all().filter(|(_, s)| matches!(s.assignment, Assignment::Slot(..))).map(|(n, _)| n).collect();
+        let waiting = table.all().filter(|(_, s)| s.assignment == Assignment::Backlog).map(|(n, _)| n).min();
         assert!(waiting.is_none_or(|first| seated.iter().all(|number| *number < first)), "first come, first served");
         assert!(waiting.is_none() || !table.has_free_slot(), "a slot is free and one waits for it");
         let mut owned = 0;
@@ -245,8 +245,8 @@ impl World {
             for (slot, number) in table.owners(*instance).iter().enumerate() {
                 let Some(number) = number else { continue };
                 owned += 1;
-                let place = table.get(*number).map(|sequence| sequence.place);
-                assert_eq!(place, Some(Place::Slot(*instance, slot as u32)), "an owner knows its slot");
+                let assignment = table.get(*number).map(|sequence| sequence.assignment);
+                assert_eq!(assignment, Some(Assignment::Slot(*instance, slot as u32)), "an owner knows its slot");
             }
         }
         assert_eq!(owned, seated.len(), "a slot for each that has one");
@@ -256,7 +256,8 @@ impl World {
         let delayed = self.batcher.settings.max_queue_delay_us > 0;
         for (instance, batch) in self.ready.iter().filter(|(_, batch)| batch.is_empty()) {
             let could = |s: &Sequence| {
-                matches!(s.place, Place::Slot(at, _) | Place::Leaving(at) if at == *instance) && s.oldest().is_some()
+                matches!(s.assignment, Assignment::Slot(at, _) | Assignment::Leaving(at) if at == *instance)
+                    && s.oldest().is_some()
             };
             assert!(delayed || !table.all().any(|(_, s)| could(s)), "{instance:?} is idle, {batch:?}");
         }

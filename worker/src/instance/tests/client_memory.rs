@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use pharos::error::ErrorCode;
-use pharos::wire::regions::{Announced, Place, encode};
+use pharos::wire::regions::{Announced, RegionLocation, encode};
 use pharos::wire::{Piece, Placement};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
@@ -27,8 +27,8 @@ impl World {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, SIZE).unwrap();
         assert_eq!(rustix::io::pwrite(&file, content, 0).unwrap(), content.len());
-        let place = Place::System { offset: 0 };
-        let packet = encode(&[Announced { id, name: format!("r{id}"), byte_size: SIZE, place }]);
+        let location = RegionLocation::System { offset: 0 };
+        let packet = encode(&[Announced { id, name: format!("r{id}"), byte_size: SIZE, location }]);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];

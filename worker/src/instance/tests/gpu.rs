@@ -8,7 +8,7 @@ use std::io::{IoSlice, Read as _, Write};
 
 use pharos::error::ErrorCode;
 use pharos::region::CUDA_HANDLE;
-use pharos::wire::regions::{Announced, Place as RegionPlace, encode};
+use pharos::wire::regions::{Announced, RegionLocation, encode};
 use pharos::wire::{Device, PREFIX, Piece, Placement, ToFrontend, ToWorker, decode_to_frontend, payload_length};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
@@ -57,8 +57,8 @@ enum Part<'p> {
 impl World {
     /// Makes memory on a device known.
     fn cuda_region(&self, id: u64, (number, handle): (u32, [u8; CUDA_HANDLE]), byte_size: u64) {
-        let place = RegionPlace::Cuda { device: number, handle: Box::new(handle) };
-        let packet = encode(&[Announced { id, name: format!("c{id}"), byte_size, place }]);
+        let location = RegionLocation::Cuda { device: number, handle: Box::new(handle) };
+        let packet = encode(&[Announced { id, name: format!("c{id}"), byte_size, location }]);
         let mut nothing = SendAncillaryBuffer::default();
         sendmsg(&self.regions, &[IoSlice::new(&packet)], &mut nothing, SendFlags::empty()).unwrap();
     }

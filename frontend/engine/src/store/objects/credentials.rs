@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn no_message_has_a_secret() {
-        let path = std::env::temp_dir().join(format!("pharos-{}-credentials.json", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials.json");
         fs::write(&path, r#"{"s3": "hush"}"#).unwrap();
         let error = Credentials::read(&path).err().unwrap();
         fs::remove_file(&path).unwrap();

@@ -1,7 +1,7 @@
 //! Backends and platforms of Triton that this server does not have, and what serves their models instead.
 
 /// What to do with a model of this backend or platform, as a sentence; empty if the name is not known.
-pub fn advice(name: &str) -> &'static str {
+pub fn backend_advice(name: &str) -> &'static str {
     match name {
         "tensorflow" | "tensorflow_savedmodel" | "tensorflow_graphdef" => {
             "TensorFlow models are served as ONNX: `python -m tf2onnx.convert --saved-model DIR --output model.onnx` \
@@ -26,8 +26,8 @@ pub fn advice(name: &str) -> &'static str {
 }
 
 /// The advice as the end of a message.
-pub(super) fn end(name: &str) -> String {
-    match advice(name) {
+pub(super) fn advice_clause(name: &str) -> String {
+    match backend_advice(name) {
         "" => String::new(),
         advice => format!("; {advice}"),
     }

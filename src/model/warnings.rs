@@ -1,5 +1,5 @@
-//! What a configuration says that is probably not meant so, and what it says that has no effect in this server. Triton takes it
-//! without a word, and repositories of users may have it, so it is no error: the log names it when the model is loaded.
+//! Warnings about settings of a configuration that are valid but probably unintended, or have no effect in this server. Triton
+//! accepts them silently, and users' repositories may have them, so they are no errors: the log shows them when the model loads.
 //!
 //! The table of all fields of the schema is in `tests/fields.rs`.
 

@@ -8,7 +8,7 @@ const CLASS: &str = "TritonPythonModel";
 ///
 /// The answer does not depend on what the configuration lacks: the method may add a scheduler to one that lacks nothing, or
 /// refuse it, and Triton calls it in any case.
-pub fn may_complete(code: &str) -> bool {
+pub fn may_auto_complete(code: &str) -> bool {
     if code.contains("auto_complete_config") || code.contains("globals()") {
         return true;
     }
@@ -57,7 +57,7 @@ mod tests {
             "# TritonPythonModel\nclass  TritonPythonModel ():\n    \"\"\"Must have TritonPythonModel as its name.\"\"\"\n",
             "@dec\ndef f(): pass\n\nclass TritonPythonModel:\n    def f(self): return super(TritonPythonModel, self)\n",
         ] {
-            assert!(!may_complete(code), "{code}");
+            assert!(!may_auto_complete(code), "{code}");
         }
     }
 
@@ -80,7 +80,7 @@ mod tests {
             "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): return config\n",
             "class TritonPythonModel:\n    pass\nglobals()['Triton' + 'PythonModel'] = Base\n",
         ] {
-            assert!(may_complete(code), "{code}");
+            assert!(may_auto_complete(code), "{code}");
         }
     }
 }
