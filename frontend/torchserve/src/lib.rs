@@ -37,6 +37,7 @@ pub use options::Executable;
 pub use policy::{BACKEND, Policy, metric_naming};
 pub use refused::Refused;
 pub use registry::{Registry, Uncounted};
+pub use rest::V2Gate;
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;
